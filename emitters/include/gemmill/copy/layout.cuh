@@ -1,0 +1,42 @@
+/// Shared-memory layouts that TMA writes and WGMMA reads: panels one swizzle span wide.
+#pragma once
+
+#include <gemmill/types.cuh>
+
+namespace gemmill {
+
+/// The widest swizzle span (128, 64, 32 bytes; 16 means none) that divides a contiguous extent of `bytes`.
+constexpr int swizzle_span(int bytes) { return bytes % 128 == 0 ? 128 : bytes % 64 == 0 ? 64 : bytes % 32 == 0 ? 32 : 16; }
+
+/// Where a byte lies under a swizzle of the given span: 16-byte chunks are XORed with the 128-byte line number
+/// (PTX ISA, "Swizzling modes"; the same function as CuTe's Swizzle<log2(span/16), 4, 3>).
+template <int Span>
+__device__ constexpr int swizzled(int byte) {
+  return byte ^ (((byte >> 7) & (Span / 16 - 1)) << 4);
+}
+
+/// One stage of A or B in shared memory. Coordinates are (mn, k): mn is M for A and N for B.
+///
+/// The contiguous extent is cut into panels of one swizzle span; a panel holds every row of the strided extent.
+template <class Element_, MajorIn Major_, int TileMN, int TileK>
+struct StageLayout {
+  using Element = Element_;
+  static constexpr MajorIn kMajor = Major_;
+  static constexpr int kContiguous = kMajor == MajorIn::K ? TileK : TileMN;
+  static constexpr int kRows = kMajor == MajorIn::K ? TileMN : TileK;
+  static constexpr int kSpan = swizzle_span(kContiguous * sizeof(Element));
+  static constexpr int kPanelExtent = kSpan / sizeof(Element);
+  static constexpr int kPanels = kContiguous / kPanelExtent;
+  static constexpr int kPanelBytes = kRows * kSpan;
+  static constexpr int kBytes = kPanels * kPanelBytes;
+  static_assert(kSpan >= 32, "A's and B's contiguous tile extent must be a multiple of 32 bytes");
+
+  /// Byte offset of an element whose strided coordinate starts a group of eight rows.
+  static constexpr int offset(int mn, int k) {
+    int const along = kMajor == MajorIn::K ? k : mn;
+    int const row = kMajor == MajorIn::K ? mn : k;
+    return along / kPanelExtent * kPanelBytes + row * kSpan + along % kPanelExtent * int(sizeof(Element));
+  }
+};
+
+}  // namespace gemmill

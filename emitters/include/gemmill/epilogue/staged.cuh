@@ -1,0 +1,123 @@
+/// The epilogue of one consumer warpgroup: accumulators to D through a ring of shared-memory subtiles.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <gemmill/epilogue/subtile.cuh>
+#include <gemmill/pipeline/pipeline.cuh>
+
+namespace gemmill {
+
+/// Float value of accumulator `index` of a fragment: an f32 register, or half of an f16x2 one.
+__device__ inline float accumulator_value(float const* registers, int index) { return registers[index]; }
+__device__ inline float accumulator_value(uint32_t const* registers, int index) {
+  return to_float(f16{uint16_t(registers[index / 2] >> (index % 2 * 16))});
+}
+
+/// Stages D (and C, where there is one) subtile by subtile, so that stores overlap the conversion of what follows.
+///
+/// One thread of the warpgroup issues every TMA copy. A single barrier a subtile orders three things: D's subtile is
+/// written, C's has been read, and the D buffer that comes next has left shared memory.
+template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
+struct StagedEpilogue {
+  static constexpr bool kHasC = SubtileC::kBytes > 0;
+  static constexpr int kColumns = TileN / SubtileN;
+  static constexpr int kSubtiles = Blocks * kColumns;
+  static_assert(BuffersD >= 2, "one D buffer is written while another is stored");
+  using FullC = cutlass::arch::ClusterTransactionBarrier;
+
+  Operation operation;
+  cute::TmaDescriptor const& descriptor_c;
+  cute::TmaDescriptor const& descriptor_d;
+  char* buffers_c;
+  char* buffers_d;
+  /// One mbarrier for each C buffer.
+  uint64_t* full_c;
+  /// The named barrier of this warpgroup.
+  uint32_t barrier;
+  int warp;
+  int lane;
+  bool leader;
+  bool batched_c;
+  RingPosition<BuffersD> at_d{};
+  RingPosition<max_of(BuffersC, 1)> at_c{};
+
+  /// Starts loading the first C subtiles of a tile; call it before the mainloop, which hides the latency.
+  __device__ void prefetch(int m, int n, int batch) {
+    if constexpr (kHasC) {
+      RingPosition<BuffersC> at = at_c;
+#pragma unroll
+      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance()) load_c(i, at.stage, m, n, batch);
+    }
+  }
+
+  /// Writes the tile at (m, n): m is the first row of this warpgroup's part.
+  template <class Accumulators>
+  __device__ void store(Accumulators const& accumulators, int m, int n, int batch) {
+#pragma unroll
+    for (int i = 0; i < kSubtiles; ++i) {
+      char* const subtile_d = buffers_d + at_d.stage * SubtileD::kBytes;
+      char const* subtile_c = nullptr;
+      bool needs_c = false;
+      if constexpr (kHasC) {
+        subtile_c = buffers_c + at_c.stage * SubtileC::kBytes;
+        needs_c = operation.needs_c();
+        if (needs_c) FullC::wait(&full_c[at_c.stage], at_c.phase);
+      }
+      auto const* const registers = accumulators.values[i / kColumns];
+      int const first = i % kColumns * SubtileN;
+#pragma unroll
+      for (int column = 0; column + 16 <= SubtileN; column += 16)
+        convert<2>(registers, first, column, subtile_c, needs_c, subtile_d);
+      if constexpr (SubtileN % 16 != 0) convert<1>(registers, first, SubtileN - 8, subtile_c, needs_c, subtile_d);
+
+      cute::tma_store_fence();
+      if (leader) cute::tma_store_wait<BuffersD - 2>();
+      cutlass::arch::NamedBarrier::sync(128, barrier);
+      if (leader) {
+        SubtileD::store(descriptor_d, subtile_d, m + i / kColumns * kSubtileM, n + first, batch);
+        cute::tma_store_arrive();
+      }
+      at_d.advance();
+      if constexpr (kHasC) {
+        if (i + BuffersC < kSubtiles) load_c(i + BuffersC, at_c.stage, m, n, batch);
+        at_c.advance();
+      }
+    }
+  }
+
+  /// Waits until every store is visible; a block must not exit before.
+  __device__ void finish() {
+    if (leader) cute::tma_store_wait<0>();
+  }
+
+ private:
+  __device__ void load_c(int i, int stage, int m, int n, int batch) {
+    if (leader && operation.needs_c()) {
+      FullC::arrive_and_expect_tx(&full_c[stage], SubtileC::kDataBytes);
+      SubtileC::load(descriptor_c, full_c[stage], buffers_c + stage * SubtileC::kBytes, m + i / kColumns * kSubtileM,
+                     n + i % kColumns * SubtileN, batched_c ? batch : 0);
+    }
+  }
+
+  template <int Units, class Register>
+  __device__ void convert(Register const* registers, int first, int column, char const* subtile_c, bool needs_c,
+                          char* subtile_d) {
+    float values[4 * Units];
+#pragma unroll
+    for (int unit = 0; unit < Units; ++unit) {
+      float c[4] = {};
+      if constexpr (kHasC) {
+        if (needs_c) SubtileC::read(subtile_c, warp, lane, column + unit * 8, c);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float const accumulator = accumulator_value(registers, (first + column + unit * 8) / 2 + j);
+        values[unit * 4 + j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+      }
+    }
+    SubtileD::template write<Units>(subtile_d, warp, lane, column, values);
+  }
+};
+
+}  // namespace gemmill

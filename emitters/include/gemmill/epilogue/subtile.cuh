@@ -1,0 +1,150 @@
+/// Subtiles of C and D in shared memory: 64 rows by some columns, between a warpgroup's fragments and TMA.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include <gemmill/copy/layout.cuh>
+
+namespace gemmill {
+
+/// Rows of a subtile: the M extent of one WGMMA.
+inline constexpr int kSubtileM = 64;
+/// Most columns of a subtile.
+inline constexpr int kMaxSubtileN = 128;
+
+/// True where a subtile of n columns suits an operand. n-major: a warp accesses rows without bank conflicts if they are
+/// a swizzle span or an odd multiple of 16 bytes long. m-major: always swizzled; a subtile has at most 8 KiB.
+template <class Element, MajorOut Major>
+constexpr bool suits(int n) {
+  int const bytes = n * size_of<Element>;
+  if (Major == MajorOut::M) return bytes <= 128;
+  return bytes == 0 || bytes == 128 || bytes == 64 || bytes == 32 || bytes / 16 % 2 == 1;
+}
+
+/// Columns of C's and D's subtiles: the widest that divides tile N and suits both operands.
+/// library/resources.py holds the same rule for the host.
+template <class C, MajorOut MajorC, class D, MajorOut MajorD>
+constexpr int subtile_n(int tile_n) {
+  for (int n = min_of(tile_n, kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
+    if (tile_n % n == 0 && suits<C, MajorC>(n) && suits<D, MajorD>(n)) return n;
+  return 8;
+}
+
+/// Layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes, in one panel or (f32) two.
+template <class Element_, MajorOut Major, int N>
+struct Subtile {
+  using Element = Element_;
+  static constexpr int kRowBytes = N * sizeof(Element);
+  static constexpr int kPanelRows = Major == MajorOut::N ? kSubtileM : 128 / int(sizeof(Element));
+  static constexpr int kPanels = kSubtileM / kPanelRows;
+  static constexpr int kPanelBytes = kPanelRows * N * int(sizeof(Element));
+  static constexpr int kDataBytes = kPanels * kPanelBytes;
+  static constexpr int kBytes = align_up(kDataBytes, 1024);
+  static constexpr int kBoxContiguous = Major == MajorOut::N ? N : kPanelRows;
+  static constexpr int kBoxStrided = Major == MajorOut::N ? kPanelRows : N;
+  static constexpr int kSpan =
+      Major == MajorOut::M ? 128 : kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32 ? kRowBytes : 16;
+
+  __device__ static int offset(int row, int column) {
+    if constexpr (Major == MajorOut::N) {
+      return swizzled<kSpan>(row * kRowBytes + column * int(sizeof(Element)));
+    } else {
+      return row / kPanelRows * kPanelBytes +
+             swizzled<kSpan>(column * 128 + row % kPanelRows * int(sizeof(Element)));
+    }
+  }
+
+  /// Writes `Units` (1 or 2) adjacent 16 x 8 fragments of a warp; `values` are a thread's four elements of each:
+  /// (row, 2 columns), (row + 8, 2 columns) (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+  template <int Units>
+  __device__ static void write(char* subtile, int warp, int lane, int column, float const (&values)[4 * Units]) {
+    if constexpr (sizeof(Element) == 2) {
+      uint32_t packed[2 * Units];
+#pragma unroll
+      for (int i = 0; i < 2 * Units; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
+      // Each lane names one row (n-major) or column (m-major) of one of the 8 x 8 matrices of stmatrix.
+      int const half = lane / 8 % 2 * 8;
+      int const unit = Units == 2 ? lane / 16 * 8 : 0;
+      int const at = Major == MajorOut::N ? offset(warp * 16 + half + lane % 8, column + unit)
+                                          : offset(warp * 16 + half, column + unit + lane % 8);
+      uint32_t const address = cute::cast_smem_ptr_to_uint(subtile + at);
+      store_matrices(address, packed);
+    } else {
+      int const row = warp * 16 + lane / 4;
+#pragma unroll
+      for (int i = 0; i < 2 * Units; ++i) {
+        int const r = row + i % 2 * 8;
+        int const c = column + i / 2 * 8 + lane % 4 * 2;
+        if constexpr (Major == MajorOut::N) {
+          *reinterpret_cast<float2*>(subtile + offset(r, c)) = make_float2(values[2 * i], values[2 * i + 1]);
+        } else {
+          *reinterpret_cast<float*>(subtile + offset(r, c)) = values[2 * i];
+          *reinterpret_cast<float*>(subtile + offset(r, c + 1)) = values[2 * i + 1];
+        }
+      }
+    }
+  }
+
+  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`.
+  __device__ static void read(char const* subtile, int warp, int lane, int column, float (&values)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const row = warp * 16 + lane / 4 + i / 2 * 8;
+      values[i] = to_float(*reinterpret_cast<Element const*>(subtile + offset(row, column + lane % 4 * 2 + i % 2)));
+    }
+  }
+
+  /// One thread: copies a subtile to global memory; what lies outside the tensor is clipped.
+  __device__ static void store(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, int batch) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      int const row = m + panel * kPanelRows;
+      cute::SM90_TMA_STORE_3D::copy(&descriptor, subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
+                                    Major == MajorOut::N ? row : n, batch);
+    }
+  }
+
+  /// One thread: starts the copy of a subtile from global memory; `full` counts kDataBytes.
+  __device__ static void load(cute::TmaDescriptor const& descriptor, uint64_t& full, char* subtile, int m, int n,
+                              int batch) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      int const row = m + panel * kPanelRows;
+      cute::SM90_TMA_LOAD_3D::copy(&descriptor, &full,
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
+                                   Major == MajorOut::N ? row : n, batch);
+    }
+  }
+
+ private:
+  __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[4]) {
+    if constexpr (Major == MajorOut::N) {
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]),
+                   "r"(m[1]), "r"(m[2]), "r"(m[3])
+                   : "memory");
+    } else {
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]),
+                   "r"(m[1]), "r"(m[2]), "r"(m[3])
+                   : "memory");
+    }
+  }
+  __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[2]) {
+    if constexpr (Major == MajorOut::N) {
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m[0]), "r"(m[1])
+                   : "memory");
+    } else {
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m[0]),
+                   "r"(m[1])
+                   : "memory");
+    }
+  }
+};
+
+/// An absent C: no storage, nothing to load.
+template <MajorOut Major, int N>
+struct Subtile<None, Major, N> {
+  static constexpr int kBytes = 0, kBoxContiguous = 0, kBoxStrided = 0, kSpan = 0;
+};
+
+}  // namespace gemmill

@@ -1,0 +1,212 @@
+/// The sm_90a GEMM: TMA + WGMMA, warp-specialised, persistent; cooperative or pingpong.
+///
+/// Warpgroup 0 loads; the others multiply and store. Shared memory:
+/// | D subtiles | C subtiles | A stages | B stages | mbarriers |, as library/resources.py lays it out for the host.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <gemmill/copy/tma.cuh>
+#include <gemmill/epilogue/linear.cuh>
+#include <gemmill/epilogue/staged.cuh>
+#include <gemmill/mma/wgmma.cuh>
+#include <gemmill/pipeline/pipeline.cuh>
+#include <gemmill/scheduler/persistent.cuh>
+
+namespace gemmill {
+
+/// The kernel's only parameter. Descriptors first: they need 64-byte alignment.
+struct GemmParams {
+  cute::TmaDescriptor a, b, c, d;
+  int m, n, k, batch;
+  /// Bit 0: A has a batch extent, bit 1: B, bit 2: C. A clear bit broadcasts the operand over the batch.
+  uint32_t batched;
+  float alpha, beta;
+};
+
+/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/emit.py).
+struct KernelSpec {
+  uint32_t threads, shared_bytes, tile_m, tile_n, cluster_m, cluster_n, params_bytes;
+  uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
+      offset_alpha, offset_beta;
+  uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
+  uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
+};
+
+template <class Config>
+struct TmaWgmmaGemm {
+  using A = StageLayout<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK>;
+  using B = StageLayout<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK>;
+  static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
+  static constexpr int kConsumers = Config::kConsumers;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kWarpgroupM = kPingpong ? Config::kTileM : Config::kTileM / kConsumers;
+  static constexpr int kBlocks = kWarpgroupM / 64;
+  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN;
+  static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
+
+  static constexpr int kSubtileN =
+      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD>(Config::kTileN);
+  using SubtileC = Subtile<typename Config::C, Config::kMajorC, kSubtileN>;
+  using SubtileD = Subtile<typename Config::D, Config::kMajorD, kSubtileN>;
+  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, Config::kTileN, kSubtileN,
+                                  Config::kBuffersC, Config::kBuffersD>;
+
+  using Accumulator = Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>;
+  using Scheduler = PersistentScheduler<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
+                                        Config::kRaster, Config::kSwizzle>;
+  using StagePipeline =
+      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
+  using Position = RingPosition<Config::kStages>;
+
+  static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
+  static constexpr int kOffsetA = kOffsetC + kConsumers * Config::kBuffersC * SubtileC::kBytes;
+  static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
+  static constexpr int kOffsetBarriers = kOffsetB + Config::kStages * B::kBytes;
+  static constexpr int kOffsetTurns =
+      kOffsetBarriers + int(sizeof(StagePipeline)) + kConsumers * Config::kBuffersC * int(sizeof(uint64_t));
+  static constexpr int kSharedBytes = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
+
+  static constexpr KernelSpec spec() {
+    using LoadA = StageLoad<A, Config::kClusterN>;
+    using LoadB = StageLoad<B, Config::kClusterM>;
+    return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
+            sizeof(GemmParams), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
+            offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
+            offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
+            offsetof(GemmParams, beta), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
+            B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
+            SubtileD::kBoxStrided, SubtileD::kSpan};
+  }
+
+  __device__ static void run(GemmParams const& params) {
+    extern __shared__ __align__(1024) char shared[];
+    auto& pipeline = *reinterpret_cast<StagePipeline*>(shared + kOffsetBarriers);
+    auto* const full_c = reinterpret_cast<uint64_t*>(&pipeline + 1);
+    auto& turns = *reinterpret_cast<Turns*>(shared + kOffsetTurns);
+
+    int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    int const rank = kClusterSize == 1 ? 0 : int(cute::block_rank_in_cluster());
+    if (warp == 0 && cute::elect_one_sync()) {
+      cute::prefetch_tma_descriptor(&params.a);
+      cute::prefetch_tma_descriptor(&params.b);
+      cute::prefetch_tma_descriptor(&params.d);
+      pipeline.init();
+      for (int i = 0; i < kConsumers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
+      if constexpr (kPingpong) turns.init();
+      cutlass::arch::fence_barrier_init();
+    }
+    sync_cluster();
+
+    Scheduler const scheduler(params.m, params.n, params.batch, rank);
+    int const k_tiles = ceil_div(params.k, Config::kTileK);
+    if (warp < 4) {
+      cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
+      if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler, k_tiles);
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+      consume(params, shared, pipeline, full_c, turns, scheduler, k_tiles, warp - 4);
+    }
+    // Peers write to this block's shared memory and barriers until they are done.
+    if constexpr (kClusterSize > 1) sync_cluster();
+  }
+
+ private:
+  __device__ static void sync_cluster() {
+    if constexpr (kClusterSize == 1) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    }
+  }
+
+  __device__ static void produce(GemmParams const& params, char* shared, StagePipeline& pipeline,
+                                 Scheduler const& scheduler, int k_tiles) {
+    int const m = scheduler.rank % Config::kClusterM;
+    int const n = scheduler.rank / Config::kClusterM;
+    // A is shared by the blocks of a row of the cluster (same m), B by those of a column (same n).
+    uint32_t row = 0;
+    for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
+    uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
+    StageLoad<A, Config::kClusterN> const load_a{n, uint16_t(row)};
+    StageLoad<B, Config::kClusterM> const load_b{m, uint16_t(column)};
+
+    Position at;
+    for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
+      TileOrigin const tile = scheduler.origin(index);
+      int const batch_a = params.batched & 1 ? tile.batch : 0;
+      int const batch_b = params.batched & 2 ? tile.batch : 0;
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+        pipeline.acquire(at, A::kBytes + B::kBytes);
+        uint64_t& full = pipeline.full[at.stage];
+        int const k = k_tile * Config::kTileK;
+        load_a(params.a, full, shared + kOffsetA + at.stage * A::kBytes, tile.m, k, batch_a);
+        load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, tile.n, k, batch_b);
+      }
+    }
+  }
+
+  __device__ static void consume(GemmParams const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
+                                 Turns& turns, Scheduler const& scheduler, int k_tiles, int consumer_warp) {
+    int const warpgroup = consumer_warp / 4;
+    int const lane = threadIdx.x % 32;
+    Epilogue epilogue{{params.alpha, params.beta},
+                      params.c,
+                      params.d,
+                      shared + kOffsetC + warpgroup * Config::kBuffersC * SubtileC::kBytes,
+                      shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
+                      full_c + warpgroup * Config::kBuffersC,
+                      uint32_t(1 + warpgroup),
+                      consumer_warp % 4,
+                      lane,
+                      threadIdx.x % 128 == 0,
+                      (params.batched & 4) != 0};
+    uint64_t const descriptor_a =
+        matrix_descriptor<A>(shared + kOffsetA) + (kPingpong ? 0 : A::offset(warpgroup * kWarpgroupM, 0) >> 4);
+    uint64_t const descriptor_b = matrix_descriptor<B>(shared + kOffsetB);
+
+    Position at;
+    uint32_t turn = warpgroup == 0;
+    int index = Scheduler::first();
+    int stride = Scheduler::stride();
+    if constexpr (kPingpong) {
+      index += warpgroup * stride;
+      at.advance(warpgroup * k_tiles);
+      stride *= kConsumers;
+    }
+    for (; index < scheduler.total; index += stride) {
+      TileOrigin const tile = scheduler.origin(index);
+      int const m = tile.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
+      epilogue.prefetch(m, tile.n, tile.batch);
+
+      Accumulator accumulators;
+      if (k_tiles == 0) accumulators.clear();
+      if constexpr (kPingpong) turns.wait(warpgroup, turn);
+      Position previous = at;
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+        pipeline.wait_full(at);
+        accumulators.multiply(descriptor_a + uint64_t(at.stage * (A::kBytes >> 4)),
+                              descriptor_b + uint64_t(at.stage * (B::kBytes >> 4)), k_tile == 0);
+        // One batch of MMAs stays in flight; the one before it has read its stage.
+        cute::warpgroup_wait<1>();
+        if (k_tile > 0) pipeline.release(previous, lane, scheduler.rank);
+        previous = at;
+      }
+      if constexpr (kPingpong) {
+        turns.pass(warpgroup, lane);
+        turn ^= 1;
+      }
+      cute::warpgroup_wait<0>();
+      accumulators.fence();
+      if (k_tiles > 0) pipeline.release(previous, lane, scheduler.rank);
+      if constexpr (kPingpong) at.advance((kConsumers - 1) * k_tiles);
+
+      epilogue.store(accumulators, m, tile.n, tile.batch);
+    }
+    epilogue.finish();
+  }
+};
+
+}  // namespace gemmill

@@ -1,0 +1,93 @@
+/// The ring of stages between the TMA producer and the WGMMA consumers, across the blocks of a cluster.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <gemmill/types.cuh>
+
+namespace gemmill {
+
+/// Position in a ring of `Stages`: a stage, and the parity of the lap.
+template <int Stages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ void advance(int count) {
+    int const laps = (stage + count) / Stages;
+    stage = stage + count - laps * Stages;
+    phase ^= laps & 1;
+  }
+};
+
+/// A full and an empty mbarrier for each stage.
+///
+/// full: one arrival, by this block's producer, and the bytes of A and B from every block that multicasts here.
+/// empty: one arrival for each consumer warp of every block that this block's producer writes to.
+template <int Stages, int ClusterM, int ClusterN, int ConsumerWarps>
+struct Pipeline {
+  using Full = cutlass::arch::ClusterTransactionBarrier;
+  using Empty = cutlass::arch::ClusterBarrier;
+  /// Blocks in this block's row and column of the cluster, itself counted once.
+  static constexpr int kPeers = ClusterM + ClusterN - 1;
+
+  uint64_t full[Stages];
+  uint64_t empty[Stages];
+
+  __device__ void init() {
+#pragma unroll
+    for (int stage = 0; stage < Stages; ++stage) {
+      Full::init(&full[stage], 1);
+      Empty::init(&empty[stage], ConsumerWarps * kPeers);
+    }
+  }
+
+  /// Producer: waits until every peer has emptied the stage, and announces the bytes to come.
+  __device__ void acquire(RingPosition<Stages> at, uint32_t bytes) {
+    Empty::wait(&empty[at.stage], at.phase ^ 1);
+    Full::arrive_and_expect_tx(&full[at.stage], bytes);
+  }
+
+  /// Consumer: waits until the stage is filled.
+  __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }
+
+  /// Consumer, every lane of a warp: tells all peers that this warp has read the stage.
+  __device__ void release(RingPosition<Stages> at, int lane, int rank) {
+    if constexpr (kPeers == 1) {
+      if (lane == 0) Empty::arrive(&empty[at.stage]);
+    } else {
+      // Lanes below ClusterM take this block's column of the cluster, the next ones the rest of its row.
+      int const m = rank % ClusterM;
+      int const n = rank / ClusterM;
+      int const other = lane - ClusterM;
+      int const peer = lane < ClusterM ? lane + n * ClusterM : m + (other + (other >= n)) * ClusterM;
+      Empty::arrive(&empty[at.stage], peer, lane < kPeers);
+    }
+  }
+};
+
+/// The order in which pingpong's two consumer warpgroups enter their mainloops.
+///
+/// It keeps the tensor cores on one tile while the other is stored, and no warpgroup more than one lap behind the
+/// producer: an mbarrier's parity tells only two laps apart.
+struct Turns {
+  uint64_t ready[2];
+
+  __device__ void init() {
+    for (uint64_t& barrier : ready) cutlass::arch::ClusterBarrier::init(&barrier, 4);
+  }
+  /// Waits for this warpgroup's turn. The phase starts at 1 for warpgroup 0, whose first turn is free, and at 0 for 1.
+  __device__ void wait(int warpgroup, uint32_t phase) { cutlass::arch::ClusterBarrier::wait(&ready[warpgroup], phase); }
+  /// Hands over to the other warpgroup; every warp calls it.
+  __device__ void pass(int warpgroup, int lane) {
+    if (lane == 0) cutlass::arch::ClusterBarrier::arrive(&ready[1 - warpgroup]);
+  }
+};
+
+}  // namespace gemmill

@@ -1,0 +1,257 @@
+"""YAML files read with the position of every value; what YAML 1.1 would silently change is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import yaml
+
+from gemmill.library.errors import ManifestError
+
+Location = tuple[str | int, ...]
+"""Keys and list indices from the root to a value."""
+
+INVALID = object()
+"""Stands for a value that a fault has been recorded for."""
+
+_INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_QUOTE_WIDTH = {"": 0, "'": 1, '"': 1}
+_MAX_NODES = 200_000
+_MAX_DEPTH = 50
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """One thing that is wrong in a file; lines and columns count from 1."""
+
+    line: int
+    column: int
+    field: str
+    message: str
+
+
+@dataclass
+class Document:
+    """The data of a YAML file, where each value stands, and what is wrong with it."""
+
+    path: Path
+    data: object = None
+    values: dict[Location, tuple[int, int]] = field(default_factory=dict)
+    """Line and column of each value."""
+    keys: dict[Location, tuple[int, int]] = field(default_factory=dict)
+    """Line and column of each key of a mapping."""
+    text_offsets: dict[Location, int] = field(default_factory=dict)
+    """For text written on one line, the columns from the value's position to its first character."""
+    invalid: set[Location] = field(default_factory=set)
+    """Where :data:`INVALID` stands."""
+    faults: list[Fault] = field(default_factory=list)
+
+    def fault(self, location: Location, message: str, *, key: bool = False, column: int | None = None) -> None:
+        """Records a fault at a value, at its key, or at a column (from 0) of its text."""
+        position = self.keys.get(location) if key else None
+        known = location
+        while known not in self.values and known:
+            known = known[:-1]
+        line, start = position or self.values.get(known, (1, 1))
+        if column is not None and known in self.text_offsets:
+            start += self.text_offsets[known] + column
+        self.faults.append(Fault(line, start, dotted(location), message))
+
+    def report(self) -> str:
+        """All faults in the order of the file, one ``file:line:column: field: message`` line for each."""
+        return "\n".join(f"{self.path}:{f.line}:{f.column}: {f.field}: {f.message}" for f in sorted(set(self.faults)))
+
+    def check(self) -> None:
+        """Raises ManifestError if there are faults."""
+        if self.faults:
+            raise ManifestError(self.report())
+
+
+def dotted(location: Location) -> str:
+    """A location as users write it: ``sets[0].tile.m``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".") or "manifest"
+
+
+def read_document(path: Path) -> Document:
+    """Reads one YAML document; faults within it are recorded in the result.
+
+    Raises:
+        ManifestError: the file cannot be read, is not UTF-8, or is not YAML.
+    """
+    document = Document(path)
+    text = _text(document)
+    try:
+        _check_depth(text)
+        node = yaml.compose(text, Loader=yaml.CSafeLoader)
+        if node is None:
+            document.fault((), "the file is empty")
+        else:
+            converter = _Converter(document)
+            document.data = converter.convert(node, ())
+            if converter.nodes > _MAX_NODES:
+                document.fault((), f"aliases expand to more than {_MAX_NODES:,} values")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line, mark.column) if mark else (0, 0)
+        document.faults.append(Fault(line + 1, column + 1, "YAML", _syntax(error, text, line, column)))
+    if document.data is None:
+        document.check()
+    return document
+
+
+def _check_depth(text: str) -> None:
+    """Refuses what libyaml's recursive composer would overflow the C stack with."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                problem = f"lists and mappings nest deeper than {_MAX_DEPTH}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast(yaml.Mark, event.start_mark))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _text(document: Document) -> str:
+    try:
+        raw = document.path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ManifestError(f"{document.path}:1:1: file: cannot be read: {reason}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text = raw[: error.start].decode("utf-8-sig")
+        _refuse_at(document, text, f"byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8")
+    if control := yaml.reader.Reader.NON_PRINTABLE.search(text):
+        _refuse_at(document, text[: control.start()], f"the control character U+{ord(control[0]):04X} is not allowed")
+    return text
+
+
+def _refuse_at(document: Document, before: str, message: str) -> None:
+    """Raises for what follows the text ``before``."""
+    position = before.count("\n") + 1, len(before) - before.rfind("\n")
+    document.faults.append(Fault(*position, "file", message))
+    document.check()
+
+
+def _syntax(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> str:
+    lines = text.splitlines()
+    if line < len(lines) and lines[line][column : column + 1] == "\t":
+        return "a tab cannot indent YAML; use spaces"
+    return f"{error.problem or 'cannot be read'}{f' ({error.context})' if error.context else ''}"
+
+
+class _Converter:
+    """Turns nodes into dicts, lists, strings and integers, and records where each stands."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.active: set[int] = set()
+        self.nodes = 0
+
+    def convert(self, node: yaml.Node, location: Location) -> object:
+        self.document.values[location] = _position(node)
+        self.nodes += 1
+        if id(node) in self.active:
+            return self.refuse(node, location, "an alias may not stand inside its own anchor")
+        if self.nodes > _MAX_NODES:
+            return INVALID
+        self.active.add(id(node))
+        try:
+            if isinstance(node, yaml.ScalarNode):
+                return self.scalar(node, location)
+            if node.tag not in (f"{_TAG}map", f"{_TAG}seq"):
+                return self.refuse(node, location, f"the tag {_short(node.tag)} has no meaning here; remove it")
+            if isinstance(node, yaml.SequenceNode):
+                return [self.convert(item, (*location, index)) for index, item in enumerate(node.value)]
+            return self.mapping(node, location)
+        finally:
+            self.active.discard(id(node))
+
+    def mapping(self, node: yaml.Node, location: Location) -> dict[str, object]:
+        result: dict[str, object] = {}
+        for key_node, value_node, merged in self.pairs(node, location):
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
+                self.refuse(key_node, location, f"the key {_excerpt(key_node)} is not text; keys are field names")
+                continue
+            key = key_node.value
+            if key not in result:
+                self.document.keys[(*location, key)] = _position(key_node)
+                result[key] = self.convert(value_node, (*location, key))
+            elif not merged:
+                line, _ = self.document.keys[(*location, key)]
+                self.refuse(key_node, (*location, key), f"the key stands twice; the first is in line {line}")
+        return result
+
+    def pairs(self, node: yaml.Node, location: Location) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
+        """Keys and values of a mapping, then those that ``<<`` merges into it."""
+        merges: list[yaml.Node] = []
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge":
+                merges += value.value if isinstance(value, yaml.SequenceNode) else [value]
+            else:
+                yield key, value, False
+        for source in merges:
+            if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
+                self.refuse(source, location, "`<<` takes the alias of another mapping")
+                continue
+            self.active.add(id(source))
+            yield from ((key, value, True) for key, value, _ in self.pairs(source, location))
+            self.active.discard(id(source))
+
+    def scalar(self, node: yaml.ScalarNode, location: Location) -> object:
+        text, kind = node.value, node.tag.removeprefix(_TAG)
+        if kind == "str":
+            if node.start_mark.line == node.end_mark.line and node.style in _QUOTE_WIDTH:
+                self.document.text_offsets[location] = _QUOTE_WIDTH[node.style]
+            return text
+        if kind == "int" and _INT.fullmatch(text):
+            return int(text)
+        written = _excerpt(node)
+        if kind == "int" and re.fullmatch("-?[0-9]{19,}", text):
+            message = f"{written} is out of range"
+        elif kind == "int":
+            message = f"YAML 1.1 reads {written} as {_yaml_int(node)}; write a plain decimal, or quote it to mean text"
+        elif kind == "bool":
+            message = f"YAML 1.1 reads {written} as a truth value; quote it to mean text"
+        elif kind == "null":
+            message = "has no value; write one or remove the key"
+        elif kind == "float":
+            message = f"{written} is not an integer"
+        elif kind == "timestamp":
+            message = f"YAML 1.1 reads {written} as a date; quote it to mean text"
+        else:
+            message = f"the tag {_short(node.tag)} has no meaning here; remove it"
+        return self.refuse(node, location, message)
+
+    def refuse(self, node: yaml.Node, location: Location, message: str) -> object:
+        self.document.faults.append(Fault(*_position(node), dotted(location), message))
+        self.document.invalid.add(location)
+        return INVALID
+
+
+def _position(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _excerpt(node: yaml.Node) -> str:
+    text = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag.removeprefix(_TAG)
+    return f"`{text[:40]}`"
+
+
+def _short(tag: str) -> str:
+    return tag.replace(_TAG, "!!")
+
+
+def _yaml_int(node: yaml.ScalarNode) -> str:
+    try:
+        return str(yaml.constructor.SafeConstructor().construct_yaml_int(node))
+    except ValueError:
+        return "a number"

@@ -1,0 +1,70 @@
+"""A config flattened to named leaves: what rules, ``where`` filters, names and diagnostics speak of.
+
+Rules declare which fields they read. A kernel set is a grid over its axes, so a rule is evaluated once for each
+distinct combination of those fields and its verdict broadcast over the rest: two million candidates cost a few
+thousand evaluations of plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gemmill.library.config import GemmConfig
+
+Value = str | int
+Fields = Mapping[str, Value]
+"""Values by field name; a rule may be given only the fields it declares."""
+
+FIELD_NAMES: tuple[str, ...] = (
+    "arch",
+    "a.dtype",
+    "a.major",
+    "a.align",
+    "b.dtype",
+    "b.major",
+    "b.align",
+    "accumulator",
+    "c.dtype",
+    "c.major",
+    "c.align",
+    "d.dtype",
+    "d.major",
+    "d.align",
+    "tile.m",
+    "tile.n",
+    "tile.k",
+    "cluster.m",
+    "cluster.n",
+    "schedule",
+    "stages",
+    "scheduler.raster",
+    "scheduler.swizzle",
+    "scheduler.splits",
+    "epilogue",
+)
+"""Every leaf of a config in the order of its name; C's are ``"none"`` and 0 where a config has no C."""
+
+
+def fields_of(config: GemmConfig) -> dict[str, Value]:
+    """The fields of one config, in the order of :data:`FIELD_NAMES`."""
+    leaves: dict[str, Value] = {"c.dtype": "none", "c.major": "none", "c.align": 0}
+    for name, value in config.model_dump().items():
+        if isinstance(value, dict):
+            leaves.update({f"{name}.{leaf}": leaf_value for leaf, leaf_value in value.items()})
+        elif value is not None:
+            leaves[name] = value
+    return {name: leaves[name] for name in FIELD_NAMES}
+
+
+def config_of(fields: Fields) -> GemmConfig:
+    """The config that has these fields; the inverse of :func:`fields_of`."""
+    tree: dict[str, object] = {}
+    for name in FIELD_NAMES:
+        group, _, leaf = name.partition(".")
+        if leaf:
+            tree.setdefault(group, {})[leaf] = fields[name]  # type: ignore[index]
+        else:
+            tree[name] = fields[name]
+    if fields["c.dtype"] == "none":
+        tree["c"] = None
+    return GemmConfig.model_validate(tree)

@@ -1,0 +1,53 @@
+"""What a launcher needs to know of a kernel: grid, cluster, shared memory, TMA boxes, parameter layout."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gemmill.library.config import Frozen
+from gemmill.library.dtypes import DTypeName
+
+TMA_BYTES = 128
+"""Size of a ``CUtensorMap``."""
+
+
+class TmaBox(Frozen):
+    """How one operand's TMA descriptor is encoded (CUDA driver API, ``cuTensorMapEncodeTiled``).
+
+    Every descriptor has rank 3: contiguous extent, strided extent, batch. The batch box is 1.
+    """
+
+    operand: Literal["a", "b", "c", "d"]
+    dtype: DTypeName
+    contiguous: Literal["m", "n", "k"]
+    """The problem extent that is contiguous in memory."""
+    strided: Literal["m", "n", "k"]
+    """The other extent."""
+    box: tuple[int, int]
+    """Box extents in elements: contiguous, strided."""
+    swizzle: int
+    """Swizzle span in bytes; 16 means none."""
+    offset: int
+    """Byte offset of the descriptor in the parameter struct."""
+
+
+class LaunchSpec(Frozen):
+    """Launch facts of one kernel, computed in Python and checked against constants that the kernel exports."""
+
+    entry: str
+    """``extern "C"`` symbol."""
+    threads: int
+    """Threads of a block."""
+    cluster: tuple[int, int]
+    """Blocks of a cluster along M and N. The grid is one-dimensional: a multiple of their product."""
+    shared_bytes: int
+    """Dynamic shared memory."""
+    tile: tuple[int, int]
+    """Extents along M and N of the output tile that the scheduler hands out."""
+    boxes: tuple[TmaBox, ...]
+    """TMA descriptors, in the order of their offsets."""
+    params_bytes: int
+    """Size of the parameter struct."""
+    offsets: dict[str, int]
+    """Byte offset of each scalar parameter: ``m n k batch`` (int32), ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
+    bit broadcasts the operand over the batch), ``alpha beta`` (float32)."""

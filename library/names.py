@@ -1,0 +1,94 @@
+"""Kernel names: every config has exactly one, and a name parses back to exactly that config.
+
+``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear`` reads: arch, A, B (dtype, major,
+alignment), accumulator, C, D, tile, cluster, schedule, stages, raster and swizzle, splits of K, epilogue. Names are
+C identifiers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import ValidationError
+
+from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import ConfigError
+from gemmill.library.fields import Value, config_of
+
+_INT = "([1-9][0-9]{0,17})"
+_DTYPE = f"({'|'.join(DTYPES)})"
+_AB = f"{_DTYPE}(k|mn){_INT}"
+_CD = f"{_DTYPE}(n|m){_INT}"
+
+_PARTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    ("arch", "([a-z0-9]+)", ("arch",), "sm90a"),
+    ("A", _AB, ("a.dtype", "a.major", "a.align"), "bf16k16"),
+    ("B", _AB, ("b.dtype", "b.major", "b.align"), "bf16k16"),
+    ("accumulator", _DTYPE, ("accumulator",), "f32"),
+    ("C", f"(?:none|{_CD})", ("c.dtype", "c.major", "c.align"), "none or bf16n16"),
+    ("D", _CD, ("d.dtype", "d.major", "d.align"), "bf16n16"),
+    ("tile", f"{_INT}x{_INT}x{_INT}", ("tile.m", "tile.n", "tile.k"), "128x256x64"),
+    ("cluster", f"{_INT}x{_INT}", ("cluster.m", "cluster.n"), "2x1"),
+    ("schedule", "([a-z]+)", ("schedule",), "cooperative"),
+    ("stages", f"s{_INT}", ("stages",), "s4"),
+    ("scheduler", f"(m|n){_INT}", ("scheduler.raster", "scheduler.swizzle"), "m8"),
+    ("splits", f"k{_INT}", ("scheduler.splits",), "k1"),
+    ("epilogue", "([a-z0-9]+)", ("epilogue",), "linear"),
+)
+"""For each part of a name: what it is, its pattern, the fields in the pattern's groups, an example."""
+
+
+def kernel_name(config: GemmConfig) -> str:
+    """The name of a config."""
+    tile, cluster, scheduler = config.tile, config.cluster, config.scheduler
+    return "_".join(
+        (
+            config.arch,
+            _operand(config.a),
+            _operand(config.b),
+            config.accumulator,
+            _operand(config.c),
+            _operand(config.d),
+            f"{tile.m}x{tile.n}x{tile.k}",
+            f"{cluster.m}x{cluster.n}",
+            config.schedule,
+            f"s{config.stages}",
+            f"{scheduler.raster}{scheduler.swizzle}",
+            f"k{scheduler.splits}",
+            config.epilogue,
+        )
+    )
+
+
+def parse_name(name: str) -> GemmConfig:
+    """The config that has this name. The config may break a legality rule.
+
+    Raises:
+        ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
+    """
+    parts = name.split("_")
+    if len(parts) != len(_PARTS):
+        raise ConfigError(
+            f"{name!r} is not a kernel name: it has {len(parts)} parts between underscores; a name has {len(_PARTS)}: "
+            + ", ".join(what for what, *_ in _PARTS)
+        )
+    fields: dict[str, Value] = {}
+    for part, (what, pattern, names, example) in zip(parts, _PARTS, strict=True):
+        match = re.fullmatch(pattern, part)
+        if match is None:
+            raise ConfigError(f"{name!r} is not a kernel name: {part!r} is no {what}, which looks like {example}")
+        for field, text in zip(names, match.groups(), strict=True):
+            if text is None:
+                fields[field] = 0 if field == "c.align" else "none"
+            else:
+                fields[field] = int(text) if text[0].isdigit() else text
+    try:
+        return config_of(fields)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{name!r} is not a kernel name: {faults}") from None
+
+
+def _operand(operand: InputOperand | OutputOperand | None) -> str:
+    return "none" if operand is None else f"{operand.dtype}{operand.major}{operand.align}"

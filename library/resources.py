@@ -1,0 +1,172 @@
+"""Threads, registers and shared memory that a config asks for: the one place where these formulas live.
+
+The kernel headers compute the same quantities from the same template arguments and export them; the compiler refuses a
+cubin whose constants differ from what stands here.
+
+Shared memory of a block, each region aligned to 1,024 bytes (the period of the 128-byte swizzle)::
+
+    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | mbarriers |
+"""
+
+from __future__ import annotations
+
+from gemmill.library.arch import ARCHS
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.fields import Fields
+
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+SUBTILE_M = 64
+"""Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
+MAX_AUTO_STAGES = 16
+"""Deepest pipeline that ``stages: auto`` asks for; more hides no further latency."""
+MAX_SUBTILE_N = 128
+"""Most columns of a subtile."""
+MIN_D_BUFFERS = 2
+"""D subtiles of a warpgroup: one is written while another is stored."""
+
+
+def integer(fields: Fields, name: str) -> int:
+    """An integer field."""
+    value = fields[name]
+    assert isinstance(value, int), f"{name} is {value!r}, not an integer"
+    return value
+
+
+def element_bytes(fields: Fields, operand: str) -> int:
+    """Bytes of one element of an operand; 0 for an absent C."""
+    dtype = fields[f"{operand}.dtype"]
+    return 0 if dtype == "none" else DTYPES[str(dtype)].bytes
+
+
+def align_up(value: int, multiple: int) -> int:
+    """The least multiple of ``multiple`` that is not below ``value``."""
+    return -(-value // multiple) * multiple
+
+
+def consumer_warpgroups(fields: Fields) -> int:
+    """Warpgroups that issue WGMMAs: two, or three sharing a tile of 192 rows."""
+    return 3 if fields["schedule"] == "cooperative" and fields["tile.m"] == 192 else 2
+
+
+def warpgroup_m(fields: Fields) -> int:
+    """Rows of the tile that one consumer warpgroup accumulates."""
+    tile_m = integer(fields, "tile.m")
+    return tile_m if fields["schedule"] == "pingpong" else tile_m // consumer_warpgroups(fields)
+
+
+def threads(fields: Fields) -> int:
+    """Threads of a block: the producer warpgroup and the consumers."""
+    return WARPGROUP * (1 + consumer_warpgroups(fields))
+
+
+def register_budget(fields: Fields) -> tuple[int, int]:
+    """Registers a thread of the producer and of a consumer holds after ``setmaxnreg`` (PTX ISA, ``setmaxnreg``).
+
+    With fewer than 56 the producer of a multicasting kernel spills.
+    """
+    return (56, 224) if consumer_warpgroups(fields) == 2 else (56, 152)
+
+
+def accumulator_registers(fields: Fields) -> int:
+    """32-bit accumulator registers of a consumer thread."""
+    bits = DTYPES[str(fields["accumulator"])].bits
+    return warpgroup_m(fields) * integer(fields, "tile.n") * bits // (32 * WARPGROUP)
+
+
+def swizzle_bytes(contiguous_bytes: int) -> int:
+    """The widest swizzle span (128, 64, 32; 16 means none) that divides a contiguous extent."""
+    return next(span for span in (128, 64, 32, 16) if contiguous_bytes % span == 0)
+
+
+def operand_swizzle(fields: Fields, operand: str) -> int:
+    """Swizzle span in bytes of A's or B's stages."""
+    extent = {"k": "tile.k", "mn": "tile.m" if operand == "a" else "tile.n"}[str(fields[f"{operand}.major"])]
+    return swizzle_bytes(integer(fields, extent) * element_bytes(fields, operand))
+
+
+def stage_bytes(fields: Fields) -> tuple[int, int]:
+    """Bytes of one stage of A and of B."""
+    k = integer(fields, "tile.k")
+    return (
+        integer(fields, "tile.m") * k * element_bytes(fields, "a"),
+        integer(fields, "tile.n") * k * element_bytes(fields, "b"),
+    )
+
+
+def subtile_n(fields: Fields) -> int:
+    """Columns of the C and D subtiles that a warpgroup stages at a time: the widest that suits both operands.
+
+    n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
+    m-major: always swizzled; a subtile has at most 8 KiB.
+    """
+    tile_n = integer(fields, "tile.n")
+    n_major = [element_bytes(fields, operand) for operand in "cd" if fields[f"{operand}.major"] == "n"]
+    m_major = [element_bytes(fields, operand) for operand in "cd" if fields[f"{operand}.major"] == "m"]
+    for n in range(min(tile_n, MAX_SUBTILE_N) // 8 * 8, 8, -8):
+        conflict_free = all(n * size in (128, 64, 32) or n * size // 16 % 2 == 1 for size in n_major)
+        if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):
+            return n
+    return 8
+
+
+def subtile_swizzle(fields: Fields, operand: str) -> int:
+    """Swizzle span in bytes of a C or D subtile; 16 means none."""
+    if fields[f"{operand}.major"] == "m":
+        return 128
+    row = subtile_n(fields) * element_bytes(fields, operand)
+    return row if row in (128, 64, 32) else 16
+
+
+def subtile_box(fields: Fields, operand: str) -> tuple[int, int]:
+    """TMA box of a C or D subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
+    if fields[f"{operand}.major"] == "m":
+        return 128 // element_bytes(fields, operand), subtile_n(fields)
+    return subtile_n(fields), SUBTILE_M
+
+
+def subtile_bytes(fields: Fields, operand: str) -> int:
+    """Bytes of one C or D subtile; 0 for an absent C."""
+    return align_up(SUBTILE_M * subtile_n(fields) * element_bytes(fields, operand), 1024)
+
+
+def subtiles(fields: Fields) -> int:
+    """Subtiles in a warpgroup's part of a tile."""
+    return warpgroup_m(fields) // SUBTILE_M * (integer(fields, "tile.n") // subtile_n(fields))
+
+
+def c_buffers(fields: Fields) -> int:
+    """C subtiles a warpgroup has in flight."""
+    return 0 if fields["c.dtype"] == "none" else min(2, subtiles(fields))
+
+
+def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
+    """Shared memory beside the A and B stages."""
+    per_warpgroup = d_buffers * subtile_bytes(fields, "d") + c_buffers(fields) * subtile_bytes(fields, "c")
+    turns = 2 if fields["schedule"] == "pingpong" else 0
+    barriers = 8 * (2 * stages + consumer_warpgroups(fields) * c_buffers(fields) + turns)
+    return consumer_warpgroups(fields) * per_warpgroup + barriers
+
+
+def auto_stages(fields: Fields) -> int:
+    """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, at most 16; may be below 2."""
+    capacity = ARCHS[str(fields["arch"])].shared_bytes
+    for stages in range(MAX_AUTO_STAGES, 0, -1):
+        if stages * sum(stage_bytes(fields)) + fixed_bytes(fields, stages, MIN_D_BUFFERS) <= capacity:
+            return stages
+    return 0
+
+
+def d_buffers(fields: Fields) -> int:
+    """D subtiles a warpgroup has in flight: two, and as many more as the stages leave room for."""
+    capacity = ARCHS[str(fields["arch"])].shared_bytes
+    stages = integer(fields, "stages")
+    spare = capacity - stages * sum(stage_bytes(fields)) - fixed_bytes(fields, stages, MIN_D_BUFFERS)
+    extra = max(0, spare) // (consumer_warpgroups(fields) * subtile_bytes(fields, "d"))
+    return min(max(MIN_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
+
+
+def shared_bytes(fields: Fields) -> int:
+    """Dynamic shared memory of a block."""
+    stages = integer(fields, "stages")
+    return stages * sum(stage_bytes(fields)) + fixed_bytes(fields, stages, d_buffers(fields))

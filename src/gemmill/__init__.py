@@ -1,0 +1,49 @@
+"""gemmill mills GEMM kernels: manifest -> configs -> CUDA C++ -> cubins -> the best kernel for each shape.
+
+Names are imported when first used, so ``import gemmill`` costs nothing and needs neither CUDA nor a GPU.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gemmill.library.config import GemmConfig as GemmConfig
+    from gemmill.library.errors import GemmillError as GemmillError
+    from gemmill.library.manifest import load_manifest as load_manifest
+    from gemmill.library.problem import GemmProblem as GemmProblem
+    from gemmill.runtime.api import matmul as matmul
+    from gemmill.runtime.api import plan as plan
+    from gemmill.runtime.plan import Plan as Plan
+    from gemmill.runtime.registry import Registry as Registry
+    from gemmill.runtime.selector import Choice as Choice
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Choice": "gemmill.runtime.selector",
+    "GemmConfig": "gemmill.library.config",
+    "GemmProblem": "gemmill.library.problem",
+    "GemmillError": "gemmill.library.errors",
+    "Plan": "gemmill.runtime.plan",
+    "Registry": "gemmill.runtime.registry",
+    "load_manifest": "gemmill.library.manifest",
+    "matmul": "gemmill.runtime.api",
+    "plan": "gemmill.runtime.api",
+}
+"""The module that defines each public name."""
+
+if not TYPE_CHECKING:  # so that type checkers refuse names that are not public
+
+    def __getattr__(name: str) -> object:
+        """Import a public name on first use (PEP 562)."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'gemmill' has no attribute {name!r}; public names: {', '.join(_HOMES)}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])

@@ -1,0 +1,5 @@
+"""``python -m gemmill``: the command line."""
+
+from gemmill.cli import main
+
+main()

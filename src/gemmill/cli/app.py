@@ -1,0 +1,95 @@
+"""The application: its groups of commands, and what becomes of errors.
+
+Commands import the runtime and the profiler in their bodies: ``gemmill validate`` needs neither CUDA nor a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from gemmill import __version__
+from gemmill.cli import output
+from gemmill.cli.output import Status
+from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
+
+HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
+
+A MANIFEST is a file or the name of one that ships (bf16, f16); a KERNEL is a kernel name or a manifest with exactly
+one config.
+
+\b
+Exit codes:
+  0    done
+  1    what was checked is wrong, or what was asked for failed
+  2    the command line is wrong
+  3    this machine lacks something: a toolchain, a GPU, PyTorch (see: gemmill doctor)
+  130  interrupted
+
+GEMMILL_DEBUG=1 shows the traceback of an error.
+"""
+
+
+class Commands(TyperGroup):
+    """A group in which no error reaches the user as a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command; turn errors into a message on stderr and an exit code."""
+        from gemmill.runtime.settings import Settings
+
+        try:
+            debug = Settings.from_environment().debug
+        except GemmillError as error:
+            output.complain(f"error: {error}")
+            raise typer.Exit(Status.USAGE) from None
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            output.complain("interrupted")
+            raise typer.Exit(Status.INTERRUPTED) from None
+        except GemmillError as error:
+            if debug:
+                raise
+            output.complain(f"error: {error}")
+            missing = isinstance(error, ToolchainError | DeviceError)
+            raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
+        except OSError as error:
+            if debug:
+                raise
+            output.complain(f"error: {error}")
+            raise typer.Exit(Status.WRONG) from None
+        except Exception as error:
+            # Exit, Abort and usage errors are typer's own business.
+            if debug or type(error).__module__.startswith(("typer", "click")):
+                raise
+            output.complain(
+                f"error: {type(error).__name__}: {error}\nThis is a bug in gemmill. GEMMILL_DEBUG=1 shows the traceback."
+            )
+            raise typer.Exit(Status.WRONG) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"gemmill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def gemmill(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""

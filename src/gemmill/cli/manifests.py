@@ -1,0 +1,193 @@
+"""validate, list, explain: what manifests declare and what the rules make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, kernel_set, manifest_path
+from gemmill.cli.output import Status
+from gemmill.library import resources
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import ManifestError
+from gemmill.library.fields import fields_of
+from gemmill.library.kernelset import Count, KernelSet
+from gemmill.library.manifest import load_manifest, shipped_manifests
+from gemmill.library.names import kernel_name
+from gemmill.library.rules import Verdict, verdicts
+
+
+@app.command()
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help="Files, or names of manifests that ship.")],
+    as_json: Json = False,
+) -> None:
+    """Check manifests: every error of every file, as file:line:column.
+
+    \b
+    gemmill validate my_kernels.yaml
+    gemmill validate bf16 f16 --json
+    """
+    reports = [_validated(manifest_path(file)) for file in files]
+    if as_json:
+        output.print_json(reports)
+    for report in [] if as_json else reports:
+        if report["errors"]:
+            output.complain("\n".join(report["errors"]))
+        else:
+            presets = ", ".join(report["presets"]) or "none"
+            typer.echo(f"{report['file']}: ok: {report['kernels']} kernels; presets: {presets}")
+    if any(report["errors"] for report in reports):
+        raise typer.Exit(Status.WRONG)
+
+
+def _validated(path: Path) -> dict[str, list[str] | str | int]:
+    try:
+        kernels = load_manifest(path)
+        return {"file": str(path), "errors": [], "kernels": kernels.count().legal, "presets": list(kernels.presets)}
+    except ManifestError as error:
+        return {"file": str(path), "errors": str(error).splitlines(), "kernels": 0, "presets": []}
+
+
+@app.command(name="list")
+def list_(
+    manifest: Annotated[
+        str | None, typer.Argument(metavar="[MANIFEST]", help="A file or a name; without it, the manifests that ship.")
+    ] = None,
+    preset: Preset = None,
+    where: Where = None,
+    count: Annotated[bool, typer.Option("--count", help="Only what becomes of the candidates, by rule.")] = False,
+    refused: Annotated[bool, typer.Option("--refused", help="The refused configs, each with the rule.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the kernels of a manifest, one name a line.
+
+    \b
+    gemmill list
+    gemmill list bf16 --preset quick
+    gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
+    gemmill list my_kernels.yaml --count
+    """
+    if manifest is None:
+        _list_shipped(as_json)
+        return
+    kernels = kernel_set(manifest)
+    if count:
+        _print_count(kernels.count(preset, where), as_json)
+    elif refused:
+        _list_refused(kernels, preset, where, as_json)
+    elif as_json:
+        output.print_json([{"name": kernel_name(c), **fields_of(c)} for c in kernels.expand(preset, where)])
+    else:
+        for config in kernels.expand(preset, where):
+            typer.echo(kernel_name(config))
+
+
+def _list_shipped(as_json: bool) -> None:
+    sets = {name: kernel_set(name) for name in shipped_manifests()}
+    rows = [(name, kernels.count().legal, list(kernels.presets), kernels.description) for name, kernels in sets.items()]
+    if as_json:
+        output.print_json([dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows])
+    else:
+        cells = [(name, legal, ", ".join(presets), description) for name, legal, presets, description in rows]
+        output.print_table(("manifest", ">kernels", "presets", "description"), cells)
+
+
+def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_json: bool) -> None:
+    every = ((config, verdicts(config)) for config in kernels.expand(preset, where, legal=False))
+    refused = ((kernel_name(config), broken) for config, broken in every if broken)
+    if as_json:
+        output.print_json([{"name": name, "verdicts": [_verdict(v) for v in broken]} for name, broken in refused])
+    else:
+        for name, broken in refused:
+            typer.echo(f"{name}  {'; '.join(f'{v.rule}: {v.says}' for v in broken)}")
+
+
+def _print_count(count: Count, as_json: bool) -> None:
+    if as_json:
+        output.print_json({**asdict(count), "refused_by_rule": dict(count.refused_by_rule)})
+        return
+    refused = [(f"refused by {rule}", number) for rule, number in count.refused_by_rule.items()]
+    rows = [
+        ("candidates", count.candidates),
+        ("left out by filters", count.filtered),
+        *refused,
+        ("duplicates", count.duplicates),
+        ("kernels", count.legal),
+    ]
+    output.print_table(("", ">configs"), [(what, f"{number:,}") for what, number in rows])
+
+
+@app.command()
+def explain(name_or_file: Kernel, as_json: Json = False) -> None:
+    """Say what a kernel is and needs, or which rule refuses it and the nearest legal change.
+
+    \b
+    gemmill explain sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
+    gemmill explain one_config.yaml --json
+    """
+    config = kernel(name_or_file)
+    broken = verdicts(config)
+    if as_json:
+        report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
+        needs = {"needs": resource_table(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
+        output.print_json({**report, **needs})
+    else:
+        typer.echo(explanation(config, broken))
+    if broken:
+        raise typer.Exit(Status.WRONG)
+
+
+def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
+    """What `explain` says of a config, given the rules it breaks."""
+    fields = fields_of(config)
+    operands = [f"A {config.a.dtype} {config.a.major}-major", f"B {config.b.dtype} {config.b.major}-major"]
+    if config.c is not None:
+        operands.append(f"C {config.c.dtype} {config.c.major}-major")
+    operands.append(f"D {config.d.dtype} {config.d.major}-major")
+    lines = [
+        kernel_name(config),
+        f"  {', '.join(operands)}, accumulated in {config.accumulator}",
+        f"  tile {config.tile.m}x{config.tile.n}x{config.tile.k}, cluster {config.cluster.m}x{config.cluster.n}, "
+        f"{config.schedule}, {config.stages} stages, raster along {config.scheduler.raster}, "
+        f"swizzle {config.scheduler.swizzle}, {config.epilogue} epilogue",
+    ]
+    if not broken:
+        return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resource_table(config).items())])
+    for verdict in broken:
+        values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)
+        fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
+        lines += [f"refused by {verdict.rule}: {verdict.says}", f"  of: {values}", f"  nearest legal change: {fix}"]
+    return "\n".join(lines)
+
+
+def resource_table(config: GemmConfig) -> Mapping[str, int]:
+    """What a legal config asks of an SM, by name with unit."""
+    fields = fields_of(config)
+    producer, consumer = resources.register_budget(fields)
+    a, b = resources.stage_bytes(fields)
+    return {
+        "threads a block": resources.threads(fields),
+        "registers a producer thread": producer,
+        "registers a consumer thread": consumer,
+        "accumulator registers a consumer thread": resources.accumulator_registers(fields),
+        "stages": config.stages,
+        "bytes of a stage": a + b,
+        "bytes of shared memory": resources.shared_bytes(fields),
+        "bytes of shared memory a block can have": config.target.shared_bytes,
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, object]:
+    return {
+        "rule": verdict.rule,
+        "fields": list(verdict.fields),
+        "says": verdict.says,
+        "fix": None if verdict.fix is None else dict(verdict.fix),
+    }

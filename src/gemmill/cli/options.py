@@ -1,0 +1,126 @@
+"""Arguments and options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Literal, get_type_hints
+
+import typer
+
+from gemmill.library.config import GemmConfig, MajorCD
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.kernelset import KernelSet
+from gemmill.library.manifest import load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.names import parse_name
+from gemmill.library.problem import GemmProblem
+
+Manifest = Annotated[str, typer.Argument(metavar="MANIFEST", help="A manifest file, or the name of one that ships.")]
+Kernel = Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel name, or a manifest with exactly one config.")]
+Preset = Annotated[str | None, typer.Option(help="A preset of the manifest, such as quick.", metavar="NAME")]
+Where = Annotated[
+    str | None,
+    typer.Option(help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\"."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StorePath = Annotated[Path | None, typer.Option("--store", help="Folder of compiled kernels; default: the user's.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes that compile; default: one a core.")]
+Manifests = Annotated[
+    list[str], typer.Option("--manifest", help="Consider the kernels of this manifest; may be repeated.")
+]
+Packs = Annotated[
+    list[Path],
+    typer.Option("--pack", exists=True, dir_okay=False, help="Consider the kernels of this pack; may be repeated."),
+]
+Records = Annotated[
+    list[Path],
+    typer.Option("--records", exists=True, dir_okay=False, help="Prefer these measurements to the model."),
+]
+
+
+def manifest_path(source: str) -> Path:
+    """The file that a MANIFEST argument means."""
+    if Path(source).is_file():
+        return Path(source)
+    if source in shipped_manifests():
+        return shipped_manifest(source)
+    raise typer.BadParameter(
+        f"{source!r} is neither a file nor a manifest that ships; these do: {', '.join(shipped_manifests())}"
+    )
+
+
+def kernel_set(source: str) -> KernelSet:
+    """The kernel set that a MANIFEST argument means."""
+    return load_manifest(manifest_path(source))
+
+
+def kernel(source: str) -> GemmConfig:
+    """The config that a KERNEL argument means; it may break a legality rule."""
+    if not Path(source).is_file():
+        return parse_name(source)
+    configs = list(load_manifest(Path(source)).expand(legal=False))
+    if len(configs) != 1:
+        raise typer.BadParameter(f"{source} holds {len(configs)} configs; name one (gemmill list {source})")
+    return configs[0]
+
+
+def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that describe a GEMM, in place of its parameter ``problem``."""
+
+    @wraps(command)
+    def with_options(**arguments: object) -> None:
+        described = {name: arguments.pop(name) for name in problem_parameters}
+        command(problem=_problem(**described), **arguments)  # type: ignore[arg-type]
+
+    def parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
+        hints = get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function).parameters
+        return {name: signature[name].replace(annotation=hints[name]) for name in signature}
+
+    problem_parameters = parameters(_problem)
+    own = {name: parameter for name, parameter in parameters(command).items() if name != "problem"}
+    merged = [p.replace(kind=p.KEYWORD_ONLY) for p in (problem_parameters | own).values()]
+    with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in merged}
+    del with_options.__wrapped__  # type: ignore[attr-defined]
+    return with_options
+
+
+def _extents(text: str) -> tuple[int, int, int, int]:
+    parts = text.split(",")
+    if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
+        raise typer.BadParameter(f"{text!r} is not M,N,K or M,N,K,L, such as 4096,4096,4096,1")
+    m, n, k, batch = (*map(int, parts), 1)[:4]
+    return m, n, k, batch
+
+
+def _problem(
+    mnkl: Annotated[str, typer.Option(help="Extents M,N,K and batch L (1 if left out).", metavar="M,N,K[,L]")],
+    a_dtype: Annotated[DTypeName, typer.Option(help="Type of A.")] = "bf16",
+    a_major: Annotated[Literal["k", "mn", "m"], typer.Option(help="Contiguous extent of A: k, or m (mn).")] = "k",
+    b_dtype: Annotated[DTypeName | None, typer.Option(help="Type of B; default: A's.")] = None,
+    b_major: Annotated[Literal["k", "mn", "n"], typer.Option(help="Contiguous extent of B: k, or n (mn).")] = "k",
+    accumulator: Annotated[DTypeName, typer.Option(help="Type that products are summed in.")] = "f32",
+    c_dtype: Annotated[DTypeName | None, typer.Option(help="Type of C; without it there is no C.")] = None,
+    c_major: Annotated[MajorCD | None, typer.Option(help="Contiguous extent of C; default: D's.")] = None,
+    d_dtype: Annotated[DTypeName | None, typer.Option(help="Type of D; default: A's.")] = None,
+    d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
+) -> GemmProblem:
+    m, n, k, batch = _extents(mnkl)
+    return GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        a_dtype=a_dtype,
+        a_major="k" if a_major == "k" else "mn",
+        b_dtype=b_dtype or a_dtype,
+        b_major="k" if b_major == "k" else "mn",
+        accumulator=accumulator,
+        d_dtype=d_dtype or a_dtype,
+        d_major=d_major,
+        c_dtype=c_dtype,
+        c_major=(c_major or d_major) if c_dtype else None,
+    )
