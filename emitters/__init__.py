@@ -1,4 +1,4 @@
-"""Configs to CUDA C++: pure functions from a config to text. They know nothing of NVRTC, GPUs or files but their own headers."""
+"""Configs to CUDA C++: pure functions from a config to text. They know nothing of NVRTC or GPUs."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _constants(launch: LaunchSpec) -> dict[str, int]:
     constants.update({f"offset_{name}": offset for name, offset in launch.offsets.items()})
     boxes = {box.operand: box for box in launch.boxes}
     for operand in ("a", "b", "c", "d"):
-        box = boxes.get(operand)  # type: ignore[call-overload]
+        box = boxes.get(operand)
         constants[f"box_{operand}_contiguous"] = box.box[0] if box else 0
         constants[f"box_{operand}_strided"] = box.box[1] if box else 0
         constants[f"swizzle_{operand}"] = box.swizzle if box else 0

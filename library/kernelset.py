@@ -5,7 +5,7 @@ Same manifest, same order, everywhere: grids in the order of the manifest, the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from gemmill.library import expression
 from gemmill.library.config import GemmConfig
 from gemmill.library.domains import suggest
 from gemmill.library.errors import ManifestError
-from gemmill.library.fields import Value, config_of
+from gemmill.library.fields import Fields, Value, config_of
 from gemmill.library.grid import Cells, Grid, Predicate, Table, resolved
 from gemmill.library.rules import AUTO_STAGES_FIELDS, RULES, Rule
 
@@ -63,14 +63,22 @@ class Candidates:
         """What a config fulfils to be one of these candidates."""
         return (*(member(axis.names, axis.values) for axis in self.grid.axes), *self.where)
 
+    def first(self, rules: bool = True) -> Fields | None:
+        """The first candidate that passes the filters and, with ``rules``, breaks none of them; None without one."""
+        tables = [*self.passing, *(table for _, table in self.rules if rules)]
+        for cells in self.grid.blocks():
+            if (mask := _all(tables, cells)).any():
+                return next(self.grid.candidates(cells, mask))
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A named part of a kernel set: what passes the filters and matches one of the alternatives, if there are any."""
 
-    description: str
-    where: tuple[Predicate, ...]
-    alternatives: tuple[tuple[Predicate, ...], ...]
+    description: str = ""
+    where: tuple[Predicate, ...] = ()
+    alternatives: tuple[tuple[Predicate, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,13 +155,22 @@ class KernelSet:
             duplicates=duplicates,
         )
 
+    def holds(self, preset: Preset) -> bool:
+        """Whether any kernel is in a preset."""
+        for candidates in self.sets:
+            chosen = _Chosen(candidates, preset, ())
+            rules = [table for _, table in candidates.rules]
+            if any((chosen.filtered(cells) & _all(rules, cells)).any() for cells in candidates.grid.blocks()):
+                return True
+        return False
+
     def _choice(self, preset: str | None, where: str | None) -> Preset:
         if preset is not None and preset not in self.presets:
             known = ", ".join(self.presets) or "none"
             raise ManifestError(
                 f"{self.name} has no preset {preset!r}{suggest(preset, self.presets)}; its presets: {known}"
             )
-        chosen = self.presets[preset] if preset is not None else Preset("", (), ())
+        chosen = self.presets[preset] if preset is not None else Preset()
         return Preset(chosen.description, (*chosen.where, *predicates(where or None)), chosen.alternatives)
 
 
@@ -194,7 +211,7 @@ def _shape(cells: Cells) -> tuple[int, ...]:
     return tuple(cut.stop - cut.start for cut in cells)
 
 
-def _all(tables: tuple[Table, ...] | list[Table], cells: Cells) -> Mask:
+def _all(tables: Sequence[Table], cells: Cells) -> Mask:
     mask = np.ones(_shape(cells), dtype=np.bool_)
     for table in tables:
         mask &= table.over(cells)

@@ -2,21 +2,201 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from gemmill.library import schema
-from gemmill.library.document import Document, Location, read_document
+from gemmill.library import resolve
+from gemmill.library.document import INVALID, Document, Location, read_document
 from gemmill.library.domains import suggest
 from gemmill.library.errors import ExpressionError, ManifestError
-from gemmill.library.expression import Expression
-from gemmill.library.fields import FIELD_NAMES, Value, config_of
-from gemmill.library.grid import Axis, Grid, Predicate
-from gemmill.library.kernelset import Candidates, KernelSet, Preset, member
+from gemmill.library.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.rules import verdicts
-from gemmill.library.schema import Manifest, OutputSpec, SetSpec, Spec
+from gemmill.library.schema import FilteredSet, Manifest, PresetSpec
+from gemmill.library.validation import validated
 
+SHIPPED = Path(__file__).parent.parent / "manifests"
+"""The folder of the manifests that ship."""
+
+
+def shipped_manifests() -> list[str]:
+    """Names of the manifests that ship."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def shipped_manifest(name: str) -> Path:
+    """The file of a manifest that ships. Raises ManifestError for any other name."""
+    names = shipped_manifests()
+    if name not in names:
+        hint = suggest(name, names) or ";"
+        raise ManifestError(f"no manifest {name!r} ships{hint} those that do: {', '.join(names)}")
+    return SHIPPED / f"{name}.yaml"
+
+
+def load_manifest(path: str | Path) -> KernelSet:
+    """The kernel set that a manifest declares.
+
+    Args:
+        path: a YAML file, or the name of a manifest that ships, such as ``bf16``.
+
+    Raises:
+        ManifestError: the manifest is wrong; the message has a ``file:line:column: field: ...`` line for each fault.
+    """
+    source = _read(shipped_manifest(str(path)) if str(path) in shipped_manifests() else Path(path), ())
+    sets = tuple(_candidates(source))
+    if not sets:
+        source.document.check()
+    presets = {name: resolve.preset(spec) for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
+    kernel_set = KernelSet(source.head.name, source.head.description, sets, presets)
+    _check_filters(source, kernel_set)
+    source.document.check()
+    return kernel_set
+
+
+@dataclass
+class _Source:
+    """One file: its head, and those of its sets and presets that have no faults."""
+
+    document: Document
+    head: Manifest
+    sets: dict[int, FilteredSet] = field(default_factory=dict)
+    presets: dict[str, PresetSpec] = field(default_factory=dict)
+    parent: _Source | None = None
+
+    def lineage(self) -> list[_Source]:
+        """The files it extends, the farthest first, and itself."""
+        return [*(self.parent.lineage() if self.parent else ()), self]
+
+
+def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
+    """Reads a file and those it extends.
+
+    Faults within its sets and presets are recorded in the document; with any other the file means nothing, and they
+    are raised together as a ManifestError.
+    """
+    document = read_document(path)
+    data = document.data
+    if not isinstance(data, dict):
+        if not document.faults:
+            document.fault((), f"is not a manifest: a mapping of {', '.join(Manifest.model_fields)}")
+        document.check()
+        raise AssertionError("a document without a mapping has a fault")
+    head = validated(document, Manifest, {key: data[key] for key in data if key not in ("sets", "presets")}, ())
+    source = _Source(document, head or Manifest(name="?"))
+    for name, item in _items(document, data, "sets", list):
+        if part := validated(document, FilteredSet, item, ("sets", name)):
+            source.sets[name] = part
+    for name, item in _items(document, data, "presets", dict):
+        if preset := validated(document, PresetSpec, item, ("presets", name)):
+            source.presets[name] = preset
+    if head and head.extends is None and not data.get("sets"):
+        document.fault(("sets",), "there are no kernels: list sets, or name a manifest to extend")
+    target = _extended(source, (*chain, path)) if head else None
+    if target:
+        try:
+            source.parent = _read(target, (*chain, path))
+            source.parent.document.check()
+        except ManifestError as error:
+            document.fault(("extends",), f"{target} has faults")
+            raise ManifestError(f"{error}\n{document.report()}") from None
+    if head is None or (head.extends and not target):
+        document.check()
+    return source
+
+
+def _items(document: Document, data: dict[str, object], key: str, kind: type[Any]) -> Iterable[tuple[Any, object]]:
+    value = data.get(key, kind())
+    if isinstance(value, kind):
+        return value.items() if isinstance(value, dict) else enumerate(value)
+    if value is not INVALID:
+        document.fault((key,), f"must be a {'list' if kind is list else 'mapping'}")
+    return ()
+
+
+def _extended(source: _Source, chain: tuple[Path, ...]) -> Path | None:
+    """The file that a manifest extends; None, with a fault, where there is no such file."""
+    name, document = source.head.extends, source.document
+    if name is None:
+        return None
+    if name in shipped_manifests():
+        target = shipped_manifest(name)
+    elif "/" in name or name.endswith((".yaml", ".yml")):
+        target = document.path.parent / name
+    else:
+        shipped = shipped_manifests()
+        hint = suggest(name, shipped) or ";"
+        message = f"no manifest {name!r} ships{hint} those that do: {', '.join(shipped)}; a file's name ends in .yaml"
+        document.fault(("extends",), message)
+        return None
+    if not target.is_file():
+        document.fault(("extends",), f"there is no file {target}")
+        return None
+    if target.resolve() in [path.resolve() for path in chain]:
+        circle = " -> ".join(path.name for path in (*chain, target))
+        document.fault(("extends",), f"manifests extend each other in a circle: {circle}")
+        return None
+    return target
+
+
+def _candidates(source: _Source) -> Iterator[Candidates]:
+    """The sets of a manifest and of those it extends; contradictions become faults of the manifest."""
+    lineage = source.lineage()
+    defaults = reduce(lambda general, ancestor: resolve.merged(ancestor.head.defaults, general), lineage, resolve.BASE)
+    document = source.document
+    for depth, ancestor in enumerate(lineage):
+        outer = tuple(p for heir in lineage[depth:] for p in resolve.filters(heir.head.where))
+        for index, own in ancestor.sets.items():
+            at: Location = ("sets", index) if ancestor is source else ("extends",)
+            which = "" if ancestor is source else f"sets[{index}] of {ancestor.document.path.name}: "
+            spec = resolve.merged(own, defaults)
+            if open_fields := resolve.missing(spec):
+                document.fault(at, f"{which}{', '.join(open_fields)} missing; give a value here or in defaults")
+                continue
+            if (number := resolve.candidates(spec)) > resolve.MAX_CANDIDATES:
+                document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
+                continue
+            parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
+            if _sound(document, parts, at, which):
+                yield from (Candidates(part.grid, (*part.where, *outer)) for part in parts)
+
+
+def _sound(document: Document, parts: list[Candidates], at: Location, which: str) -> bool:
+    """Whether a set holds kernels; if not, a fault says what is in the way."""
+    where = (*at, "where") if (*at, "where") in document.values and at[0] == "sets" else at
+    try:
+        passing = [fields for part in parts if (fields := part.first(rules=False))]
+        if not passing:
+            document.fault(where, f"{which}no candidate of the set passes")
+        elif not any(part.first() for part in parts):
+            document.fault(at, f"{which}every candidate is refused, the first one by {verdicts(passing[0])[0]}")
+        else:
+            return True
+    except ExpressionError as error:
+        document.fault(where, f"{which}{error}")
+    return False
+
+
+def _check_filters(source: _Source, kernel_set: KernelSet) -> None:
+    """Records presets, and filters of the whole manifest, that leave nothing over."""
+    document = source.document
+    try:
+        if not kernel_set.holds(Preset()):
+            document.fault(("where",), "no kernel of the manifest passes")
+            return
+    except ExpressionError as error:
+        document.fault(("where",), str(error))
+        return
+    for name, preset in kernel_set.presets.items():
+        own = name in source.presets
+        at: Location = ("presets", name) if own else ("extends",)
+        which = "" if own else f"preset {name}: "
+        try:
+            for index, alternative in enumerate(preset.alternatives):
+                if not kernel_set.holds(Preset(alternatives=(alternative,))):
+                    document.fault((*at, "match", index) if own else at, f"{which}no kernel of the manifest matches")
+            if not kernel_set.holds(preset):
+                document.fault(at, f"{which}no kernel of the manifest is in the preset")
+        except ExpressionError as error:
+            document.fault((*at, "where") if own else at, f"{which}{error}")

@@ -38,8 +38,9 @@ TMA_BOX = 256
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
-EPILOGUE_REGISTERS = {224: 32, 152: 56}
-"""Registers by consumer budget that addresses, descriptors and the epilogue need beside the accumulators."""
+ACCUMULATOR_LIMIT = {(2, False): 192, (2, True): 176, (3, False): 96, (3, True): 96}
+"""Most accumulator registers of a thread, by consumer warpgroups and presence of C, for which ptxas was seen not to
+spill: what `setmaxnreg` leaves beside descriptors, addresses and the epilogue's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +163,7 @@ def _tma_box(f: Fields) -> str | None:
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    consumer = resources.register_budget(fields)[1]
-    return consumer - EPILOGUE_REGISTERS[consumer]
+    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), fields["c.dtype"] != "none"]
 
 
 def _accumulator_registers(f: Fields) -> str | None:
@@ -172,7 +172,8 @@ def _accumulator_registers(f: Fields) -> str | None:
         return None
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
-        f"thread; with {resources.consumer_warpgroups(f)} consumer warpgroups at most {limit} are free"
+        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups {'without' if f['c.dtype'] == 'none' else 'with'} C "
+        f"have at most {limit} free"
     )
 
 
@@ -263,7 +264,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator"),
+        ("tile.n", "tile.m", "schedule", "accumulator", "c.dtype"),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
     ),

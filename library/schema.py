@@ -44,7 +44,7 @@ class _OneOrMore:
 
 
 def _listed(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else (value,)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -69,7 +69,9 @@ Positive = Annotated[int, Field(gt=0)]
 def _stages(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
-    raise PydanticCustomError("stages", "is {value}; it must be auto or an integer of at least 2", {"value": repr(value)})
+    raise PydanticCustomError(
+        "stages", "is {value}; it must be auto or an integer of at least 2", {"value": repr(value)}
+    )
 
 
 Stages = Annotated[

@@ -1,0 +1,161 @@
+"""From the schema to grids and predicates: defaults filled in, choices multiplied out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gemmill.library.expression import Expression
+from gemmill.library.fields import Fields, Value
+from gemmill.library.grid import Axis, Grid, Predicate
+from gemmill.library.kernelset import Preset, member
+from gemmill.library.rules import TMA_ALIGN
+from gemmill.library.schema import ClusterSpec, OutputSpec, PresetSpec, SchedulerSpec, SetSpec, Spec
+
+MAX_CANDIDATES = 10**8
+"""Most candidates of one set."""
+
+BASE = SetSpec(
+    arch=("sm90a",),
+    c=("none",),
+    cluster=(ClusterSpec(m=(1,), n=(1,)),),
+    stages=("auto",),
+    scheduler=(SchedulerSpec(raster=("m",), swizzle=(1,), splits=(1,)),),
+    epilogue=("linear",),
+)
+"""What a set falls back to where it and its manifest's defaults say nothing."""
+
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "a": ("dtype", "major", "align"),
+    "b": ("dtype", "major", "align"),
+    "c": ("dtype", "major", "align"),
+    "d": ("dtype", "major", "align"),
+    "tile": ("m", "n", "k"),
+    "cluster": ("m", "n"),
+    "scheduler": ("raster", "swizzle", "splits"),
+}
+"""Leaves of the parts that are mappings."""
+
+_NO_C: tuple[Value, ...] = ("none", "none", 0)
+
+
+def merged(specific: SetSpec, general: SetSpec) -> SetSpec:
+    """``specific``, and what it leaves open from ``general``, leaf by leaf."""
+    parts = {}
+    for name in SetSpec.model_fields:
+        own, other = getattr(specific, name), getattr(general, name)
+        parts[name] = other if own is None else own if other is None else _filled(own, other)
+    return specific.model_copy(update=parts)
+
+
+def _filled(own: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    def fill(item: Any, default: Any) -> Any:
+        if not isinstance(item, Spec) or not isinstance(default, Spec):
+            return item
+        leaves = type(item).model_fields
+        return item.model_copy(update={leaf: getattr(default, leaf) for leaf in leaves if getattr(item, leaf) is None})
+
+    return tuple(dict.fromkeys(fill(item, default) for item in own for default in other))
+
+
+def missing(spec: SetSpec) -> list[str]:
+    """The fields that a merged set gives no value."""
+    names = []
+    for name in SetSpec.model_fields:
+        parts = getattr(spec, name)
+        if name in _GROUPS:
+            for leaf in _GROUPS[name]:
+                open_leaf = parts is None or any(isinstance(p, Spec) and getattr(p, leaf) is None for p in parts)
+                if open_leaf and leaf != "align":
+                    names.append(f"{name}.{leaf}")
+        elif parts is None:
+            names.append(name)
+    return names
+
+
+def candidates(spec: SetSpec) -> int:
+    """How many candidates a merged set without missing fields has."""
+    return math.prod(
+        sum(math.prod(map(len, _choices(name, part))) for part in parts) if name in _GROUPS else len(parts)
+        for name in SetSpec.model_fields
+        if (parts := getattr(spec, name))
+    )
+
+
+def grids(spec: SetSpec) -> Iterator[Grid]:
+    """The grids of a merged set: one for each run of numbers in ``stages``, and one for ``auto``."""
+    for _, stages in itertools.groupby(spec.stages or (), key=lambda value: value == "auto"):
+        yield Grid(tuple(_axes(spec.model_copy(update={"stages": tuple(stages)}))))
+
+
+def _axes(spec: SetSpec) -> Iterator[Axis]:
+    for name in SetSpec.model_fields:
+        parts = getattr(spec, name)
+        if name == "c":
+            continue  # an axis together with D, since C may be as D
+        if name == "d":
+            values = [(*(d if c == "same" else c), *d) for d in _values("d", parts) for c in _c_values(spec.c or ())]
+            leaves = tuple(f"{operand}.{leaf}" for operand in "cd" for leaf in _GROUPS["d"])
+            yield Axis(leaves, tuple(dict.fromkeys(values)))
+        elif name in _GROUPS:
+            yield Axis(tuple(f"{name}.{leaf}" for leaf in _GROUPS[name]), tuple(dict.fromkeys(_values(name, parts))))
+        else:
+            yield Axis((name,), tuple((value,) for value in parts))
+
+
+def _values(group: str, parts: tuple[Spec, ...]) -> Iterator[tuple[Value, ...]]:
+    for part in parts:
+        yield from itertools.product(*_choices(group, part))
+
+
+def _c_values(parts: tuple[Any, ...]) -> Iterator[Any]:
+    for part in parts:
+        yield from _values("c", (part,)) if isinstance(part, OutputSpec) else [_NO_C if part == "none" else "same"]
+
+
+def _choices(group: str, part: Any) -> list[tuple[Value, ...]]:
+    """The choices for each leaf of one part; of the words ``none`` and ``same``, one choice."""
+    if not isinstance(part, Spec):
+        return [(part,)]
+    return [getattr(part, leaf) or ((TMA_ALIGN,) if leaf == "align" else ()) for leaf in _GROUPS[group]]
+
+
+def filters(where: tuple[Expression, ...] | None) -> tuple[Predicate, ...]:
+    """A ``where`` as predicates."""
+    return tuple(Predicate(term.fields, term.check) for term in where or ())
+
+
+def preset(spec: PresetSpec) -> Preset:
+    """A preset as predicates."""
+    return Preset(spec.description, filters(spec.where), tuple(matching(part) for part in spec.match or ()))
+
+
+def matching(spec: SetSpec) -> tuple[Predicate, ...]:
+    """What a config fulfils to have, in every part that ``spec`` gives, one of the values given."""
+    found = []
+    for name in SetSpec.model_fields:
+        parts = getattr(spec, name)
+        if parts is None:
+            continue
+        if name in _GROUPS:
+            found.append(_any_part(name, parts))
+        else:
+            found.append(member((name,), tuple((value,) for value in parts)))
+    return tuple(found)
+
+
+def _any_part(group: str, parts: tuple[Any, ...]) -> Predicate:
+    names = tuple(f"{group}.{leaf}" for leaf in _GROUPS[group])
+    like_d = tuple(f"d.{leaf}" for leaf in _GROUPS[group]) if "same" in parts else ()
+
+    def fits(part: Any, fields: Fields) -> bool:
+        if part == "none":
+            return fields["c.dtype"] == "none"
+        if part == "same":
+            return all(fields[c] == fields[d] for c, d in zip(names, like_d, strict=True))
+        given = ((f"{group}.{leaf}", getattr(part, leaf)) for leaf in _GROUPS[group])
+        return all(values is None or fields[name] in values for name, values in given)
+
+    return Predicate((*names, *like_d), lambda fields: any(fits(part, fields) for part in parts))

@@ -1,0 +1,44 @@
+"""Shared by all tests: which of them can run here, and a store of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# Examples compile kernels or run on busy machines; how long one takes says nothing about its correctness.
+settings.register_profile("gemmill", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("gemmill")
+
+
+def gpu_count() -> int:
+    """GPUs the driver reports, asked without creating a context; 0 where there is no driver."""
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if libcuda.cuInit(0) != 0 or libcuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("gpu") for item in items) and gpu_count() == 0:
+        skip = pytest.mark.skip(reason="no GPU")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def store_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Point the default store at a folder that all workers of this run share, so no test meets the user's store."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMILL_STORE", str(root / "store"))
+        yield
