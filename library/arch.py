@@ -52,7 +52,7 @@ class Gpu:
     dram_gbps: float
     """DRAM bandwidth in GB/s that a copy reaches."""
     l2_gbps: float
-    """L2 to SM bandwidth in GB/s."""
+    """Rate at which TMA brings operands from L2 to all SMs, in GB/s; above plain loads, as requests coalesce."""
     l2_bytes: int
     """L2 capacity."""
 
@@ -62,9 +62,9 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
         g.name: g
         for g in (
             # H200: SMs, L2 and copy bandwidth measured 2026-11 (docs/performance.md); H100: NVIDIA's data sheet.
-            Gpu("NVIDIA H200", (9, 0), 132, 1.70, 4300.0, 5500.0, 60 << 20),
-            Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.70, 3000.0, 5500.0, 50 << 20),
-            Gpu("NVIDIA H100 PCIe", (9, 0), 114, 1.40, 1800.0, 4500.0, 50 << 20),
+            Gpu("NVIDIA H200", (9, 0), 132, 1.70, 4300.0, 9300.0, 60 << 20),
+            Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.70, 3000.0, 9300.0, 50 << 20),
+            Gpu("NVIDIA H100 PCIe", (9, 0), 114, 1.40, 1800.0, 6600.0, 50 << 20),
         )
     }
 )

@@ -74,7 +74,8 @@ class Document:
 
 def dotted(location: Location) -> str:
     """A location as users write it: ``sets[0].tile.m``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    names = [part if isinstance(part, int) or part.isprintable() else repr(part) for part in location]
+    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)
     return text.removeprefix(".") or "manifest"
 
 
@@ -179,7 +180,7 @@ class _Converter:
         result: dict[str, object] = {}
         for key_node, value_node, merged in self.pairs(node, location):
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
-                self.refuse(key_node, location, f"the key {_excerpt(key_node)} is not text; keys are field names")
+                self.complain(key_node, location, f"the key {_excerpt(key_node)} is not text; keys are field names")
                 continue
             key = key_node.value
             if key not in result:
@@ -187,7 +188,7 @@ class _Converter:
                 result[key] = self.convert(value_node, (*location, key))
             elif not merged:
                 line, _ = self.document.keys[(*location, key)]
-                self.refuse(key_node, (*location, key), f"the key stands twice; the first is in line {line}")
+                self.complain(key_node, (*location, key), f"the key stands twice; the first is in line {line}")
         return result
 
     def pairs(self, node: yaml.Node, location: Location) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
@@ -200,7 +201,7 @@ class _Converter:
                 yield key, value, False
         for source in merges:
             if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
-                self.refuse(source, location, "`<<` takes the alias of another mapping")
+                self.complain(source, location, "`<<` takes the alias of another mapping")
                 continue
             self.active.add(id(source))
             yield from ((key, value, True) for key, value, _ in self.pairs(source, location))
@@ -232,9 +233,12 @@ class _Converter:
         return self.refuse(node, location, message)
 
     def refuse(self, node: yaml.Node, location: Location, message: str) -> object:
-        self.document.faults.append(Fault(*_position(node), dotted(location), message))
+        self.complain(node, location, message)
         self.document.invalid.add(location)
         return INVALID
+
+    def complain(self, node: yaml.Node, location: Location, message: str) -> None:
+        self.document.faults.append(Fault(*_position(node), dotted(location), message))
 
 
 def _position(node: yaml.Node) -> tuple[int, int]:

@@ -1,9 +1,9 @@
-"""The words that each field of text can hold, and which of them a misspelt one means."""
+"""The words that each field of text can hold, and how errors speak of them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import get_args
 
@@ -37,3 +37,8 @@ def suggest(word: str, allowed: Iterable[str]) -> str:
     """``", did you mean x?"`` where one of the allowed words is close, else nothing."""
     close = difflib.get_close_matches(word, allowed, n=1)
     return f", did you mean {close[0]}?" if close else ""
+
+
+def one_of(values: Sequence[object]) -> str:
+    """``x, y or z``."""
+    return " or ".join(filter(None, (", ".join(map(str, values[:-1])), str(values[-1]))))

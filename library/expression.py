@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from gemmill.library.domains import WORDS, suggest
+from gemmill.library.domains import WORDS, one_of, suggest
 from gemmill.library.errors import ExpressionError
 from gemmill.library.fields import FIELD_NAMES, Fields, Value
 
@@ -194,7 +194,7 @@ class _Compiler:
             if allowed and word.value not in allowed:
                 hint = suggest(str(word.value), allowed)
                 raise self.error(
-                    word, f"{ast.unparse(field)} is never {word.value!r}{hint or ''}; it is one of {', '.join(allowed)}"
+                    word, f"{ast.unparse(field)} is never {word.value!r}{hint or ';'} it is {one_of(allowed)}"
                 )
 
 

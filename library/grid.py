@@ -53,6 +53,8 @@ class Table:
 
     def over(self, cells: Cells) -> npt.NDArray[np.bool_]:
         """Outcomes of a block of cells, broadcastable to its shape."""
+        if self.entries.size == 1:
+            return self.entries
         index = [
             where[cut] if length > 1 else where[:1]
             for where, cut, length in zip(self.positions, cells, self.entries.shape, strict=True)
@@ -81,6 +83,11 @@ class Grid:
     def auto_stages(self) -> bool:
         """Whether some candidates leave ``stages`` to be computed."""
         return any(axis.names == ("stages",) and ("auto",) in axis.values for axis in self.axes)
+
+    def meets(self, other: Grid) -> bool:
+        """Whether two grids over the same fields may share candidates: whether they share values of every axis."""
+        pairs = zip(self.axes, other.axes, strict=True)
+        return all(mine.names == ("stages",) or set(mine.values) & set(its.values) for mine, its in pairs)
 
     def tabulate(self, predicate: Predicate) -> Table:
         """Evaluates a predicate over the grid."""

@@ -68,7 +68,9 @@ class Candidates:
         tables = [*self.passing, *(table for _, table in self.rules if rules)]
         for cells in self.grid.blocks():
             if (mask := _all(tables, cells)).any():
-                return next(self.grid.candidates(cells, mask))
+                first = np.zeros_like(mask)
+                first.flat[mask.argmax()] = True
+                return next(self.grid.candidates(cells, first))
         return None
 
 
@@ -197,7 +199,9 @@ class _Chosen:
         grid = candidates.grid
         self.filters = (*candidates.passing, *(grid.tabulate(predicate) for predicate in preset.where))
         self.alternatives = [[grid.tabulate(p) for p in alternative] for alternative in preset.alternatives]
-        self.earlier = [[grid.tabulate(predicate) for predicate in other.members] for other in earlier]
+        self.earlier = [
+            [grid.tabulate(predicate) for predicate in other.members] for other in earlier if other.grid.meets(grid)
+        ]
 
     def filtered(self, cells: Cells) -> Mask:
         mask = _all(self.filters, cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -46,11 +46,8 @@ def load_manifest(path: str | Path) -> KernelSet:
     """
     source = _read(shipped_manifest(str(path)) if str(path) in shipped_manifests() else Path(path), ())
     sets = tuple(_candidates(source))
-    if not sets:
-        source.document.check()
-    presets = {name: resolve.preset(spec) for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
-    kernel_set = KernelSet(source.head.name, source.head.description, sets, presets)
-    _check_filters(source, kernel_set)
+    source.document.check()  # without all sets, presets cannot be judged
+    kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets)))
     source.document.check()
     return kernel_set
 
@@ -83,7 +80,11 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
             document.fault((), f"is not a manifest: a mapping of {', '.join(Manifest.model_fields)}")
         document.check()
         raise AssertionError("a document without a mapping has a fault")
-    head = validated(document, Manifest, {key: data[key] for key in data if key not in ("sets", "presets")}, ())
+    rest = {key: value for key, value in data.items() if key not in ("sets", "presets")}
+    head = validated(document, Manifest, rest, ())
+    if head is None:  # what the sets inherit may be sound all the same
+        inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
+        head = validated(Document(path), Manifest, {"name": "?", **inherited}, ())
     source = _Source(document, head or Manifest(name="?"))
     for name, item in _items(document, data, "sets", list):
         if part := validated(document, FilteredSet, item, ("sets", name)):
@@ -130,10 +131,12 @@ def _extended(source: _Source, chain: tuple[Path, ...]) -> Path | None:
         message = f"no manifest {name!r} ships{hint} those that do: {', '.join(shipped)}; a file's name ends in .yaml"
         document.fault(("extends",), message)
         return None
-    if not target.is_file():
-        document.fault(("extends",), f"there is no file {target}")
+    try:
+        circular = target.resolve(strict=True) in [path.resolve() for path in chain]
+    except (OSError, ValueError) as error:
+        document.fault(("extends",), f"{str(target)!r} cannot be read: {getattr(error, 'strerror', None) or error}")
         return None
-    if target.resolve() in [path.resolve() for path in chain]:
+    if circular:
         circle = " -> ".join(path.name for path in (*chain, target))
         document.fault(("extends",), f"manifests extend each other in a circle: {circle}")
         return None
@@ -158,45 +161,42 @@ def _candidates(source: _Source) -> Iterator[Candidates]:
                 document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
                 continue
             parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
-            if _sound(document, parts, at, which):
+            if ancestor is not source or _sound(document, parts, at):
                 yield from (Candidates(part.grid, (*part.where, *outer)) for part in parts)
 
 
-def _sound(document: Document, parts: list[Candidates], at: Location, which: str) -> bool:
-    """Whether a set holds kernels; if not, a fault says what is in the way."""
-    where = (*at, "where") if (*at, "where") in document.values and at[0] == "sets" else at
+def _sound(document: Document, parts: Sequence[Candidates], at: Location) -> bool:
+    """Whether sets hold a kernel; if not, a fault says what is in the way."""
+    where = (*at, "where") if (*at, "where") in document.values else at
     try:
         passing = [fields for part in parts if (fields := part.first(rules=False))]
         if not passing:
-            document.fault(where, f"{which}no candidate of the set passes")
+            document.fault(where, "no candidate passes")
         elif not any(part.first() for part in parts):
-            document.fault(at, f"{which}every candidate is refused, the first one by {verdicts(passing[0])[0]}")
+            document.fault(at, f"every candidate is refused, the first one by {verdicts(passing[0])[0]}")
         else:
             return True
     except ExpressionError as error:
-        document.fault(where, f"{which}{error}")
+        document.fault(where, str(error))
     return False
 
 
-def _check_filters(source: _Source, kernel_set: KernelSet) -> None:
-    """Records presets, and filters of the whole manifest, that leave nothing over."""
-    document = source.document
-    try:
-        if not kernel_set.holds(Preset()):
-            document.fault(("where",), "no kernel of the manifest passes")
-            return
-    except ExpressionError as error:
-        document.fault(("where",), str(error))
+def _presets(source: _Source, sets: tuple[Candidates, ...]) -> Iterator[tuple[str, Preset]]:
+    """A manifest's presets, and inherited ones that keep a kernel here; an own one that keeps none is a fault."""
+    document, kernels = source.document, KernelSet("", "", sets, {})
+    if not _sound(document, sets, ()):
         return
-    for name, preset in kernel_set.presets.items():
-        own = name in source.presets
-        at: Location = ("presets", name) if own else ("extends",)
-        which = "" if own else f"preset {name}: "
+    specs = {name: spec for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
+    for name, spec in specs.items():
+        at: Location = ("presets", name)
+        preset = resolve.preset(spec)
         try:
-            for index, alternative in enumerate(preset.alternatives):
-                if not kernel_set.holds(Preset(alternatives=(alternative,))):
-                    document.fault((*at, "match", index) if own else at, f"{which}no kernel of the manifest matches")
-            if not kernel_set.holds(preset):
-                document.fault(at, f"{which}no kernel of the manifest is in the preset")
+            if kernels.holds(preset):
+                yield name, preset
+            elif name in source.presets:
+                document.fault(at, "no kernel of the manifest is in the preset")
+            for index, alternative in enumerate(preset.alternatives if name in source.presets else ()):
+                if not kernels.holds(Preset(alternatives=(alternative,))):
+                    document.fault((*at, "match", index), "no kernel of the manifest matches")
         except ExpressionError as error:
-            document.fault((*at, "where") if own else at, f"{which}{error}")
+            document.fault((*at, "where") if name in source.presets else ("extends",), f"preset {name}: {error}")

@@ -10,6 +10,8 @@ Shared memory of a block, each region aligned to 1,024 bytes (the period of the 
 
 from __future__ import annotations
 
+from functools import cache
+
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import Fields
@@ -100,9 +102,15 @@ def subtile_n(fields: Fields) -> int:
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
-    tile_n = integer(fields, "tile.n")
-    n_major = [element_bytes(fields, operand) for operand in "cd" if fields[f"{operand}.major"] == "n"]
-    m_major = [element_bytes(fields, operand) for operand in "cd" if fields[f"{operand}.major"] == "m"]
+    operands = ((str(fields[f"{operand}.dtype"]), str(fields[f"{operand}.major"])) for operand in "cd")
+    return _subtile_n(integer(fields, "tile.n"), *operands)
+
+
+@cache
+def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
+    """:func:`subtile_n` by tile N and the dtypes and majors of C and D."""
+    n_major = [DTYPES[dtype].bytes for dtype, major in operands if major == "n"]
+    m_major = [DTYPES[dtype].bytes for dtype, major in operands if major == "m"]
     for n in range(min(tile_n, MAX_SUBTILE_N) // 8 * 8, 8, -8):
         conflict_free = all(n * size in (128, 64, 32) or n * size // 16 % 2 == 1 for size in n_major)
         if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):
@@ -151,10 +159,9 @@ def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
 def auto_stages(fields: Fields) -> int:
     """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, at most 16; may be below 2."""
     capacity = ARCHS[str(fields["arch"])].shared_bytes
-    for stages in range(MAX_AUTO_STAGES, 0, -1):
-        if stages * sum(stage_bytes(fields)) + fixed_bytes(fields, stages, MIN_D_BUFFERS) <= capacity:
-            return stages
-    return 0
+    fixed = fixed_bytes(fields, 0, MIN_D_BUFFERS)
+    stage = sum(stage_bytes(fields)) + fixed_bytes(fields, 1, MIN_D_BUFFERS) - fixed
+    return max(0, min(MAX_AUTO_STAGES, (capacity - fixed) // stage))
 
 
 def d_buffers(fields: Fields) -> int:

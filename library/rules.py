@@ -15,7 +15,7 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.config import GemmConfig
-from gemmill.library.domains import WORDS
+from gemmill.library.domains import WORDS, one_of
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.resources import integer
 
@@ -81,28 +81,24 @@ class Verdict:
         return f"{self.rule}: {self.says}; nearest legal change: {changes}"
 
 
-def _one_of(values: tuple[Value, ...]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
-
-
 def _mma_types(f: Fields) -> str | None:
     a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), str(f["accumulator"])
     accumulators = ACCUMULATORS.get((a, b))
     if accumulators is None:
-        pairs = _one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
+        pairs = one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
         return f"no kernel multiplies {a} x {b}; the types of A and B must be {pairs}"
     if accumulator not in accumulators:
-        return f"{a} x {b} cannot accumulate in {accumulator}, only in {_one_of(accumulators)}"
+        return f"{a} x {b} cannot accumulate in {accumulator}, only in {one_of(accumulators)}"
     return None
 
 
 def _epilogue_types(f: Fields) -> str | None:
     c, d = str(f["c.dtype"]), str(f["d.dtype"])
     if d not in D_DTYPES:
-        return f"D is {d}; it must be {_one_of(D_DTYPES)}"
+        return f"D is {d}; it must be {one_of(D_DTYPES)}"
     allowed = tuple(dict.fromkeys((d, "f32")))
     if c != "none" and c not in allowed:
-        return f"C is {c} where D is {d}; C must be {_one_of(allowed)}"
+        return f"C is {c} where D is {d}; C must be {one_of(allowed)}"
     return None
 
 
@@ -110,7 +106,7 @@ def _tile_m(f: Fields) -> str | None:
     schedule, m = str(f["schedule"]), integer(f, "tile.m")
     if m in TILE_M[schedule]:
         return None
-    return f"tile M is {m}; {schedule} kernels take {_one_of(TILE_M[schedule])}"
+    return f"tile M is {m}; {schedule} kernels take {one_of(TILE_M[schedule])}"
 
 
 def _tile_n(f: Fields) -> str | None:
@@ -170,10 +166,10 @@ def _accumulator_registers(f: Fields) -> str | None:
     registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
     if registers <= limit:
         return None
+    with_c = "without C" if f["c.dtype"] == "none" else "with C"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
-        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups {'without' if f['c.dtype'] == 'none' else 'with'} C "
-        f"have at most {limit} free"
+        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups {with_c} have at most {limit} free"
     )
 
 
@@ -194,7 +190,7 @@ def _shared_memory(f: Fields) -> str | None:
 
 def _swizzle(f: Fields) -> str | None:
     swizzle = integer(f, "scheduler.swizzle")
-    return None if swizzle in SWIZZLES else f"swizzle is {swizzle}; it must be {_one_of(SWIZZLES)}"
+    return None if swizzle in SWIZZLES else f"swizzle is {swizzle}; it must be {one_of(SWIZZLES)}"
 
 
 def _splits(f: Fields) -> str | None:

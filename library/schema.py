@@ -6,7 +6,9 @@ manifest's ``defaults``, then to gemmill's own.
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -270,9 +272,19 @@ def _terse(node: Any) -> Any:
     kept = {key: _terse(value) for key, value in node.items() if not _generated(key, value)}
     if "anyOf" in kept:
         choices = [choice for choice in kept.pop("anyOf") if choice != {"type": "null"}]
-        kept |= {"anyOf": [c for choice in choices for c in choice.get("anyOf", [choice])]}
+        choices = [c for choice in choices for c in choice.get("anyOf", [choice])]
+        kept |= choices[0] if len(choices) == 1 else {"anyOf": choices}
     return kept
 
 
 def _generated(key: str, value: object) -> bool:
     return (key == "title" and isinstance(value, str)) or key == "default"
+
+
+def schema_text() -> str:
+    """What ``manifests/schema.json`` must hold; ``python -m gemmill.library.schema`` writes it."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent.parent / "manifests" / "schema.json").write_text(schema_text(), encoding="utf-8")

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from gemmill.library import schema
 from gemmill.library.document import INVALID, Document, Location
-from gemmill.library.domains import suggest
+from gemmill.library.domains import one_of, suggest
 
 Model = TypeVar("Model", bound=schema.Spec)
 
@@ -62,7 +62,7 @@ def _message(detail: ErrorDetails, location: Location) -> str:
             return f"{detail['loc'][-1]} is missing"
         case "literal_error":
             words = re.findall("'([^']*)'", context["expected"])
-            return f"is {written}{suggest(str(value), words) or ';'} it must be {' or '.join(words)}"
+            return f"is {written}{suggest(str(value), words) or ';'} it must be {one_of(words)}"
         case "int_type" if isinstance(value, str) and value.isdecimal():
             return f"is the text {written}; it must be an integer, so remove the quotes"
         case "int_type":

@@ -1,7 +1,4 @@
-"""The application: its groups of commands, and what becomes of errors.
-
-Commands import the runtime and the profiler in their bodies: ``gemmill validate`` needs neither CUDA nor a GPU.
-"""
+"""The application: its help, and what becomes of errors."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from gemmill import __version__
 from gemmill.cli import output
 from gemmill.cli.output import Status
 from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
+from gemmill.runtime.settings import Settings
 
 HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
 
@@ -37,10 +35,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; turn errors into a message on stderr and an exit code."""
-        from gemmill.runtime.settings import Settings
-
         try:
-            debug = Settings.from_environment().debug
+            debug = getattr(Settings.read(), "debug", False)
         except GemmillError as error:
             output.complain(f"error: {error}")
             raise typer.Exit(Status.USAGE) from None
@@ -55,6 +51,8 @@ class Commands(TyperGroup):
             output.complain(f"error: {error}")
             missing = isinstance(error, ToolchainError | DeviceError)
             raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
+        except BrokenPipeError:  # the reader has what it wanted, as `head` does
+            raise
         except OSError as error:
             if debug:
                 raise
@@ -64,9 +62,8 @@ class Commands(TyperGroup):
             # Exit, Abort and usage errors are typer's own business.
             if debug or type(error).__module__.startswith(("typer", "click")):
                 raise
-            output.complain(
-                f"error: {type(error).__name__}: {error}\nThis is a bug in gemmill. GEMMILL_DEBUG=1 shows the traceback."
-            )
+            output.complain(f"error: {type(error).__name__}: {error}")
+            output.complain("This is a bug in gemmill; GEMMILL_DEBUG=1 shows the traceback.")
             raise typer.Exit(Status.WRONG) from None
 
 

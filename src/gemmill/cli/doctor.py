@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 import typer
@@ -18,7 +20,10 @@ from gemmill.cli.app import app
 from gemmill.cli.options import Json, StorePath
 from gemmill.cli.output import Status
 from gemmill.library.arch import ARCHS
-from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
+from gemmill.library.errors import DeviceError, ToolchainError
+from gemmill.runtime import driver
+from gemmill.runtime.store import Store
+from gemmill.runtime.toolchain import Toolchain
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,9 @@ def doctor(store: StorePath = None, as_json: Json = False) -> None:
     would be needed for.
 
     \b
-    gemmill doctor
-    gemmill doctor --json
+    Examples:
+      gemmill doctor
+      gemmill doctor --json
     """
     found = [_python(), *_packages(), *_toolchain(), *_gpus(), _torch(), _store(store)]
     if as_json:
@@ -80,8 +86,6 @@ def _packages() -> Iterator[Finding]:
 
 
 def _toolchain() -> Iterator[Finding]:
-    from gemmill.runtime.toolchain import Toolchain
-
     try:
         toolchain = Toolchain.find()
     except ToolchainError as error:
@@ -94,8 +98,6 @@ def _toolchain() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    from gemmill.runtime import driver
-
     try:
         version = int(driver.check(driver.bindings().cuDriverGetVersion(), "reading the driver's version"))
         count = driver.device_count()
@@ -105,9 +107,8 @@ def _gpus() -> Iterator[Finding]:
     cuda = f"{version // 1000}.{version // 10 % 100}"
     bindings = (_version("cuda-bindings") or "").partition(".")[0]
     if bindings.isdecimal() and int(bindings) > version // 1000:
-        yield Finding(
-            "driver", "wrong", f"runs CUDA {cuda}; cuda-bindings is {bindings}", "install gemmill[cu12] or a newer driver"
-        )
+        detail = f"runs CUDA {cuda}; cuda-bindings is {bindings}"
+        yield Finding("driver", "wrong", detail, "install gemmill[cu12] or a newer driver")
     else:
         yield Finding("driver", "ok", f"runs CUDA {cuda}")
     if count == 0:
@@ -140,8 +141,12 @@ def _torch() -> Finding:
     return Finding("PyTorch", "ok", version)
 
 
-def _store(path: object) -> Finding:
-    raise NotImplementedError
-
-
-__all__ = ["GemmillError"]
+def _store(path: Path | None) -> Finding:
+    store = Store(path)
+    stats = store.stats()
+    detail = f"{stats.path}: {stats.entries} kernels, {stats.bytes:,} of at most {stats.max_bytes:,} bytes"
+    existing = next(folder for folder in (store.path, *store.path.parents) if folder.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding("store", "ok", detail)
+    advice = f"{existing} cannot be written, so nothing is kept; set GEMMILL_STORE to a folder that can"
+    return Finding("store", "wrong", detail, advice)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -31,28 +31,39 @@ def validate(
     """Check manifests: every error of every file, as file:line:column.
 
     \b
-    gemmill validate my_kernels.yaml
-    gemmill validate bf16 f16 --json
+    Examples:
+      gemmill validate my_kernels.yaml
+      gemmill validate bf16 f16 --json
     """
-    reports = [_validated(manifest_path(file)) for file in files]
+    checked = [_Checked.of(manifest_path(file)) for file in files]
     if as_json:
-        output.print_json(reports)
-    for report in [] if as_json else reports:
-        if report["errors"]:
-            output.complain("\n".join(report["errors"]))
-        else:
-            presets = ", ".join(report["presets"]) or "none"
-            typer.echo(f"{report['file']}: ok: {report['kernels']} kernels; presets: {presets}")
-    if any(report["errors"] for report in reports):
+        output.print_json([asdict(file) for file in checked])
+    else:
+        for file in checked:
+            if file.errors:
+                output.complain("\n".join(file.errors))
+            else:
+                typer.echo(f"{file.file}: ok: {file.kernels} kernels; presets: {', '.join(file.presets) or 'none'}")
+    if any(file.errors for file in checked):
         raise typer.Exit(Status.WRONG)
 
 
-def _validated(path: Path) -> dict[str, list[str] | str | int]:
-    try:
-        kernels = load_manifest(path)
-        return {"file": str(path), "errors": [], "kernels": kernels.count().legal, "presets": list(kernels.presets)}
-    except ManifestError as error:
-        return {"file": str(path), "errors": str(error).splitlines(), "kernels": 0, "presets": []}
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What `validate` says of one file."""
+
+    file: str
+    errors: list[str]
+    kernels: int = 0
+    presets: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, path: Path) -> _Checked:
+        try:
+            kernels = load_manifest(path)
+        except ManifestError as error:
+            return cls(str(path), str(error).splitlines())
+        return cls(str(path), [], kernels.count().legal, tuple(kernels.presets))
 
 
 @app.command(name="list")
@@ -69,10 +80,11 @@ def list_(
     """List the kernels of a manifest, one name a line.
 
     \b
-    gemmill list
-    gemmill list bf16 --preset quick
-    gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
-    gemmill list my_kernels.yaml --count
+    Examples:
+      gemmill list
+      gemmill list bf16 --preset quick
+      gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
+      gemmill list my_kernels.yaml --count
     """
     if manifest is None:
         _list_shipped(as_json)
@@ -129,8 +141,9 @@ def explain(name_or_file: Kernel, as_json: Json = False) -> None:
     """Say what a kernel is and needs, or which rule refuses it and the nearest legal change.
 
     \b
-    gemmill explain sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
-    gemmill explain one_config.yaml --json
+    Examples:
+      gemmill explain sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
+      gemmill explain one_config.yaml --json
     """
     config = kernel(name_or_file)
     broken = verdicts(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,32 +12,49 @@ from typing import Annotated, Literal, get_type_hints
 import typer
 
 from gemmill.library.config import GemmConfig, MajorCD
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.kernelset import KernelSet
-from gemmill.library.manifest import load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import parse_name
 from gemmill.library.problem import GemmProblem
+from gemmill.profiler.shapes import Shape, load_shapes
 
 Manifest = Annotated[str, typer.Argument(metavar="MANIFEST", help="A manifest file, or the name of one that ships.")]
 Kernel = Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel name, or a manifest with exactly one config.")]
 Preset = Annotated[str | None, typer.Option(help="A preset of the manifest, such as quick.", metavar="NAME")]
 Where = Annotated[
     str | None,
-    typer.Option(help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\"."),
+    typer.Option(
+        metavar="FILTER",
+        help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\".",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StorePath = Annotated[Path | None, typer.Option("--store", help="Folder of compiled kernels; default: the user's.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes that compile; default: one a core.")]
+StorePath = Annotated[
+    Path | None, typer.Option("--store", metavar="FOLDER", help="Folder of compiled kernels; default: the user's.")
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that compile; default: one a core.")
+]
 Manifests = Annotated[
-    list[str], typer.Option("--manifest", help="Consider the kernels of this manifest; may be repeated.")
+    list[str],
+    typer.Option("--manifest", metavar="MANIFEST", help="Consider the kernels of this manifest; may be repeated."),
 ]
 Packs = Annotated[
     list[Path],
-    typer.Option("--pack", exists=True, dir_okay=False, help="Consider the kernels of this pack; may be repeated."),
+    typer.Option(
+        "--pack",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Consider the kernels of this pack; may be repeated.",
+    ),
 ]
 Records = Annotated[
     list[Path],
-    typer.Option("--records", exists=True, dir_okay=False, help="Prefer these measurements to the model."),
+    typer.Option(
+        "--records", metavar="FILE", exists=True, dir_okay=False, help="Prefer these measurements to the model."
+    ),
 ]
 
 
@@ -66,6 +84,16 @@ def kernel(source: str) -> GemmConfig:
     return configs[0]
 
 
+def shape_suite(source: str) -> tuple[Shape, ...]:
+    """The shapes of a file, or of the suite that ships under a name."""
+    if Path(source).is_file():
+        return load_shapes(Path(source)).shapes
+    shipped = {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
+    if source not in shipped:
+        raise typer.BadParameter(f"{source!r} is neither a file nor a suite that ships; these do: {', '.join(shipped)}")
+    return load_shapes(shipped[source]).shapes
+
+
 def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that describe a GEMM, in place of its parameter ``problem``."""
 
@@ -84,7 +112,7 @@ def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     merged = [p.replace(kind=p.KEYWORD_ONLY) for p in (problem_parameters | own).values()]
     with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in merged}
-    del with_options.__wrapped__  # type: ignore[attr-defined]
+    del with_options.__wrapped__
     return with_options
 
 
@@ -109,6 +137,12 @@ def _problem(
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
     m, n, k, batch = _extents(mnkl)
+
+    def align(dtype: DTypeName, contiguous: int) -> int:
+        """Alignment of a packed operand: the largest power of two, up to 16, that divides its strides in bytes."""
+        return math.gcd(16, contiguous * DTYPES[dtype].bytes)
+
+    b_dtype, d_dtype, c_major = b_dtype or a_dtype, d_dtype or a_dtype, c_major or d_major
     return GemmProblem(
         m=m,
         n=n,
@@ -116,11 +150,15 @@ def _problem(
         batch=batch,
         a_dtype=a_dtype,
         a_major="k" if a_major == "k" else "mn",
-        b_dtype=b_dtype or a_dtype,
+        b_dtype=b_dtype,
         b_major="k" if b_major == "k" else "mn",
         accumulator=accumulator,
-        d_dtype=d_dtype or a_dtype,
+        d_dtype=d_dtype,
         d_major=d_major,
         c_dtype=c_dtype,
-        c_major=(c_major or d_major) if c_dtype else None,
+        c_major=c_major if c_dtype else None,
+        a_align=align(a_dtype, k if a_major == "k" else m),
+        b_align=align(b_dtype, k if b_major == "k" else n),
+        c_align=align(c_dtype, n if c_major == "n" else m) if c_dtype else 16,
+        d_align=align(d_dtype, n if d_major == "n" else m),
     )

@@ -45,7 +45,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     """A table on stdout; columns whose name starts with ``>`` are aligned to the right."""
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column[0] == ">" else "left", overflow="fold")
+        table.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     console().print(table, markup=False)

@@ -1,0 +1,136 @@
+"""Measurement records: one kernel on one problem, and what a figure needs to be believed. Kept as JSON Lines.
+
+The profiler appends them, the selector reads them; neither imports the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
+
+from gemmill.library.config import Frozen
+from gemmill.library.errors import RecordError
+from gemmill.library.problem import GemmProblem
+
+METHOD = 1
+"""Version of how times are taken. A change of operands, rotation, graphs or statistics raises it, and older records no
+longer count as measured."""
+
+_DERIVED = ("key", "tflops", "ratio")
+
+
+class Measurement(Frozen):
+    """What became of one kernel on one problem."""
+
+    kernel: str
+    """Kernel name, or ``cublas``."""
+    digest: str
+    """SHA-256 of the cubin in hex; empty for cuBLAS, and where there is no cubin."""
+    problem: GemmProblem
+    gpu: str
+    """Name of the GPU as the driver reports it."""
+    driver: str
+    """Version of the driver."""
+    cuda: str
+    """CUDA version of the baseline's cuBLAS."""
+    torch: str
+    """Version of PyTorch."""
+    gemmill: str
+    """Version of gemmill."""
+    commit: str
+    """Commit of gemmill's sources; empty outside a repository."""
+    method: int = METHOD
+    """:data:`METHOD` when it was measured."""
+    time: AwareDatetime = Field(strict=False)
+    """When it was measured."""
+    stage: Literal["failed", "screen", "final"]
+    """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
+    us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Median time of one launch in microseconds; None where it failed."""
+    low_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Lower quartile."""
+    high_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Upper quartile."""
+    samples: int = Field(default=0, ge=0)
+    """Replays that median and quartiles are of."""
+    baseline_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Median time of cuBLAS, interleaved in the same run; None where it was not timed."""
+    verified: bool
+    """Whether every element of D was within its bound of a float64 reference."""
+    error: float | None = None
+    """Largest error in multiples of an element's bound; None where it was not verified, or not finite."""
+    says: str = ""
+    """Why it failed."""
+    sm_mhz: int | None = None
+    """SM clock under load."""
+    memory_mhz: int | None = None
+    """Memory clock under load."""
+    watts: float | None = None
+    """Power under load."""
+    celsius: int | None = None
+    """GPU temperature."""
+    throttle: tuple[str, ...] = Field(default=(), strict=False)
+    """Reasons for which the clocks were held down."""
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
+    @property
+    def key(self) -> str:
+        """What makes a measurement the same measurement: :func:`measurement_key`."""
+        return measurement_key(self.digest, self.problem, self.gpu, self.method)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tflops(self) -> float | None:
+        """Rate in TFLOP/s."""
+        return None if self.us is None else self.problem.flops / self.us / 1e6
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ratio(self) -> float | None:
+        """Speed relative to cuBLAS: above 1 is faster."""
+        return None if self.us is None or self.baseline_us is None else self.baseline_us / self.us
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_derived(cls, data: Any) -> Any:
+        """Derived values are written for those who query the file, and computed anew when it is read."""
+        return {name: data[name] for name in data if name not in _DERIVED} if isinstance(data, dict) else data
+
+
+def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = METHOD) -> str:
+    """SHA-256 in hex over cubin digest, problem, GPU and method: nothing else makes a kernel worth measuring again."""
+    text = json.dumps([digest, asdict(problem), gpu, method], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_records(path: Path) -> Iterator[Measurement]:
+    """The measurements of a file, in its order.
+
+    A line that a killed writer left unfinished is skipped, with a word in the log.
+
+    Raises:
+        RecordError: the file cannot be read, or a line is no record.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield Measurement.model_validate_json(line)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            if fault["type"] == "json_invalid":
+                logging.getLogger(__name__).warning("%s:%d: skipped an unfinished record", path, number)
+                continue
+            field = ".".join(map(str, fault["loc"])) or "record"
+            raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None

@@ -1,0 +1,127 @@
+"""The sweep's side of its worker: starts it, hands it units, notices when it dies or hangs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+
+from gemmill.library.errors import DeviceError
+from gemmill.profiler.worker import Fault, Machine, Refusal, Report, Running, Setup, Unit
+
+SILENCE_SECONDS = 120.0
+"""A worker that says nothing for so long hangs: the slowest step, importing PyTorch, takes a tenth."""
+
+# Like compiling workers, a fresh interpreter: multiprocessing would run the caller's main module again.
+_COMMAND = """
+import importlib, sys
+module, descriptor, *sys.path[:] = sys.argv[1:]
+importlib.import_module(module).serve(int(descriptor))
+"""
+
+
+class WorkerError(Exception):
+    """The worker died or hangs, and was ended."""
+
+    def __init__(self, kernel: str, says: str) -> None:
+        super().__init__(says)
+        self.kernel = kernel
+        """Name of the kernel that was running; empty if none was."""
+
+
+class WorkerProcess:
+    """A worker, restarted when it is needed again after a crash. Use as a context manager: it ends with the block.
+
+    Args:
+        setup: what it is started with.
+        silence_seconds: how long it may say nothing.
+        module: the module whose ``serve`` is its body.
+    """
+
+    def __init__(
+        self, setup: Setup, silence_seconds: float = SILENCE_SECONDS, module: str = "gemmill.profiler.worker"
+    ) -> None:
+        self._setup = setup
+        self._silence_seconds = silence_seconds
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._kernel = ""
+
+    def start(self) -> Machine:
+        """Start the worker.
+
+        Raises:
+            DeviceError: it cannot measure anything here.
+        """
+        self._connection, theirs = Pipe()
+        with theirs:
+            # A group of its own: Ctrl-C reaches the sweep alone, which then ends the worker.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, self._module, str(theirs.fileno()), *sys.path],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        try:
+            answer = self._ask(self._setup)
+        except WorkerError as error:
+            raise DeviceError(f"the measuring process did not start: {error}") from None
+        if isinstance(answer, Machine):
+            return answer
+        self.stop()
+        raise DeviceError(answer.says if isinstance(answer, Refusal | Fault) else f"unexpected answer: {answer}")
+
+    def measure(self, unit: Unit) -> Report:
+        """Have a unit measured.
+
+        Raises:
+            WorkerError: the worker died, hangs, or cannot go on; the next call starts another.
+            DeviceError: another worker cannot be started.
+        """
+        if self._process is None:
+            self.start()
+        answer = self._ask(unit)
+        if isinstance(answer, Report):
+            return answer
+        self.stop()
+        raise WorkerError(self._kernel, answer.says if isinstance(answer, Refusal | Fault) else f"answered {answer}")
+
+    def stop(self) -> None:
+        """Kill the worker, whatever it is doing."""
+        if self._process is not None and self._connection is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+        self._process = self._connection = None
+
+    def _ask(self, request: Setup | Unit) -> Machine | Report | Refusal | Fault:
+        """Send a request; the answer to it, whatever is said in between."""
+        assert self._process is not None
+        assert self._connection is not None
+        self._kernel = ""
+        try:
+            self._connection.send(request)
+            while self._connection.poll(self._silence_seconds):
+                message: Running | Machine | Report | Refusal | Fault = self._connection.recv()
+                if not isinstance(message, Running):
+                    return message
+                self._kernel = message.kernel
+        except (EOFError, OSError):
+            status = self._process.wait()
+            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            self.stop()
+            raise WorkerError(self._kernel, f"the measuring process died ({how})") from None
+        self.stop()
+        raise WorkerError(self._kernel, f"no sign of life for {self._silence_seconds:.0f} s: it hangs")
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,64 @@
+"""Records on disk: JSON Lines, appended whole and synced one by one, so that a killed sweep keeps what it had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+from gemmill.library.errors import RecordError
+from gemmill.library.records import Measurement
+
+
+class Appender:
+    """A records file, open for more. The file and its folder are made if they are not there."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                # A killed writer left half a line. End it, so that readers skip it alone.
+                os.write(self._file, b"\n")
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self._path = path
+
+    def append(self, measurement: Measurement) -> None:
+        """Write one record and wait until it is on disk.
+
+        Raises:
+            RecordError: it cannot be written, because the disk is full for instance.
+        """
+        line = measurement.model_dump_json().encode() + b"\n"
+        try:
+            written = os.write(self._file, line)  # one call: records of two sweeps never mix
+            os.fsync(self._file)
+        except OSError as error:
+            raise RecordError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+        if written != len(line):
+            raise RecordError(f"{self._path}: only {written} of {len(line)} bytes of a record fit; free some space")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def source_commit() -> str:
+    """Commit that gemmill's sources are at, with ``-dirty`` if they were changed since; empty outside a repository."""
+    folder = str(Path(__file__).resolve().parent)
+    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,208 @@
+"""Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
+
+Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length. Kernels run in
+a process of their own (:mod:`gemmill.profiler.worker`): one that faults or hangs costs its own record and a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gemmill import __version__
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import RecordError
+from gemmill.library.names import kernel_name
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement, measurement_key, read_records
+from gemmill.profiler.baseline import BASELINE
+from gemmill.profiler.process import WorkerError, WorkerProcess
+from gemmill.profiler.records import Appender, source_commit
+from gemmill.profiler.shapes import Shape
+from gemmill.profiler.worker import Machine, Options, Outcome, Report, Setup, Unit
+from gemmill.runtime import pool
+from gemmill.runtime.store import Store
+
+ALIGNMENT = 16
+"""Largest alignment, in bytes, that problems distinguish."""
+DEFAULT_OPTIONS = Options()
+
+
+def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
+    """The problem that a kernel solves on packed operands of a shape."""
+    m, n, k = shape.m, shape.n, shape.k
+
+    def align(dtype: str, contiguous: int, strided: int) -> int:
+        stride = contiguous * DTYPES[dtype].bytes if strided > 1 or shape.batch > 1 else ALIGNMENT
+        return (stride | ALIGNMENT) & -(stride | ALIGNMENT)
+
+    a, b, c, d = config.a, config.b, config.c, config.d
+    return GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        batch=shape.batch,
+        a_dtype=a.dtype,
+        a_major=a.major,
+        b_dtype=b.dtype,
+        b_major=b.major,
+        accumulator=config.accumulator,
+        d_dtype=d.dtype,
+        d_major=d.major,
+        c_dtype=c.dtype if c else None,
+        c_major=c.major if c else None,
+        a_align=align(a.dtype, *((k, m) if a.major == "k" else (m, k))),
+        b_align=align(b.dtype, *((k, n) if b.major == "k" else (n, k))),
+        c_align=align(c.dtype, *((n, m) if c.major == "n" else (m, n))) if c else ALIGNMENT,
+        d_align=align(d.dtype, *((n, m) if d.major == "n" else (m, n))),
+    )
+
+
+def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
+    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs."""
+    configs = list(configs)
+    groups: dict[GemmProblem, list[GemmConfig]] = {}
+    for shape in shapes:
+        for config in configs:
+            groups.setdefault(problem_of(config, shape), []).append(config)
+    return [Unit(problem, tuple(members)) for problem, members in groups.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Hears of a sweep's progress."""
+
+    compiled: Callable[[pool.Outcome], None] = lambda outcome: None
+    """A kernel is compiled, or was refused."""
+    measured: Callable[[GemmProblem, Sequence[Measurement]], None] = lambda problem, records: None
+    """A problem is done; these are its new records."""
+
+
+SILENT = Listener()
+
+
+def sweep(
+    configs: Sequence[GemmConfig],
+    shapes: Sequence[Shape],
+    records: Path,
+    *,
+    store: Store | None = None,
+    jobs: int | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    pin: Callable[[GemmProblem], Iterable[str]] = lambda problem: (),
+    commit: str | None = None,
+    listener: Listener = SILENT,
+) -> list[Measurement]:
+    """Verify and time kernels on every shape, with cuBLAS beside them, and append what comes out to a file.
+
+    What the file holds already for this GPU, by cubin and problem, is not measured again.
+
+    Args:
+        configs: legal configs.
+        shapes: extents to measure them at.
+        records: file that measurements are appended to, one JSON line each.
+        store: where kernels are kept; None means the default store.
+        jobs: processes that compile; default: one a core.
+        options: how thoroughly to measure.
+        pin: names of kernels that the second stage measures on a problem, however slow the first finds them.
+        commit: commit of gemmill that the records name; default: the repository's, if this is one.
+        listener: told of progress.
+
+    Returns:
+        The new measurements, failed ones among them.
+
+    Raises:
+        RecordError: there is nothing to measure, or the records file cannot be read or written.
+        DeviceError: there is no GPU or no PyTorch.
+        ToolchainError: kernels are missing in the store and cannot be compiled.
+    """
+    if not configs or not shapes:
+        raise RecordError(f"nothing to profile: {len(configs)} kernels on {len(shapes)} shapes; check the filter")
+    store = store or Store()
+    known = {r.key for r in read_records(records) if r.us is not None} if records.exists() else set()
+    new: list[Measurement] = []
+    with WorkerProcess(Setup(store.path, store.max_bytes, options)) as worker, ExitStack() as stack:
+        machine = worker.start()  # first: without a GPU nothing need be compiled
+        appender = stack.enter_context(Appender(records))
+        compiled = pool.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
+        digests = {outcome.name: outcome.artifact.digest for outcome in compiled if outcome.artifact}
+        faulty = {outcome.name: f"not compiled: {outcome.error}" for outcome in compiled if outcome.error}
+        source = commit if commit is not None else source_commit()
+        for unit in units(configs, shapes):
+            keys = {
+                c: measurement_key(digests.get(kernel_name(c), ""), unit.problem, machine.gpu) for c in unit.configs
+            }
+            todo = tuple(config for config in unit.configs if keys[config] not in known)
+            if not todo:
+                continue
+            report = measure(worker, Unit(unit.problem, todo, tuple(pin(unit.problem))), faulty)
+            measured = measurements(unit.problem, report, digests, machine, source)
+            for measurement in measured:
+                appender.append(measurement)
+            new += measured
+            listener.measured(unit.problem, measured)
+    return new
+
+
+def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
+    """Measure a unit without the kernels that are known to be ``faulty``; those that crash are added to them."""
+    while True:
+        names = {kernel_name(config): config for config in unit.configs}
+        failed = tuple(Outcome(name, "failed", says=faulty[name]) for name in names if name in faulty)
+        sound = tuple(config for name, config in names.items() if name not in faulty)
+        if not sound:
+            return Report(failed, None)
+        try:
+            report = worker.measure(replace(unit, configs=sound))
+        except WorkerError as error:
+            if error.kernel in names:
+                faulty[error.kernel] = f"crashed on {unit.problem}: {error}"
+                continue
+            # No kernel was running: the operands may be too large for the GPU.
+            outcomes = tuple(Outcome(kernel_name(config), "failed", says=str(error)) for config in sound)
+            return Report(failed + outcomes, None)
+        return replace(report, outcomes=failed + report.outcomes)
+
+
+def measurements(
+    problem: GemmProblem, report: Report, digests: dict[str, str], machine: Machine, commit: str
+) -> list[Measurement]:
+    """The records of a report."""
+    timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
+    baseline, reading = timings.get(BASELINE), report.reading
+    now = datetime.now(UTC)
+    return [
+        Measurement(
+            kernel=outcome.kernel,
+            digest=digests.get(outcome.kernel, ""),
+            problem=problem,
+            gpu=machine.gpu,
+            driver=machine.driver,
+            cuda=machine.cuda,
+            torch=machine.torch,
+            gemmill=__version__,
+            commit=commit,
+            time=now,
+            stage=outcome.stage,
+            us=timing.median if timing else None,
+            low_us=timing.low if timing else None,
+            high_us=timing.high if timing else None,
+            samples=timing.samples if timing else 0,
+            baseline_us=baseline.median if baseline and timing else None,
+            verified=outcome.verified,
+            error=outcome.error if outcome.error is not None and math.isfinite(outcome.error) else None,
+            says=outcome.says,
+            sm_mhz=reading.sm_mhz if reading else None,
+            memory_mhz=reading.memory_mhz if reading else None,
+            watts=reading.watts if reading else None,
+            celsius=reading.celsius if reading else None,
+            throttle=reading.throttle if reading else (),
+        )
+        for outcome in report.outcomes
+        for timing in (outcome.timing,)
+    ]

@@ -1,0 +1,128 @@
+"""What the GPU does while it is measured: clocks, power, temperature, throttle reasons.
+
+Through NVML where ``nvidia-ml-py`` is installed, else through ``nvidia-smi``; read only, no setting is ever changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from gemmill.library.errors import DeviceError
+
+THROTTLE_REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""Reasons for which a GPU runs below its clocks (nvml.h, ``nvmlClocksEventReason*``); idle and set clocks are none."""
+SMI_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """State of a GPU at one moment, or the summary of several."""
+
+    sm_mhz: int
+    memory_mhz: int
+    watts: float
+    celsius: int
+    throttle: tuple[str, ...]
+    """Why the clocks are held down; empty when nothing does."""
+
+
+class Telemetry(Protocol):
+    """A source of readings of one GPU."""
+
+    def driver(self) -> str:
+        """Version of the driver."""
+
+    def read(self) -> Reading:
+        """The GPU's state now."""
+
+
+def open_telemetry(uuid: str) -> Telemetry:
+    """The telemetry of a GPU, named ``GPU-...`` as the driver does.
+
+    Raises:
+        DeviceError: neither NVML nor nvidia-smi answers for this GPU.
+    """
+    try:
+        return _Nvml(importlib.import_module("pynvml"), uuid)
+    except ImportError:
+        return _Smi(uuid)
+
+
+def summarise(readings: Sequence[Reading]) -> Reading:
+    """Medians of the numbers, and every throttle reason that was seen. Needs at least one reading."""
+    return Reading(
+        round(median(r.sm_mhz for r in readings)),
+        round(median(r.memory_mhz for r in readings)),
+        round(median(r.watts for r in readings), 1),
+        round(median(r.celsius for r in readings)),
+        tuple(reason for reason in THROTTLE_REASONS.values() if any(reason in r.throttle for r in readings)),
+    )
+
+
+def throttle_reasons(mask: int) -> tuple[str, ...]:
+    """The reasons that NVML's bit mask names."""
+    return tuple(reason for bit, reason in THROTTLE_REASONS.items() if mask & bit)
+
+
+class _Nvml:
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self.nvml = nvml
+        try:
+            nvml.nvmlInit()
+            self.handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError as error:
+            raise DeviceError(f"NVML does not know GPU {uuid}: {error}") from error
+
+    def driver(self) -> str:
+        return str(self.nvml.nvmlSystemGetDriverVersion())
+
+    def read(self) -> Reading:
+        nvml, handle = self.nvml, self.handle
+        return Reading(
+            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            throttle_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        )
+
+
+class _Smi:
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        self.read()
+
+    def driver(self) -> str:
+        return self.query("driver_version")[0]
+
+    def read(self) -> Reading:
+        return parse_smi(self.query(*SMI_FIELDS))
+
+    def query(self, *fields: str) -> list[str]:
+        command = ["nvidia-smi", "-i", self.uuid, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise DeviceError(
+                f"no telemetry of GPU {self.uuid}: nvidia-smi: {error}; pip install nvidia-ml-py"
+            ) from error
+        return [value.strip() for value in done.stdout.strip().split(",")]
+
+
+def parse_smi(values: Sequence[str]) -> Reading:
+    """A reading from nvidia-smi's answer for :data:`SMI_FIELDS`; what a GPU does not report (``[N/A]``) reads as 0."""
+    numbers = [0.0 if value.startswith("[") else float(value) for value in values[:4]]
+    mask = 0 if values[4].startswith("[") else int(values[4], 16)
+    return Reading(int(numbers[0]), int(numbers[1]), numbers[2], int(numbers[3]), throttle_reasons(mask))

@@ -1,0 +1,279 @@
+"""The process that a sweep measures in: a kernel that faults or hangs takes it along, and nothing else.
+
+The sweep sends a :class:`Unit` at a time. The worker says which kernel it is about to run (:class:`Running`), so that
+the sweep knows after a crash whose it was, and at last gives a :class:`Report`. A CUDA fault poisons the process's
+context: the worker says what it knows (:class:`Fault`) and ends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
+from gemmill.library.names import kernel_name
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.baseline import BASELINE, cublas
+from gemmill.profiler.operands import OperandSet, make_operands, torch
+from gemmill.profiler.telemetry import Reading, open_telemetry
+from gemmill.profiler.telemetry import summarise as summarise_readings
+from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
+from gemmill.profiler.verify import Reference, reference
+from gemmill.runtime.api import plan
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.store import Store
+
+ALPHA, BETA = 1.0, 1.0
+"""Scalars of every measurement; beta counts where there is a C."""
+READ_EVERY = 4
+"""Rounds between two readings of clocks and power."""
+
+Stage = Literal["failed", "screen", "final"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How thoroughly to measure."""
+
+    screen_rounds: int = 4
+    """Replays of every kernel's graph in the first stage."""
+    finalists: int = 8
+    """Kernels that the second stage measures again, beside cuBLAS."""
+    final_rounds: int = 32
+    """Replays of each in the second stage."""
+    seed: int = 0
+    """Seed of the operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker is started with."""
+
+    store: Path
+    """Where the sweep's kernels are."""
+    store_bytes: int
+    """Size cap of the store."""
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The GPU that is measured."""
+
+    gpu: str
+    """Name that the driver reports."""
+    uuid: str
+    driver: str
+    """Version of the driver."""
+    cuda: str
+    """CUDA version of torch and its cuBLAS."""
+    torch: str
+    """Version of torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One problem and the kernels to be measured on it, side by side."""
+
+    problem: GemmProblem
+    configs: tuple[GemmConfig, ...]
+    pinned: tuple[str, ...] = ()
+    """Names of kernels that are finalists however slow they look at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one kernel, or of cuBLAS, on a problem."""
+
+    kernel: str
+    """Kernel name, or :data:`~gemmill.profiler.baseline.BASELINE`."""
+    stage: Stage
+    """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
+    timing: Timing | None = None
+    """None where it failed."""
+    verified: bool = False
+    """Whether every element of D was within its bound."""
+    error: float | None = None
+    """Largest error in multiples of an element's bound; None where it was not verified."""
+    says: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All outcomes of a unit, and the state of the GPU meanwhile."""
+
+    outcomes: tuple[Outcome, ...]
+    reading: Reading | None
+    """None where nothing was timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Word of which kernel is about to run; its name is empty while none is."""
+
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The worker cannot start: no GPU, no torch. Nothing can be measured."""
+
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The GPU or the host gave an error that this process cannot go on from."""
+
+    says: str
+
+
+def serve(descriptor: int) -> None:
+    """Body of a worker: takes a :class:`Setup` and then units from a pipe, until the pipe ends."""
+    with Connection(descriptor) as connection, suppress(EOFError, BrokenPipeError):
+        setup: Setup = connection.recv()
+        try:
+            bench = _Bench(setup, connection.send)
+        except GemmillError as error:
+            connection.send(Refusal(str(error)))
+            return
+        connection.send(bench.machine)
+        while True:
+            unit: Unit = connection.recv()
+            try:
+                report = bench.measure(unit)
+            except (GemmillError, RuntimeError) as error:  # torch's errors, CUDA's among them, are RuntimeErrors
+                connection.send(Fault(f"{type(error).__name__}: {error}".partition("\n")[0]))
+                return
+            connection.send(report)
+
+
+class _Bench:
+    """Measures units in this process."""
+
+    def __init__(self, setup: Setup, send: Callable[[Running], None]) -> None:
+        if not torch().cuda.is_available():
+            raise DeviceError("profiling needs a GPU, and PyTorch finds none; gemmill doctor says more")
+        self.options = setup.options
+        self.send = send
+        properties = torch().cuda.get_device_properties(0)
+        uuid = f"GPU-{properties.uuid}"
+        self.telemetry = open_telemetry(uuid)
+        self.machine = Machine(
+            properties.name, uuid, self.telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
+        )
+        self.registry = Registry(manifests=[], store=Store(setup.store, setup.store_bytes))
+        self.stream = torch().cuda.Stream()
+
+    def runs(self, kernel: str) -> None:
+        """Leave word of which kernel is about to run."""
+        self.send(Running(kernel))
+
+    def measure(self, unit: Unit) -> Report:
+        """Verify every kernel, time all that are right, then the best of them and cuBLAS again."""
+        self.runs("")
+        torch().cuda.empty_cache()  # operands of another size
+        problem = unit.problem
+        operands = make_operands(problem, self.options.seed)
+        launches, outcomes = self.verified(unit, operands)
+        baseline = launches.pop(BASELINE, None)
+        launches_each = launches_per_replay(problem, len(operands))
+        readings: list[Reading] = []
+
+        def captured(candidates: dict[str, Launch]) -> dict[str, Any]:
+            graphs = {}
+            for name, launch in candidates.items():
+                self.runs(name)
+                graphs[name] = capture(launch, len(operands), launches_each, self.stream)
+            return graphs
+
+        def timed(graphs: dict[str, Any], rounds: int, stage: Stage) -> list[str]:
+            """Time candidates, note their outcomes, and return their names, the fastest first."""
+            if not graphs:
+                return []
+
+            def read(round_: int) -> None:
+                if round_ % READ_EVERY == 0:
+                    next(iter(graphs.values())).replay()  # the reading shows a GPU at work
+                    readings.append(self.telemetry.read())
+                    torch().cuda.synchronize()
+
+            samples = time_rounds(graphs, launches_each, rounds, self.runs, read)
+            for name, values in samples.items():
+                outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values))
+            return sorted(samples, key=lambda name: statistics.median(samples[name]))
+
+        graphs = captured(launches)
+        ranked = timed(graphs, self.options.screen_rounds, "screen")
+        chosen = set(ranked[: self.options.finalists]) | set(unit.pinned)
+        graphs = {name: graph for name, graph in graphs.items() if name in chosen}
+        if baseline is not None:
+            graphs |= captured({BASELINE: baseline})
+        timed(graphs, self.options.final_rounds, "final")
+        return Report(tuple(outcomes.values()), summarise_readings(readings) if graphs else None)
+
+    def verified(self, unit: Unit, operands: list[OperandSet]) -> tuple[dict[str, Launch], dict[str, Outcome]]:
+        """Run every kernel once against the reference: launches of those that are right, and all outcomes so far.
+
+        cuBLAS, if torch has this GEMM, is among them, right or not: it may sum in halves of lower precision.
+        """
+        expected = reference(unit.problem, operands[0], ALPHA, BETA)
+        launches: dict[str, Launch] = {}
+        outcomes: dict[str, Outcome] = {}
+        for config in unit.configs:
+            name = kernel_name(config)
+            self.runs(name)
+            try:
+                launch = self.launch(config, unit.problem, operands)
+            except (UnsupportedProblemError, OperandError, CompileError) as error:
+                outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
+                continue
+            outcomes[name] = _verify(name, launch, expected, operands[0])
+            if outcomes[name].verified:
+                launches[name] = launch
+        self.runs("")
+        if (baseline := cublas(unit.problem, operands)) is not None:
+            launches[BASELINE] = baseline
+            in_place = unit.problem.c_dtype is not None  # cuBLAS then adds to D itself, and has no C to be right about
+            outcomes[BASELINE] = (
+                Outcome(BASELINE, "final") if in_place else _verify(BASELINE, baseline, expected, operands[0])
+            )
+        return launches, outcomes
+
+    def launch(self, config: GemmConfig, problem: GemmProblem, operands: list[OperandSet]) -> Launch:
+        """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
+        first = operands[0]
+        prepared = plan(
+            first.a,
+            first.b,
+            out=first.d,
+            c=first.c,
+            alpha=ALPHA,
+            beta=BETA if first.c is not None else 0.0,
+            accumulator=problem.accumulator,
+            registry=self.registry,
+            kernel=config,
+        )
+
+        def launch(index: int) -> None:
+            operand = operands[index]
+            prepared.rebind(a=operand.a, b=operand.b, c=operand.c, out=operand.d)
+            prepared()
+
+        return launch
+
+
+def _verify(name: str, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
+    operands.d.fill_(float("nan"))
+    launch(0)
+    torch().cuda.synchronize()
+    found = expected.compare(operands.d)
+    stage: Stage = "screen" if found.passed else "failed"
+    return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")

@@ -1,0 +1,313 @@
+"""``gemmill.matmul`` and ``gemmill.plan``: from tensors to a launch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
+from gemmill.library.names import kernel_name, parse_name
+from gemmill.runtime import driver
+from gemmill.runtime.operands import Gemm, bind, matmul_shape
+from gemmill.runtime.plan import Addresses, Launcher, Plan, is_empty, mismatch
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.selector import Choice
+from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
+
+CACHED_LAUNCHERS = 1024
+"""Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
+
+Stream = Any
+"""A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
+
+_Options = tuple[float, float | None, Any, DTypeName, Registry | None, str | GemmConfig | None]
+"""``alpha beta out_dtype accumulator registry kernel`` of a call: a plain tuple, since it is made on every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What :func:`matmul` keeps for a signature."""
+
+    launch: Launcher | None
+    """None where D is empty."""
+    device: int
+    shape: tuple[int, ...]
+    """Shape of D."""
+    dtype: DTypeName
+    """Dtype of D."""
+
+
+class _LruCache:
+    """A bounded mapping that threads share."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[Hashable, _Ready] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> _Ready | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+            return entry
+
+    def put(self, key: Hashable, entry: _Ready) -> None:
+        with self._lock:
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            if len(self._entries) > self._capacity:
+                self._entries.popitem(last=False)
+
+
+_ready = _LruCache(CACHED_LAUNCHERS)
+_kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], driver.Kernel]] = WeakKeyDictionary()
+_lock = threading.Lock()
+_shared_registry: list[Registry] = []
+
+
+def default_registry() -> Registry:
+    """The registry of calls that name none: the shipped manifests and the default store."""
+    with _lock:
+        if not _shared_registry:
+            _shared_registry.append(Registry())
+        return _shared_registry[0]
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    out_dtype: Any = None,
+    accumulator: DTypeName = "f32",
+    stream: Stream = None,
+    registry: Registry | None = None,
+    kernel: str | GemmConfig | None = None,
+) -> Any:
+    """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
+
+    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast. Operands are PyTorch tensors or
+    anything with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU, read in place: majorness follows from
+    the strides. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand.
+    ``beta`` is 1 where ``c`` is given. With ``beta=0`` the values of ``c`` are not read.
+
+    ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: the dtype of ``a``).
+    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets).
+    Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
+    ``a`` is no PyTorch tensor. Gradients are not recorded.
+
+    Raises OperandError for operands that do not fit, UnsupportedProblemError where no kernel serves the problem,
+    CompileError or ToolchainError where its kernel cannot be built, CaptureError where the kernel is not loaded yet and
+    the stream is being captured.
+    """
+    if type(alpha) is not float:
+        alpha = float(alpha)
+    options = alpha, beta, out_dtype, accumulator, registry, kernel
+    try:  # PyTorch: the key is made of raw properties, a microsecond of work
+        pointers = (
+            a.data_ptr(),
+            b.data_ptr(),
+            0 if c is None else c.data_ptr(),
+            0 if out is None else out.data_ptr(),
+        )
+        key = (
+            (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
+            None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
+            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15,
+            options,
+        )
+    except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
+        return _matmul_views(a, b, c, out, stream, options)
+    ready = _ready.get(key)
+    if ready is None:
+        tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
+        ready = _prepare(tensors, handle, options)
+        _ready.put(key, ready)
+        pointers = _addresses(tensors)
+    else:
+        if out is None:
+            out = _allocate(a, ready.shape, ready.dtype, ready.device, stream)
+            pointers = (*pointers[:3], out.data_ptr())
+        handle = _torch_stream()(ready.device) if stream is None else stream_handle(stream)
+    if ready.launch is not None:
+        ready.launch(handle, pointers)
+    return out
+
+
+def _matmul_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options) -> Any:
+    """:func:`matmul` where not all operands are PyTorch's."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream)
+    key = (tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items()), options)
+    ready = _ready.get(key)
+    if ready is None:
+        ready = _prepare(tensors, handle, options)
+        _ready.put(key, ready)
+    if ready.launch is not None:
+        ready.launch(handle, _addresses(tensors))
+    return out
+
+
+def plan(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    out_dtype: Any = None,
+    accumulator: DTypeName = "f32",
+    stream: Stream = None,
+    registry: Registry | None = None,
+    kernel: str | GemmConfig | None = None,
+) -> Plan:
+    """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
+
+    Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
+    current one by then.
+    """
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
+    options = float(alpha), beta, out_dtype, accumulator, registry, kernel
+    gemm, choice, launcher = _choose(tensors, handle, options)
+    follow: Callable[[], int]
+    if stream is None and is_torch(a):
+        follow = functools.partial(_torch_stream(), tensors["a"].device)
+    else:
+        follow = functools.partial(int, handle)
+    return Plan(gemm.problem, tensors, out, choice, launcher, follow)
+
+
+def stream_handle(stream: Stream) -> int:
+    """The ``CUstream`` of a stream as an int."""
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if hasattr(stream, "cuda_stream"):
+        return int(stream.cuda_stream)
+    raise OperandError(
+        f"stream is {stream!r}; pass a CUstream handle as an int, a torch.cuda.Stream or an object with __cuda_stream__"
+    )
+
+
+@functools.cache
+def _torch_stream() -> Callable[[int], int]:
+    """PyTorch's current stream on a GPU; ``torch.cuda.current_stream`` costs 35 times as much."""
+    get: Callable[[int], int] = importlib.import_module("torch")._C._cuda_getCurrentRawStream
+    return get
+
+
+def _read(a: Any, b: Any, c: Any, out: Any, out_dtype: Any, stream: Stream) -> tuple[dict[str, TensorView], Any, int]:
+    """Views of the operands, the output (allocated if need be) and the stream of a call."""
+    handle = 0 if stream is None else stream_handle(stream)
+    tensors = {"a": view(a, "a", handle)}
+    device = tensors["a"].device
+    if stream is None and is_torch(a):
+        handle = _torch_stream()(device)
+    tensors["b"] = view(b, "b", handle)
+    if c is not None:
+        tensors["c"] = view(c, "c", handle)
+    dtype = tensors["a"].dtype if out_dtype is None else _dtype_name(out_dtype)
+    if out is None:
+        out = _allocate(a, matmul_shape(tensors["a"].shape, tensors["b"].shape), dtype, device, stream)
+    tensors["out"] = view(out, "out", handle)
+    if out_dtype is not None and tensors["out"].dtype != dtype:
+        raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {dtype}; they must be equal")
+    return tensors, out, handle
+
+
+def _addresses(tensors: dict[str, TensorView]) -> Addresses:
+    c = tensors.get("c")
+    return tensors["a"].ptr, tensors["b"].ptr, c.ptr if c else 0, tensors["out"].ptr
+
+
+def _dtype_name(dtype: Any) -> DTypeName:
+    """gemmill's name of a dtype that a caller wrote."""
+    for name in DTYPES:
+        if dtype == name:
+            return name  # type: ignore[return-value]
+    known = TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
+    if known is None:
+        raise OperandError(f"out_dtype is {dtype!r}; gemmill knows {', '.join(DTYPES)}")
+    return known
+
+
+def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream) -> Any:
+    """A new D from the library that ``a`` comes from."""
+    if is_torch(a):
+        torch = importlib.import_module("torch")
+        torch_dtype = next(getattr(torch, theirs) for theirs, ours in TORCH_DTYPES.items() if ours == dtype)
+        if stream is None or (handle := stream_handle(stream)) == _torch_stream()(device):
+            return torch.empty(shape, dtype=torch_dtype, device=a.device)
+        # PyTorch reuses memory in the order of the stream it was allocated on.
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=a.device)):
+            return torch.empty(shape, dtype=torch_dtype, device=a.device)
+    typestr = DTYPES[dtype].typestr
+    if type(a).__module__.partition(".")[0] == "cupy" and typestr is not None:
+        with a.device:
+            return importlib.import_module("cupy").empty(shape, dtype=typestr)
+    raise OperandError(f"out is missing, and gemmill cannot allocate {dtype} for a {type(a).__qualname__}: pass out=")
+
+
+def _choose(
+    tensors: dict[str, TensorView], handle: int, options: _Options
+) -> tuple[Gemm, Choice | None, Launcher | None]:
+    """Select, build, load and bind the kernel of a call."""
+    alpha, beta, _, accumulator, registry, named = options
+    if "c" not in tensors and beta:
+        raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
+    if accumulator not in DTYPES:
+        raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
+    if beta is None:
+        beta = 1.0 if "c" in tensors else 0.0
+    gemm = bind(tensors["a"], tensors["b"], tensors["out"], tensors.get("c"), accumulator)
+    if is_empty(gemm.problem):
+        return gemm, None, None
+    registry = registry or default_registry()
+    choice = None
+    if named is None:
+        choice = registry.select(gemm.problem)
+        name = choice.name
+    else:
+        config = named if isinstance(named, GemmConfig) else parse_name(named)
+        name = kernel_name(config)
+        if why := mismatch(config, gemm.problem):
+            raise UnsupportedProblemError(f"kernel {name} does not fit: {why}")
+    kernel = _load(registry, name, tensors["a"].device, handle)
+    return gemm, choice, Launcher(gemm, kernel, alpha, float(beta))
+
+
+def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options) -> _Ready:
+    """What :func:`matmul` keeps of a call."""
+    _, _, launcher = _choose(tensors, handle, options)
+    out = tensors["out"]
+    return _Ready(launcher, out.device, out.shape, out.dtype)
+
+
+def _load(registry: Registry, name: str, device: int, handle: int) -> driver.Kernel:
+    """A kernel of a registry on a GPU, compiled and loaded if need be, but not while the stream is being captured."""
+    with _lock:
+        kernels = _kernels.setdefault(registry, {})
+    kernel = kernels.get((device, name))
+    if kernel is None:
+        if driver.is_capturing(device, handle):
+            raise CaptureError(
+                f"kernel {name} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a "
+                "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of "
+                "these shapes, strides and dtypes"
+            )
+        kernel = kernels[device, name] = driver.load(device, registry.get(name))
+    return kernel

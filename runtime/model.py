@@ -1,0 +1,180 @@
+"""The analytic model: how long each of many kernels takes for one problem, from the GPU's rates.
+
+A kernel is persistent: as many clusters as the GPU holds walk the output tiles, so the tiles take ``waves`` rounds and
+every round lasts as long as one tile. A tile is a loop over K, in which the tensor cores, the loads from L2 and the
+latency of those loads compete and the slowest sets the pace, and an epilogue, which pingpong hides behind the other
+warpgroup's loop. DRAM bounds the whole. All of it is one numpy expression over the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config import GemmConfig
+from gemmill.library.problem import GemmProblem
+from gemmill.library.resources import SUBTILE_M
+
+Floats = npt.NDArray[np.float64]
+
+BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM")
+"""What can set the pace of a kernel, in the order of :attr:`Estimate.bound`."""
+
+# Rates of Hopper's SM, per clock (CUDA C++ Programming Guide; WGMMA figures measured, docs/performance.md).
+_MMA_BYTES_K = 32
+"""Bytes along K that one WGMMA takes."""
+_MMA_COLUMNS_PER_CYCLE = 2
+"""Columns of a 64-row WGMMA that the tensor cores of an SM finish in a clock."""
+_SHARED_BYTES_PER_CYCLE = 128
+"""What WGMMA reads of its operands from shared memory."""
+_LOAD_BYTES_PER_CYCLE = 64
+"""What one SM takes from L2 when the others leave it room."""
+_STORE_BYTES_PER_CYCLE = 32
+"""What one SM's epilogue moves from registers through shared memory to L2, or back."""
+
+_LAUNCH_NS = 2500.0
+"""A launch and the first loads."""
+_LATENCY_NS = 900.0
+"""From asking for a stage to its arrival."""
+_STEP_NS = 12.0
+"""Waiting for a stage, issuing its WGMMAs and releasing it."""
+_TILE_NS = 300.0
+"""Draining the pipeline and fetching the next tile."""
+_GPC_SMS = 16.5
+"""Mean SMs of a GPC, which holds whole clusters only: of 16 or 18 SMs, clusters of 4 fill 16."""
+_UNHIDDEN = 0.1
+"""Part of the shorter of two overlapping times that the longer one does not hide."""
+_L2_SHARE = 0.6
+"""Part of L2 that operands can stay in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Figures of kernels with equal operand formats, one array element a kernel; prepared once."""
+
+    tile_m: Floats
+    tile_n: Floats
+    tile_k: Floats
+    cluster_m: Floats
+    cluster_n: Floats
+    stages: Floats
+    splits: Floats
+    swizzle: Floats
+    raster_m: npt.NDArray[np.bool_]
+    pingpong: npt.NDArray[np.bool_]
+    bytes: tuple[int, int, int, int]
+    """Bytes of an element of A, B, C (0 without C) and D."""
+
+    @classmethod
+    def of(cls, configs: Sequence[GemmConfig]) -> Columns:
+        """The figures of configs that share their operand formats."""
+
+        def column(values: list[int]) -> Floats:
+            return np.array(values, dtype=np.float64)
+
+        first = configs[0]
+        return cls(
+            tile_m=column([c.tile.m for c in configs]),
+            tile_n=column([c.tile.n for c in configs]),
+            tile_k=column([c.tile.k for c in configs]),
+            cluster_m=column([c.cluster.m for c in configs]),
+            cluster_n=column([c.cluster.n for c in configs]),
+            stages=column([c.stages for c in configs]),
+            splits=column([c.scheduler.splits for c in configs]),
+            swizzle=column([c.scheduler.swizzle for c in configs]),
+            raster_m=np.array([c.scheduler.raster == "m" for c in configs]),
+            pingpong=np.array([c.schedule == "pingpong" for c in configs]),
+            bytes=(first.a.type.bytes, first.b.type.bytes, first.c.type.bytes if first.c else 0, first.d.type.bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the model says of each kernel."""
+
+    us: Floats
+    """Predicted time in microseconds."""
+    tiles: Floats
+    """Output tiles."""
+    waves: Floats
+    """Tiles that the busiest SM computes, one after the other."""
+    utilisation: Floats
+    """Part of the SMs' rounds that compute something inside the problem."""
+    bound: npt.NDArray[np.int64]
+    """Index into :data:`BOUNDS`."""
+
+
+def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
+    """Predict the time of every kernel for one problem whose extents are all at least 1."""
+    k = columns
+    bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
+
+    # Tiles and waves.
+    blocks = k.cluster_m * k.cluster_n
+    resident = np.where(blocks <= 2, gpu.sms // blocks, np.floor(gpu.sms / _GPC_SMS) * (16 // blocks))
+    clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
+    clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
+    clusters = clusters_m * clusters_n * problem.batch * k.splits
+    waves = np.ceil(clusters / resident)
+    active = np.minimum(clusters, resident) * blocks
+
+    # One step along K of one tile.
+    mma_cycles = np.maximum(
+        k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * _MMA_BYTES_K / _SHARED_BYTES_PER_CYCLE
+    )
+    mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / _MMA_BYTES_K
+    mma_ns = mmas * mma_cycles / gpu.clock_ghz
+    loaded = k.tile_k * (k.tile_m * bytes_a / k.cluster_n + k.tile_n * bytes_b / k.cluster_m)
+    load_ns = loaded / np.minimum(_LOAD_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
+    latency_ns = (_LATENCY_NS + load_ns) / (k.stages - 1)
+    steps = np.ceil(problem.k / k.splits / k.tile_k)
+    step_ns = _STEP_NS + np.maximum(_overlapped(mma_ns, load_ns), latency_ns)
+
+    # One tile, and all tiles of the busiest SM.
+    loop_ns = _LATENCY_NS / waves + steps * step_ns
+    store_ns = _TILE_NS + k.tile_m * k.tile_n * (bytes_c + bytes_d) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    # Pingpong computes one tile while it stores another: of the stores the last alone is seen, if they are shorter.
+    hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
+    sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
+
+    # DRAM, for all SMs together.
+    dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
+
+    paces = np.stack([mma_ns, load_ns, latency_ns])
+    bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
+    useful = problem.m * problem.n * problem.batch / (waves * resident * blocks * k.tile_m * k.tile_n / k.splits)
+    return Estimate(
+        us=(_LAUNCH_NS + _overlapped(sm_ns, dram_ns)) / 1000,
+        tiles=clusters * blocks,
+        waves=waves,
+        utilisation=useful * resident * blocks / gpu.sms,
+        bound=np.where(dram_ns > sm_ns, 4, bound),
+    )
+
+
+def _overlapped(one: Floats, other: Floats) -> Floats:
+    """Time of two things that happen at once."""
+    return np.maximum(one, other) + _UNHIDDEN * np.minimum(one, other)
+
+
+def _dram_bytes(k: Columns, problem: GemmProblem, gpu: Gpu, tiles_m: Floats, tiles_n: Floats, active: Floats) -> Floats:
+    """Bytes that cross DRAM: every operand once, and A and B anew in each wave if they outgrow L2.
+
+    The tiles of a wave form a band as wide as the swizzle, along the raster direction.
+    """
+    bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
+    inputs = problem.k * (problem.m * bytes_a + problem.n * bytes_b) * problem.batch
+    outputs = problem.m * problem.n * (bytes_c + bytes_d) * problem.batch
+    across, along = np.where(k.raster_m, tiles_n, tiles_m), np.where(k.raster_m, tiles_m, tiles_n)
+    width = np.minimum(k.swizzle, across)
+    length = np.minimum(np.ceil(active / width), along)
+    width = np.minimum(np.maximum(width, active / length), across)
+    wave_m, wave_n = np.where(k.raster_m, length, width), np.where(k.raster_m, width, length)
+    wave = problem.k * (wave_m * k.tile_m * bytes_a + wave_n * k.tile_n * bytes_b)
+    rounds = tiles_m * tiles_n * problem.batch / (wave_m * wave_n)
+    outgrown = inputs / problem.batch > _L2_SHARE * gpu.l2_bytes
+    return outputs + np.where(outgrown, np.maximum(inputs, rounds * wave), float(inputs))

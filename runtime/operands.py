@@ -1,0 +1,237 @@
+"""Tensors bound to the operands of one GEMM, by the conventions of ``torch.matmul``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.errors import OperandError
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.tensors import TensorView
+
+MAX_EXTENT = (1 << 31) - 1
+"""Largest extent that kernels count in (int32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A, B, C or D in memory: matrices with one contiguous extent, one stride, one batch stride."""
+
+    ptr: int
+    """Address of the first element."""
+    dtype: DTypeName
+    major: str
+    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D."""
+    stride: int
+    """Elements between neighbours along the other extent; without meaning where that extent is 0 or 1."""
+    batch_stride: int
+    """Elements between matrices; 0 where all of the batch share one."""
+    align: int
+    """Largest power of two up to 16 that divides address and strides in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A problem and the tensors it is solved on."""
+
+    problem: GemmProblem
+    a: Operand
+    b: Operand
+    c: Operand | None
+    d: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """A tensor as a batch of matrices, rows x columns; strides in elements."""
+
+    name: str
+    tensor: TensorView
+    rows: int
+    columns: int
+    row_stride: int
+    column_stride: int
+    batch_stride: int = 0
+
+
+def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of ``a @ b``: vectors lose their extent, batch extents broadcast; OperandError where they do not fit."""
+    if not a or not b:
+        raise OperandError(f"a has shape {a} and b {b}; matmul takes no scalars: multiply with alpha")
+    inner = b[-2] if len(b) > 1 else b[-1]
+    if a[-1] != inner:
+        raise OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal")
+    longest = max(len(a), len(b)) - 2
+    batch = []
+    for axis in range(longest, 0, -1):
+        extents = {shape[-2 - axis] for shape in (a, b) if len(shape) - 2 >= axis} - {1}
+        if len(extents) > 1:
+            raise OperandError(f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast")
+        batch.append(extents.pop() if extents else 1)
+    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def bind(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None, accumulator: DTypeName) -> Gemm:
+    """The GEMM that writes ``alpha * a @ b + beta * c`` to ``d``.
+
+    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``d`` as :func:`matmul_shape` says, ``c`` broadcasts to
+    ``d``. Batch extents must collapse to one stride. OperandError names the operand and the way out.
+    """
+    for name, tensor in (("b", b), ("c", c), ("out", d)):
+        if tensor is not None and tensor.device != a.device:
+            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
+    shape = matmul_shape(a.shape, b.shape)
+    if d.shape != shape:
+        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
+    if not d.writable:
+        raise OperandError("out is read-only")
+    row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
+    m, k = (a.shape[-2] if row_axis else 1), a.shape[-1]
+    n = b.shape[-1] if column_axis else 1
+    batch_shape = shape[: len(shape) - row_axis - column_axis]
+    batch = 1
+    for extent in batch_shape:
+        batch *= extent
+    for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
+        if value > MAX_EXTENT:
+            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
+
+    matrices_a = _matrices("a", a, batch_shape, m, k, row_axis, True)
+    matrices_b = _matrices("b", b, batch_shape, k, n, True, column_axis)
+    matrices_d = _matrices("out", d, batch_shape, m, n, row_axis, column_axis)
+    matrices_c = None
+    if c is not None:
+        spread = replace(c, shape=shape, strides=_broadcast("c", c, shape))
+        matrices_c = _matrices("c", spread, batch_shape, m, n, row_axis, column_axis)
+
+    stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
+    if batch > 1 and matrices_b.batch_stride == 0 and all(_stacks(x) for x in stacked):
+        # One B for all: the batch is more rows of A, C and D.
+        m, batch = m * batch, 1
+        matrices_a, matrices_d = _stack(matrices_a, m), _stack(matrices_d, m)
+        matrices_c = _stack(matrices_c, m) if matrices_c is not None else None
+
+    operand_d = _operand(matrices_d, batch, "n", "m", first="n")
+    operand_a = _operand(matrices_a, batch, "k", "mn", first="k")
+    operand_b = _operand(matrices_b, batch, "mn", "k", first="k")
+    operand_c = _operand(matrices_c, batch, "n", "m", first=operand_d.major) if matrices_c else None
+    _refuse_overlap(matrices_d, operand_d, batch)
+    problem = GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        a_dtype=a.dtype,
+        a_major=_literal(operand_a.major),
+        b_dtype=b.dtype,
+        b_major=_literal(operand_b.major),
+        accumulator=accumulator,
+        d_dtype=d.dtype,
+        d_major=_literal(operand_d.major),
+        c_dtype=operand_c.dtype if operand_c else None,
+        c_major=_literal(operand_c.major) if operand_c else None,
+        a_align=operand_a.align,
+        b_align=operand_b.align,
+        c_align=operand_c.align if operand_c else 16,
+        d_align=operand_d.align,
+    )
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d)
+
+
+def _literal(major: str) -> Any:
+    """A major as the literal type that the problem declares."""
+    return major
+
+
+def _broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor expanded to a shape: 0 along the extents it lacks."""
+    missing = len(shape) - len(tensor.shape)
+    if missing < 0 or any(e not in (1, f) for e, f in zip(tensor.shape, shape[missing:], strict=True)):
+        raise OperandError(f"{name} has shape {tensor.shape}, which does not broadcast to {shape}")
+    steps = zip(tensor.shape, shape[missing:], tensor.strides, strict=True)
+    return (0,) * missing + tuple(0 if e != f else step for e, f, step in steps)
+
+
+def _matrices(
+    name: str, tensor: TensorView, batch: tuple[int, ...], rows: int, columns: int, row_axis: bool, column_axis: bool
+) -> _Matrices:
+    """Read a tensor as matrices; the flags say which matrix axes it has."""
+    axes = row_axis + column_axis
+    outer = len(tensor.shape) - axes
+    shape = tensor.shape[:outer]
+    matrix_strides = tensor.strides[outer:]
+    spread = _broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    return _Matrices(
+        name,
+        tensor,
+        rows,
+        columns,
+        row_stride=matrix_strides[0] if row_axis else 0,
+        column_stride=matrix_strides[-1] if column_axis else 0,
+        batch_stride=_collapse(name, batch, spread),
+    )
+
+
+def _collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The one stride of several batch extents."""
+    count, stride = 1, 0
+    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 1:
+            continue
+        if count == 1:
+            count, stride = extent, step
+        elif step == count * stride or 0 in shape:
+            count *= extent
+        else:
+            raise OperandError(
+                f"{name}: batch extents {tuple(shape)} with strides {tuple(strides)} (0: broadcast) do not "
+                f"collapse to one stride: pass {name}.expand(...).contiguous(), or loop over the outer extents"
+            )
+    return stride
+
+
+def _stacks(matrices: _Matrices) -> bool:
+    """Whether the rows of the whole batch lie at one stride."""
+    if matrices.batch_stride == 0:
+        return False
+    return matrices.rows == 1 or matrices.batch_stride == matrices.rows * matrices.row_stride
+
+
+def _stack(matrices: _Matrices, rows: int) -> _Matrices:
+    """The whole batch as one matrix."""
+    step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
+    return replace(matrices, rows=rows, row_stride=step, batch_stride=0)
+
+
+def _operand(x: _Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
+    """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
+    tensor, size = x.tensor, DTYPES[x.tensor.dtype].bytes
+    if 0 in (x.rows, x.columns, batch):
+        # Nothing will be read; kernels run no K tile, or do not run.
+        return Operand(tensor.ptr, tensor.dtype, first, 16 // size, 0, 16)
+    batch_stride = x.batch_stride if batch > 1 else 0
+    layouts = []
+    for major, inner, inner_stride, outer, stride in (
+        (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
+        (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
+    ):
+        if inner == 1 or inner_stride == 1:
+            bits = tensor.ptr | batch_stride * size | (stride * size if outer > 1 else 0) | 16
+            layouts.append(Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, bits & -bits))
+    if not layouts:
+        raise OperandError(
+            f"{x.name} has strides ({x.row_stride}, {x.column_stride}) along its rows and columns; one of them must be "
+            f"1: pass {x.name}.contiguous()"
+        )
+    return max(layouts, key=lambda layout: (layout.align, layout.major == first))
+
+
+def _refuse_overlap(x: _Matrices, d: Operand, batch: int) -> None:
+    """Elements of D that share an address would be written by several blocks."""
+    inner, outer = (x.columns, x.rows) if d.major == "n" else (x.rows, x.columns)
+    if 0 in (inner, outer, batch):
+        return
+    if (outer > 1 and d.stride < inner) or (batch > 1 and d.batch_stride == 0):
+        raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")

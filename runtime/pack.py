@@ -1,0 +1,189 @@
+"""Packs: compiled kernels, a decision table and provenance in one file, for machines that have no toolkit.
+
+Layout: a fixed prefix, the index (JSON), then the members (artifacts in their form on disk) back to back. The index
+gives each member's name, offset, size and SHA-256; the prefix gives the index's. Opening a pack reads the index only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gemmill.library.config import Frozen, GemmConfig
+from gemmill.library.errors import ConfigError, PackError
+from gemmill.library.names import parse_name
+from gemmill.runtime.artifact import Artifact
+from gemmill.runtime.decisions import Decision
+
+_MAGIC = b"gempack\x01"
+_PREFIX = struct.Struct("<8sQ32s")
+"""Magic, bytes of the index, SHA-256 of the index."""
+
+
+class Member(Frozen):
+    """Where one kernel lies in a pack."""
+
+    name: str
+    """Kernel name."""
+    offset: int
+    """Bytes from the end of the index."""
+    bytes: int
+    sha256: str
+
+
+class Index(Frozen):
+    """Table of contents."""
+
+    members: tuple[Member, ...]
+    decisions: tuple[Decision, ...]
+
+
+def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> None:
+    """Write a pack; it appears whole or not at all. Equal input gives equal bytes.
+
+    Raises:
+        PackError: two artifacts have one name, there are none, a decision names a kernel that is not among them, or the
+            file cannot be written.
+    """
+    path = Path(path)
+    members: list[Member] = []
+    contents: list[bytes] = []
+    offset = 0
+    for artifact in sorted(artifacts, key=lambda artifact: artifact.name):
+        data = artifact.to_bytes()
+        if members and members[-1].name == artifact.name:
+            raise PackError(f"{path}: two kernels are named {artifact.name}")
+        members.append(Member(name=artifact.name, offset=offset, bytes=len(data), sha256=_sha256(data)))
+        contents.append(data)
+        offset += len(data)
+    if not members:
+        raise PackError(f"{path}: a pack without kernels serves nobody")
+    if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
+        raise PackError(f"{path}: the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
+    index = Index(members=tuple(members), decisions=tuple(decisions)).model_dump_json().encode()
+    prefix = _PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest())
+    try:
+        _publish(path, [prefix, index, *contents])
+    except OSError as error:
+        raise PackError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+class Pack:
+    """An opened pack. Members are read, and their checksums compared, when asked for."""
+
+    def __init__(self, path: Path, index: Index, start: int) -> None:
+        self.path = path
+        self.decisions = index.decisions
+        """The decision table."""
+        self._members = {member.name: member for member in index.members}
+        self._start = start
+
+    @classmethod
+    def open(cls, path: Path | str) -> Pack:
+        """Read the index of a pack.
+
+        Raises:
+            PackError: there is no such file, it is no pack of this version, or its index is damaged.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                prefix = file.read(_PREFIX.size)
+                if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
+                    raise PackError(f"{path}: no pack of this version of gemmill")
+                _, size, checksum = _PREFIX.unpack(prefix)
+                available = os.fstat(file.fileno()).st_size - _PREFIX.size
+                index = file.read(min(size, available))
+        except OSError as error:
+            raise PackError(f"{path}: {error.strerror or error}") from error
+        if len(index) != size:
+            raise PackError(f"{path}: truncated: the index has {len(index)} of {size} bytes")
+        if hashlib.sha256(index).digest() != checksum:
+            raise PackError(f"{path}: the index is damaged (checksum mismatch)")
+        try:
+            return cls(path, Index.model_validate_json(index), _PREFIX.size + size)
+        except ValidationError as error:
+            raise PackError(f"{path}: written by another version of gemmill: {error}") from error
+
+    def names(self) -> list[str]:
+        """Names of the kernels, sorted."""
+        return list(self._members)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def configs(self) -> dict[str, GemmConfig]:
+        """The kernels' configs by name, without reading any cubin.
+
+        Raises:
+            PackError: a name means nothing to this version of gemmill.
+        """
+        try:
+            return {name: parse_name(name) for name in self._members}
+        except ConfigError as error:
+            raise PackError(f"{self.path}: {error}") from error
+
+    def get(self, name: str) -> Artifact:
+        """One kernel.
+
+        Raises:
+            PackError: the pack has no such kernel, or the file was truncated or damaged there.
+        """
+        if name not in self._members:
+            raise PackError(f"{self.path}: no kernel {name} among its {len(self._members)}")
+        member = self._members[name]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._start + member.offset)
+                data = file.read(member.bytes)
+        except OSError as error:
+            raise PackError(f"{self.path}: {error.strerror or error}") from error
+        if len(data) != member.bytes:
+            raise PackError(f"{self.path}: truncated: {name} has {len(data)} of {member.bytes} bytes")
+        if _sha256(data) != member.sha256:
+            raise PackError(f"{self.path}: {name} is damaged (checksum mismatch)")
+        try:
+            artifact = Artifact.from_bytes(data)
+        except ValueError as error:
+            raise PackError(f"{self.path}: {name}: {error}") from error
+        if artifact.name != name:
+            raise PackError(f"{self.path}: the member called {name} is {artifact.name}")
+        return artifact
+
+    def verify(self) -> dict[str, str]:
+        """What is wrong with each damaged kernel; empty if the pack is sound. Reads everything."""
+        faults = {}
+        for name in self._members:
+            try:
+                self.get(name)
+            except PackError as error:
+                faults[name] = str(error)
+        return faults
+
+
+def _publish(path: Path, parts: Iterable[bytes]) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private; packs are meant to be handed on
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,53 @@
+"""Precompiled headers: one private directory and one NVRTC heap for each process.
+
+NVRTC makes no precompiled header, and does not say so, when its heap is too small: CuTe needs 278 MiB and the default
+is 256. A precompiled header belongs to the process that made it (NVRTC maps it at a fixed address), so directories are
+never shared. Each holds a lock as long as its process lives; directories that a killed process left are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from functools import cache
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+HEAP_BYTES = 1 << 30
+"""Address space for precompiled headers; pages are used only as far as headers fill them."""
+_PREFIX = "gemmill-pch-"
+_SETTLED_SECONDS = 60
+"""A directory younger than this may belong to a process that has not locked it yet."""
+
+
+@cache
+def directory() -> Path:
+    """The precompiled-header directory of this process: empty at first, removed when the process ends."""
+    _sweep()
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = FileLock(path / "lock")
+    lock.acquire()
+    # Finalize runs in multiprocessing's children too, where atexit does not.
+    Finalize(None, _remove, args=(path, lock), exitpriority=0)
+    return path
+
+
+def _remove(path: Path, lock: FileLock) -> None:
+    lock.release()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """Remove what killed processes of this user left behind."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _SETTLED_SECONDS and path.is_dir():
+                with FileLock(path / "lock", timeout=0):
+                    shutil.rmtree(path, ignore_errors=True)
+        except (OSError, Timeout):
+            continue

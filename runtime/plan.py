@@ -1,0 +1,224 @@
+"""A GEMM made ready to launch: parameters encoded once, then nothing but ``cuLaunchKernelEx``."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
+from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
+from gemmill.library.launch import LaunchSpec
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime import tma
+from gemmill.runtime.driver import Kernel
+from gemmill.runtime.operands import Gemm
+from gemmill.runtime.selector import Choice
+from gemmill.runtime.tensors import TensorView, view
+
+Addresses = tuple[int, int, int, int]
+"""Addresses of A, B, C and D; C's is 0 where there is none."""
+
+_OPERANDS = ("a", "b", "c", "d")
+_INT32_MAX = (1 << 31) - 1
+
+
+class ParameterBlock:
+    """A kernel's parameter struct in host memory, aligned for the descriptors it holds."""
+
+    def __init__(self, size: int) -> None:
+        alignment = tma.DESCRIPTOR_ALIGNMENT
+        self._memory = ctypes.create_string_buffer(size + alignment)
+        self.address = -(-ctypes.addressof(self._memory) // alignment) * alignment
+        self._pointers = (ctypes.c_void_p * 1)(self.address)
+        self._size = size
+
+    @property
+    def arguments(self) -> int:
+        """Address of the ``void*`` that a launch takes as ``kernelParams``."""
+        return ctypes.addressof(self._pointers)
+
+    def write(self, offset: int, layout: str, value: float) -> None:
+        """Write one scalar; ``layout`` is its character in :mod:`struct`."""
+        data = struct.pack("<" + layout, value)
+        if not 0 <= offset <= self._size - len(data):
+            raise ValueError(f"offset {offset} is outside the {self._size} bytes of the parameters")
+        ctypes.memmove(self.address + offset, data, len(data))
+
+    def read(self) -> bytes:
+        """The struct's bytes."""
+        return ctypes.string_at(self.address, self._size)
+
+
+def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> int:
+    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
+    along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
+    tiles = -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
+    if tiles > _INT32_MAX - max_clusters:
+        raise UnsupportedProblemError(
+            f"{spec.entry}: {tiles} output tiles; kernels count up to 2^31: split the problem"
+        )
+    return min(tiles, max_clusters) * spec.cluster[0] * spec.cluster[1]
+
+
+def mismatch(config: GemmConfig, problem: GemmProblem) -> str | None:
+    """Why a kernel cannot solve a problem, or None."""
+    operands: list[tuple[str, InputOperand | OutputOperand | None, str | None, str | None, int]] = [
+        ("A", config.a, problem.a_dtype, problem.a_major, problem.a_align),
+        ("B", config.b, problem.b_dtype, problem.b_major, problem.b_align),
+        ("C", config.c, problem.c_dtype, problem.c_major, problem.c_align),
+        ("D", config.d, problem.d_dtype, problem.d_major, problem.d_align),
+    ]
+    for name, takes, dtype, major, align in operands:
+        wanted = f"a {takes.major}-major {takes.dtype} {name}" if takes else f"no {name}"
+        given = f"a {major}-major {dtype} {name}" if dtype else f"no {name}"
+        if wanted != given:
+            return f"it takes {wanted}; the problem has {given}"
+        if takes and align % takes.align:
+            return f"it takes {name} aligned to {takes.align} bytes; address or strides are aligned to {align}"
+    if config.accumulator != problem.accumulator:
+        return f"it accumulates in {config.accumulator}; the problem asks for {problem.accumulator}"
+    return None
+
+
+def is_empty(problem: GemmProblem) -> bool:
+    """Whether D has no elements, so that nothing is to be launched."""
+    return 0 in (problem.m, problem.n, problem.batch)
+
+
+class Launcher:
+    """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
+
+    The kernel must fit the problem: see :func:`mismatch`.
+    """
+
+    def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float) -> None:
+        problem, spec = gemm.problem, kernel.spec
+        block = ParameterBlock(spec.params_bytes)
+        descriptors = []
+        for box in spec.boxes:
+            operand = getattr(gemm, box.operand)
+            # Without a K tile A and B are not read, and may have no address.
+            unread = problem.k == 0 and box.operand in ("a", "b")
+            extents = getattr(problem, box.contiguous), getattr(problem, box.strided)
+            batch = problem.batch if operand.batch_stride else 1
+            address = gemm.d.ptr if unread else operand.ptr
+            described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
+            described.encode(block.address + box.offset)
+            if not unread:
+                descriptors.append((_OPERANDS.index(box.operand), block.address + box.offset))
+        batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
+        scalars = (
+            ("m", "i", problem.m),
+            ("n", "i", problem.n),
+            ("k", "i", problem.k),
+            ("batch", "i", problem.batch),
+            ("batched", "I", batched),
+            ("alpha", "f", alpha),
+            ("beta", "f", beta),
+        )
+        for name, layout, value in scalars:
+            block.write(spec.offsets[name], layout, value)
+        self.kernel = kernel
+        self._block = block  # the prepared launch points into it
+        self._descriptors = tuple(descriptors)
+        self._addresses: Addresses = gemm.a.ptr, gemm.b.ptr, gemm.c.ptr if gemm.c else 0, gemm.d.ptr
+        self._launch = kernel.prepare(grid_blocks(spec, problem, kernel.max_clusters), block.arguments)
+        self._lock = threading.Lock()
+
+    def __call__(self, stream: int, addresses: Addresses) -> None:
+        """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
+        with self._lock:
+            if addresses is not self._addresses and addresses != self._addresses:
+                for index, descriptor in self._descriptors:
+                    if addresses[index] != self._addresses[index]:
+                        tma.replace_address(descriptor, addresses[index])
+                self._addresses = addresses
+            self._launch(stream)
+
+
+class Plan:
+    """A GEMM on given tensors, selected, compiled, loaded and encoded: calling it is nothing but a launch.
+
+    It keeps its tensors alive until it is closed. Made by :func:`gemmill.plan`.
+    """
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        tensors: dict[str, TensorView],
+        out: Any,
+        choice: Choice | None,
+        launcher: Launcher | None,
+        stream: Callable[[], int],
+    ) -> None:
+        self.problem = problem
+        """What it solves."""
+        self.choice = choice
+        """Why its kernel was selected; None where the caller named the kernel or D is empty."""
+        self.kernel = launcher.kernel.config if launcher else None
+        """Config of its kernel; None where D is empty and nothing is launched."""
+        self.out = out
+        """The tensor it writes."""
+        self._tensors = tensors
+        self._launcher = launcher
+        self._stream = stream
+        self._addresses = self._current_addresses()
+        self._closed = False
+
+    def __call__(self) -> None:
+        """Launch on the stream given to :func:`gemmill.plan`, or on PyTorch's current one."""
+        launcher = self._launcher
+        if launcher is not None:
+            launcher(self._stream(), self._addresses)
+        elif self._closed:
+            raise self._error()
+
+    def rebind(self, *, a: Any = None, b: Any = None, c: Any = None, out: Any = None) -> None:
+        """Use other tensors from the next call on, each with the shape, strides, dtype and GPU of the one it replaces.
+
+        OperandError where one has not; the plan is then unchanged.
+        """
+        if self._closed:
+            raise self._error()
+        tensors = dict(self._tensors)
+        for name, tensor in (("a", a), ("b", b), ("c", c), ("out", out)):
+            if tensor is None:
+                continue
+            if name not in tensors:
+                raise OperandError("c: this plan was made without one; make a new plan with gemmill.plan(..., c=c)")
+            new, old = view(tensor, name, self._stream()), tensors[name]
+            if not new.same_layout(old):
+                raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
+            if name == "out" and not new.writable:
+                raise OperandError("out is read-only")
+            if 0 not in new.shape:
+                tma.check_address(name, new.ptr)
+            tensors[name] = new
+        self._tensors = tensors
+        self._addresses = self._current_addresses()
+        if out is not None:
+            self.out = out
+
+    def close(self) -> None:
+        """Let go of tensors and parameters; a later call raises. Launches under way finish."""
+        self._closed = True
+        self._launcher = None
+        self._tensors = {}
+        self.out = None
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _current_addresses(self) -> Addresses:
+        pointers = {name: tensor.ptr for name, tensor in self._tensors.items()}
+        return pointers["a"], pointers["b"], pointers.get("c", 0), pointers["out"]
+
+    @staticmethod
+    def _error() -> GemmillError:
+        return GemmillError("this plan is closed; make a new one with gemmill.plan")

@@ -1,0 +1,193 @@
+"""The registry: every kernel a program may use, found where it is cheapest, and the selector over them.
+
+A registry of packs alone needs neither NVRTC nor headers: whatever compiles is imported when first needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import CompileError, PackError, ToolchainError
+from gemmill.library.kernelset import KernelSet
+from gemmill.library.manifest import load_manifest, shipped_manifests
+from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.artifact import Artifact
+from gemmill.runtime.decisions import Decision, read_decisions
+from gemmill.runtime.gpus import detect
+from gemmill.runtime.pack import Pack
+from gemmill.runtime.selector import Choice, Selector
+from gemmill.runtime.store import Store
+
+if TYPE_CHECKING:
+    from gemmill.runtime.pool import Outcome
+
+
+class Registry:
+    """Kernels of manifests and packs. Threads may share one.
+
+    Args:
+        manifests: kernel sets: files, names of manifests that ship, or loaded sets. By default every manifest that
+            ships, or none if there are packs.
+        packs: files of compiled kernels; the first that has a kernel serves it.
+        store: where compiled kernels are kept, or its directory; by default the user's store.
+        gpu: figures of the GPU that problems are selected for; by default those of GPU 0, or of an H200 where there is
+            none.
+        records: files of measurements that the selector prefers over its model.
+
+    Raises:
+        ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
+    """
+
+    def __init__(
+        self,
+        manifests: Iterable[str | Path | KernelSet] | None = None,
+        packs: Iterable[str | Path] = (),
+        store: Store | str | Path | None = None,
+        gpu: Gpu | None = None,
+        records: Iterable[str | Path] = (),
+    ) -> None:
+        self.packs = tuple(Pack.open(path) for path in packs)
+        if manifests is None:
+            manifests = () if self.packs else shipped_manifests()
+        self.kernel_sets = tuple(m if isinstance(m, KernelSet) else load_manifest(m) for m in manifests)
+        self.store = store if isinstance(store, Store) else Store(store)
+        self._gpu = gpu
+        self._decisions = [decision for pack in self.packs for decision in pack.decisions]
+        self._decisions += read_decisions(Path(path) for path in records)
+        self._loaded: dict[str, Artifact] = {}
+        self._lock = threading.RLock()
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """The GPU that problems are selected for."""
+        return self._gpu or detect()
+
+    def configs(self) -> dict[str, GemmConfig]:
+        """Every kernel by name: those of the packs, then those of the manifests. Manifests are expanded once."""
+        return dict(self._configs)
+
+    @cached_property
+    def _configs(self) -> dict[str, GemmConfig]:
+        with self._lock:
+            configs: dict[str, GemmConfig] = {}
+            for pack in self.packs:
+                configs |= pack.configs()
+            for kernel_set in self.kernel_sets:
+                configs |= {kernel_name(config): config for config in kernel_set.expand()}
+            return configs
+
+    @cached_property
+    def selector(self) -> Selector:
+        """The selector over these kernels."""
+        return Selector(self._configs, self.gpu, self._decisions)
+
+    def decisions(self) -> list[Decision]:
+        """The measured times that the selector was given."""
+        return list(self._decisions)
+
+    def select(self, problem: GemmProblem) -> Choice:
+        """The kernel for a problem, and why.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
+        """
+        return self.selector.select(problem)
+
+    def get(self, kernel: str | GemmConfig) -> Artifact:
+        """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.
+
+        Any legal kernel may be asked for, whether or not a manifest declares it.
+
+        Raises:
+            ConfigError: the name does not parse, or the config breaks a rule.
+            ToolchainError: it must be compiled, and NVRTC or headers are missing or clash.
+            CompileError: it does not compile.
+            PackError: the pack that holds it is damaged.
+        """
+        name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+        if (artifact := self._loaded.get(name)) is not None:
+            return artifact
+        with self._lock:
+            artifact = self._loaded.get(name) or self._packed(name)
+            if artifact is None:
+                artifact = self._compiled(parse_name(name))
+            self._loaded[name] = artifact
+            return artifact
+
+    def warm(
+        self,
+        kernels: Iterable[str | GemmConfig | GemmProblem],
+        jobs: int | None = None,
+        on_done: Callable[[Outcome], None] | None = None,
+    ) -> list[Artifact]:
+        """Have kernels compiled before they are needed: in parallel, and outside stream captures.
+
+        Args:
+            kernels: names, configs, or problems, which stand for the kernels selected for them.
+            jobs: worker processes (:func:`~gemmill.runtime.pool.compile_many`).
+            on_done: called for each kernel that packs do not hold, as it finishes.
+
+        Returns:
+            The kernels, in order.
+
+        Raises:
+            CompileError: some did not compile; names each. The others are warm all the same.
+            ToolchainError, ConfigError, PackError, UnsupportedProblemError: as for :meth:`get` and :meth:`select`.
+        """
+        names = [self._name(kernel) for kernel in kernels]
+        missing = []
+        for name in dict.fromkeys(names):
+            if name in self._loaded:
+                continue
+            if (artifact := self._packed(name)) is not None:
+                self._loaded[name] = artifact
+            else:
+                missing.append(parse_name(name))
+        if missing:
+            from gemmill.runtime.pool import compile_many
+
+            outcomes = compile_many(missing, jobs=jobs, store=self.store, on_done=on_done)
+            self._loaded |= {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact is not None}
+            if errors := [str(outcome.error) for outcome in outcomes if outcome.error is not None]:
+                raise CompileError(f"{len(errors)} of {len(missing)} kernels did not compile:\n" + "\n".join(errors))
+        return [self._loaded[name] for name in names]
+
+    def _name(self, kernel: str | GemmConfig | GemmProblem) -> str:
+        if isinstance(kernel, GemmProblem):
+            return self.select(kernel).name
+        return kernel if isinstance(kernel, str) else kernel_name(kernel)
+
+    def _packed(self, name: str) -> Artifact | None:
+        """A kernel from the first pack that has it sound."""
+        damage: PackError | None = None
+        for pack in self.packs:
+            if name in pack:
+                try:
+                    return pack.get(name)
+                except PackError as error:
+                    damage = error
+        if damage is not None:
+            raise damage
+        return None
+
+    def _compiled(self, config: GemmConfig) -> Artifact:
+        """A kernel from the store, or compiled and stored."""
+        name = kernel_name(config)
+        try:
+            from gemmill.emitters.emit import emit
+            from gemmill.runtime.compiler import Compiler
+
+            compiler = Compiler()
+        except ToolchainError as error:
+            places = f"none of the {len(self.packs)} packs holds {name}" if self.packs else f"{name} is not loaded"
+            raise ToolchainError(f"{places}, and it cannot be compiled here: {error}") from error
+        source = emit(config)
+        artifact, _ = self.store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
+        return artifact

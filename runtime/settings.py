@@ -1,0 +1,67 @@
+"""The one module that reads environment variables, strictly: a value or a name that means nothing raises."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill.library.errors import SettingError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for; None where it asks for nothing."""
+
+    store: Path | None
+    """``GEMMILL_STORE``: directory of the store."""
+    store_bytes: int | None
+    """``GEMMILL_STORE_BYTES``: size cap of the store in bytes; suffixes K, M, G and T are powers of 1,024."""
+    jobs: int | None
+    """``GEMMILL_JOBS``: processes that compile at the same time."""
+    include: tuple[Path, ...] | None
+    """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
+    headers that would be found."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read the environment.
+
+        Raises:
+            SettingError: a variable has a value that does not parse, or starts with ``GEMMILL_`` and is none of ours.
+        """
+        known = ("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE")
+        for name in environ:
+            if name.startswith("GEMMILL_") and name not in known:
+                raise SettingError(f"{name}: no such setting; there are {', '.join(known)}")
+        store, size, jobs, include = (environ.get(name) for name in known)
+        return cls(
+            None if store is None else _directory("GEMMILL_STORE", store),
+            None if size is None else _bytes("GEMMILL_STORE_BYTES", size),
+            None if jobs is None else _count("GEMMILL_JOBS", jobs),
+            None if include is None else tuple(_directory("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
+        )
+
+
+def _directory(name: str, value: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute():
+        raise SettingError(f"{name}={value!r}: not an absolute path")
+    return path
+
+
+def _count(name: str, value: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", value):
+        raise SettingError(f"{name}={value!r}: not a whole number from 1 to 9999")
+    return int(value)
+
+
+def _bytes(name: str, value: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMGT]?)", value)
+    if not match:
+        raise SettingError(f"{name}={value!r}: not a number of bytes such as 500M or 10G")
+    return int(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,133 @@
+"""TMA descriptors (``CUtensorMap``), encoded straight into memory of the caller's.
+
+``cuda.bindings`` returns descriptors that may not be 64-byte aligned, so the driver is called through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import DeviceError, OperandError
+from gemmill.library.launch import TmaBox
+
+ALIGNMENT = 16
+"""Bytes that address and strides of a tensor must be a multiple of."""
+DESCRIPTOR_ALIGNMENT = 64
+"""Bytes that the address of a descriptor must be a multiple of."""
+MAX_STRIDE = 1 << 40
+"""Strides in bytes are below this."""
+MAX_EXTENT = 1 << 32
+"""Extents are at most this."""
+
+_DATA_TYPES = {"FLOAT16": 6, "FLOAT32": 7, "BFLOAT16": 9}
+"""``CUtensorMapDataType`` (cuda.h), the part that :data:`~gemmill.library.dtypes.DTYPES` names."""
+_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
+"""``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
+_PROMOTE_L2_256B = 3
+"""``CU_TENSOR_MAP_L2_PROMOTION_L2_256B``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The arguments of ``cuTensorMapEncodeTiled``, checked: one operand as a rank-3 tensor of matrices."""
+
+    box: TmaBox
+    """The box and swizzle that the kernel was compiled for."""
+    address: int
+    """Address of the first element."""
+    extents: tuple[int, int, int]
+    """Elements along the contiguous and strided extents, and matrices in the batch; none is 0."""
+    strides: tuple[int, int]
+    """Bytes between neighbours along the strided extent and between matrices."""
+
+    def encode(self, destination: int) -> None:
+        """Write the descriptor's 128 bytes to an address, which must be a multiple of 64."""
+        box = self.box
+        status = _libcuda().cuTensorMapEncodeTiled(
+            destination,
+            _DATA_TYPES[DTYPES[box.dtype].tma],
+            3,
+            self.address,
+            (ctypes.c_uint64 * 3)(*self.extents),
+            (ctypes.c_uint64 * 2)(*self.strides),
+            (ctypes.c_uint32 * 3)(*box.box, 1),
+            (ctypes.c_uint32 * 3)(1, 1, 1),
+            0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
+            _SWIZZLES[box.swizzle],
+            _PROMOTE_L2_256B,
+            0,  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros beyond the extents
+        )
+        if status:
+            raise DeviceError(f"cuTensorMapEncodeTiled refused {self} with status {status}")
+
+
+def describe(
+    box: TmaBox, address: int, contiguous: int, strided: int, batch: int, stride: int, batch_stride: int
+) -> Descriptor:
+    """The descriptor of one operand; OperandError names the rule of TMA that it breaks.
+
+    ``contiguous``, ``strided`` and ``batch`` are extents; ``stride`` and ``batch_stride`` are elements between
+    neighbours along the last two. Along an extent of 0 or 1 a stride is never followed, and any value will do.
+    """
+    size = DTYPES[box.dtype].bytes
+    extents = max(contiguous, 1), max(strided, 1), max(batch, 1)
+    row = -(-extents[0] * size // ALIGNMENT) * ALIGNMENT
+    row_stride = stride * size if strided > 1 else row
+    matrix_stride = batch_stride * size if batch > 1 else row
+    name = box.operand
+    check_address(name, address)
+    for along, value in ((box.strided, row_stride), ("batch", matrix_stride)):
+        if value <= 0 or value % ALIGNMENT or value >= MAX_STRIDE:
+            raise OperandError(
+                f"{name}: neighbours along {along} are {value} bytes apart; TMA needs a positive multiple "
+                f"of {ALIGNMENT} below 2^40: pad the contiguous extent to a multiple of {ALIGNMENT // size} elements"
+            )
+    for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
+        if extent > MAX_EXTENT:
+            raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
+    return Descriptor(box, address, extents, (row_stride, matrix_stride))
+
+
+def check_address(name: str, address: int) -> None:
+    """Refuse an operand whose first element is not where TMA can read it."""
+    if address % ALIGNMENT or address == 0:
+        raise OperandError(
+            f"{name}: its first element is at {address:#x}; TMA needs a multiple of {ALIGNMENT} bytes: "
+            f"start the view at an aligned element, or pass {name}.clone()"
+        )
+
+
+def replace_address(destination: int, address: int) -> None:
+    """Point an encoded descriptor at another tensor of the same extents and strides."""
+    status = _libcuda().cuTensorMapReplaceAddress(destination, address)
+    if status:
+        raise DeviceError(f"cuTensorMapReplaceAddress refused {address:#x} with status {status}")
+
+
+@functools.cache
+def _libcuda() -> ctypes.PyDLL:
+    """libcuda without the release of the GIL around each call: encoding is a microsecond of arithmetic."""
+    try:
+        libcuda = ctypes.PyDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"no CUDA driver: {error}; install NVIDIA's driver") from error
+    pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+    libcuda.cuTensorMapEncodeTiled.argtypes = [
+        pointer,
+        ctypes.c_int,
+        u32,
+        pointer,
+        ctypes.POINTER(u64),
+        ctypes.POINTER(u64),
+        ctypes.POINTER(u32),
+        ctypes.POINTER(u32),
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    libcuda.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
+    return libcuda

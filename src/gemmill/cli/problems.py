@@ -1,0 +1,179 @@
+"""select, run, profile: problems, the kernels for them, and how fast those are."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import (
+    Jobs,
+    Json,
+    Manifest,
+    Manifests,
+    Packs,
+    Preset,
+    Records,
+    StorePath,
+    Where,
+    kernel,
+    kernel_set,
+    manifest_path,
+    shape_suite,
+    takes_problem,
+)
+from gemmill.cli.output import Status
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement
+from gemmill.profiler.shapes import Shape
+from gemmill.profiler.sweep import Listener, sweep, units
+from gemmill.runtime.plan import mismatch
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.selector import Choice
+from gemmill.runtime.store import Store
+
+Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
+
+
+@app.command()
+@takes_problem
+def select(
+    problem: GemmProblem,
+    manifest: Manifests = [],  # noqa: B006 (typer copies it)
+    pack: Packs = [],  # noqa: B006
+    records: Records = [],  # noqa: B006
+    top: Top = 1,
+    why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Name the kernel that a problem goes to, for the GPU of this machine, or an H200 where there is none.
+
+    \b
+    Examples:
+      gemmill select --mnkl 4096,4096,4096,1 --why
+      gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
+      gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
+    """
+    choice = registry(manifest, pack, records).select(problem)
+    ranked = [(choice.name, choice.predicted_us), *choice.runners_up][:top]
+    if as_json:
+        report = {"problem": asdict(problem), "name": choice.name, "reason": choice.reason, "source": choice.source}
+        output.print_json({**report, "ranking": [{"name": name, "us": us} for name, us in ranked]})
+        return
+    if top == 1:
+        typer.echo(choice.name)
+    else:
+        rows = [(name, f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "") for name, us in ranked]
+        output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
+    if why:
+        typer.echo(choice.reason)
+
+
+@app.command()
+@takes_problem
+def run(
+    problem: GemmProblem,
+    kernel_: Annotated[
+        str | None, typer.Option("--kernel", metavar="KERNEL", help="Run this kernel, not the selected one.")
+    ] = None,
+    manifest: Manifests = [],  # noqa: B006
+    records: Records = [],  # noqa: B006
+    top: Top = 1,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Run one problem on the GPU: verify the result against float64 and time it beside cuBLAS.
+
+    Operands are random and packed; the operands of one launch are not in the L2 cache when the next one starts. Needs a
+    Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
+
+    \b
+    Examples:
+      gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
+      gemmill run --mnkl 4096,4096,4096,1 --top 5
+      gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
+    """
+    if kernel_ is not None:
+        configs = [kernel(kernel_)]
+        if why := mismatch(configs[0], problem):
+            raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: {why}")
+    else:
+        chosen = registry(manifest, [], records)
+        configs = [chosen.configs()[name] for name in best(chosen.select(problem), top)]
+    shape = Shape(problem.m, problem.n, problem.k, problem.batch)
+    with tempfile.TemporaryDirectory() as folder:
+        found = sweep(configs, [shape], Path(folder) / "records.jsonl", store=Store(store))
+    report_measurements(found, as_json)
+
+
+@app.command()
+def profile(
+    manifest: Manifest,
+    shapes: Annotated[str, typer.Option(metavar="FILE", help="A shape suite: a file, or the name of one that ships.")],
+    records: Annotated[Path, typer.Option(dir_okay=False, help="Append measurements to this file.")],
+    preset: Preset = None,
+    where: Where = None,
+    jobs: Jobs = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
+
+    What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
+    The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
+    Needs a Hopper GPU and PyTorch. Exits with 1 if any kernel failed.
+
+    \b
+    Examples:
+      gemmill profile bf16 --shapes large --records records.jsonl
+      gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
+    """
+    configs = list(kernel_set(manifest).expand(preset, where))
+    suite = shape_suite(shapes)
+    with (
+        output.progress("compiling", len(configs)) as compiled,
+        output.progress("measuring", len(units(configs, suite))) as measured,
+    ):
+        listener = Listener(compiled=lambda outcome: compiled(), measured=lambda unit, rows: measured())
+        found = sweep(configs, suite, records, store=Store(store), jobs=jobs, listener=listener)
+    report_measurements(found, as_json)
+
+
+def registry(manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path]) -> Registry:
+    """A registry over what the options name; without any manifest or pack, over the manifests that ship."""
+    paths = [manifest_path(manifest) for manifest in manifests] if manifests else None
+    return Registry(manifests=paths, packs=packs, records=records)
+
+
+def best(choice: Choice, top: int) -> list[str]:
+    """Names of the best kernels for a problem."""
+    return [choice.name, *(name for name, _ in choice.runners_up)][:top]
+
+
+def report_measurements(found: Iterable[Measurement], as_json: bool = False) -> None:
+    """Print measurements, and exit with 1 if one failed."""
+    found = list(found)
+    if as_json:
+        output.print_json([measurement.model_dump(mode="json") for measurement in found])
+    else:
+        output.print_table(
+            ("problem", "kernel", ">us", ">TFLOP/s", ">x cuBLAS", ">error/bound", ""), [_row(m) for m in found]
+        )
+    if any(measurement.stage == "failed" for measurement in found):
+        raise typer.Exit(Status.WRONG)
+
+
+def _row(m: Measurement) -> tuple[str, ...]:
+    shape = str(Shape(m.problem.m, m.problem.n, m.problem.k, m.problem.batch))
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    ratio = "" if m.kernel == "cublas" else number(m.ratio, 2)
+    return shape, m.kernel, number(m.us, 1), number(m.tflops, 0), ratio, number(m.error, 2), m.says

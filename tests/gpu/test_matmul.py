@@ -1,0 +1,209 @@
+"""``gemmill.matmul`` as its users call it: shapes of torch.matmul, other tensor libraries, and bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import gemmill
+from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
+from tests.gpu.harness import torch
+
+pytestmark = pytest.mark.gpu
+
+
+def integers(*shape: int, dtype: str = "bfloat16") -> Any:
+    return torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((64,), (64,)),
+        ((64,), (64, 40)),
+        ((48, 64), (64,)),
+        ((5, 48, 64), (64,)),
+        ((48, 64), (64, 40)),
+        ((5, 48, 64), (64, 40)),
+        ((48, 64), (5, 64, 40)),
+        ((5, 48, 64), (5, 64, 40)),
+        ((2, 3, 48, 64), (2, 3, 64, 40)),
+        ((2, 3, 48, 64), (64, 40)),
+        ((1, 3, 48, 64), (3, 64, 40)),
+        ((7, 1, 64), (7, 64, 40)),
+        ((1, 64), (64, 8)),
+    ],
+)
+def test_shapes_of_torch_matmul(a: tuple[int, ...], b: tuple[int, ...], dtype: str) -> None:
+    left, right = integers(*a, dtype=dtype), integers(*b, dtype=dtype)
+    wanted = (left.float() @ right.float()).to(left.dtype)
+    result = gemmill.matmul(left, right)
+    assert result.shape == wanted.shape
+    assert result.dtype == wanted.dtype
+    assert torch.equal(result, wanted)
+    assert torch.equal(gemmill.matmul(left, right), wanted), "the second call takes the warm path"
+
+
+@pytest.mark.parametrize("transposed", ["", "a", "b", "d", "ab", "abd"])
+def test_majors_follow_from_strides(transposed: str) -> None:
+    a = integers(72, 48).T if "a" in transposed else integers(48, 72)
+    b = integers(40, 72).T if "b" in transposed else integers(72, 40)
+    out = torch.empty(40, 48, device="cuda", dtype=a.dtype).T if "d" in transposed else None
+    assert torch.equal(gemmill.matmul(a, b, out=out), (a.float() @ b.float()).to(a.dtype))
+
+
+def test_alpha_beta_c_and_dtypes() -> None:
+    a, b, c = integers(96, 64), integers(64, 80), integers(96, 80)
+    product = a.float() @ b.float()
+    assert torch.equal(gemmill.matmul(a, b, c=c), (product + c.float()).to(a.dtype))
+    assert torch.equal(gemmill.matmul(a, b, c=c, alpha=2, beta=0.5), (2 * product + c.float() / 2).to(a.dtype))
+    assert torch.equal(gemmill.matmul(a, b, out_dtype="f32"), product)
+    assert torch.equal(gemmill.matmul(a, b, out_dtype=torch.float32), product)
+    out = c.clone()
+    gemmill.matmul(a, b, out=out, c=out)
+    assert torch.equal(out, (product + c.float()).to(a.dtype))
+    half = a.half(), b.half()
+    assert torch.equal(gemmill.matmul(*half, accumulator="f16"), product.half())
+
+
+class Dlpack:
+    """A tensor of a library that knows only DLPack."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
+class CudaArray:
+    """A tensor of a library that knows only the CUDA array interface."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+        self._tensor = tensor
+
+
+@pytest.mark.parametrize(("wrap", "dtype"), [(Dlpack, "bfloat16"), (Dlpack, "float16"), (CudaArray, "float16")])
+def test_other_libraries_in_place(wrap: Any, dtype: str) -> None:
+    a, b = integers(48, 64, dtype=dtype), integers(40, 64, dtype=dtype).T
+    wanted = (a.float() @ b.float()).to(a.dtype)
+    for _ in range(2):
+        out = torch.full_like(wanted, float("nan"))
+        wrapped = wrap(out)
+        torch.cuda.synchronize()
+        assert gemmill.matmul(wrap(a), wrap(b), out=wrapped) is wrapped
+        torch.cuda.synchronize()
+        assert torch.equal(out, wanted)
+    with pytest.raises(OperandError, match="out is missing"):
+        gemmill.matmul(wrap(a), wrap(b))
+
+
+def test_cupy_allocates_for_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    a = cupy.arange(48 * 64).reshape(48, 64).astype(cupy.float16) % 3
+    b = cupy.ones((64, 40), cupy.float16)
+    cupy.cuda.runtime.deviceSynchronize()
+    d = gemmill.matmul(a, b)
+    cupy.cuda.runtime.deviceSynchronize()
+    assert isinstance(d, cupy.ndarray)
+    assert (d == a.astype(cupy.float32) @ b.astype(cupy.float32)).all()
+
+
+@pytest.fixture(autouse=True)
+def usable() -> Iterator[None]:
+    """After each test, whatever it did, the process still multiplies."""
+    yield
+    a, b = integers(64, 64), integers(64, 64)
+    assert torch.equal(gemmill.matmul(a, b), (a.float() @ b.float()).to(a.dtype))
+    torch.cuda.synchronize()
+
+
+def bad_calls() -> dict[str, tuple[dict[str, Any], type[GemmillError], str]]:
+    """Keyword arguments of a bad call, the error and a part of its message."""
+    a, b = integers(64, 64), integers(64, 64)
+    wide = integers(64, 160)
+    empty = torch.empty
+    cases: dict[str, tuple[dict[str, Any], type[GemmillError], str]] = {
+        "CPU tensor": ({"a": a.cpu()}, OperandError, "^a is on cpu; gemmill takes tensors in GPU memory"),
+        "CPU out": ({"out": empty(64, 64, dtype=a.dtype)}, OperandError, "^out is on cpu"),
+        "list": ({"b": [[1.0]]}, OperandError, r"^b is a builtins\.list"),
+        "dtype": ({"a": a.double()}, OperandError, r"^a has dtype torch\.float64; gemmill knows bf16, f16, f32"),
+        "integer dtype": ({"b": b.int()}, OperandError, r"^b has dtype torch\.int32"),
+        "mixed dtypes": ({"b": b.half()}, UnsupportedProblemError, "no kernel serves"),
+        "K": ({"b": integers(72, 64)}, OperandError, "a has K = 64 columns, b has K = 72 rows"),
+        "out shape": ({"out": empty(64, 72, dtype=a.dtype, device="cuda")}, OperandError, r"out has shape \(64, 72\)"),
+        "out dtype": ({"out": empty(64, 64, device="cuda"), "out_dtype": "bf16"}, OperandError, "must be equal"),
+        "out_dtype": ({"out_dtype": "int8"}, OperandError, "out_dtype is 'int8'"),
+        "c shape": ({"c": integers(32, 64)}, OperandError, r"c has shape \(32, 64\), which does not broadcast"),
+        "beta": ({"beta": 1.0}, OperandError, "there is no c"),
+        "address": ({"a": wide[:, 1:65]}, UnsupportedProblemError, "A's alignment of at least 16 bytes"),
+        "row stride": ({"a": integers(64, 65)[:, :64]}, UnsupportedProblemError, "A's alignment"),
+        "two strides": ({"a": wide[:, ::2][:, :64]}, OperandError, r"a\.contiguous\(\)"),
+        "expanded rows": ({"a": a[:1].expand(64, 64)}, OperandError, "along m are 0 bytes apart"),
+        "overlapping out": ({"out": a[:1].expand(64, 64)}, OperandError, "overlap"),
+        "sparse": ({"a": a.float().to_sparse_csr()}, OperandError, "layout"),
+        "accumulator": ({"accumulator": "f64"}, OperandError, "accumulator is 'f64'"),
+        "f16 accumulator": ({"accumulator": "f16"}, UnsupportedProblemError, "accumulator"),
+        "stream": ({"stream": "default"}, OperandError, "stream is 'default'"),
+        "kernel": (
+            {"kernel": "sm90a_bf16mn16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"},
+            UnsupportedProblemError,
+            "it takes a mn-major bf16 A; the problem has a k-major",
+        ),
+        "batches": (
+            {"a": integers(2, 64, 64), "b": integers(3, 64, 64)},
+            OperandError,
+            r"batch extents \[2, 3\] do not broadcast",
+        ),
+    }
+    if torch.cuda.device_count() > 1:
+        cases["other GPU"] = ({"b": b.to("cuda:1")}, OperandError, "b is on GPU 1 and a on GPU 0")
+    return cases
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    a, b = integers(64, 64), integers(64, 64)
+    for name, (changes, error, says) in bad_calls().items():
+        for call in (gemmill.matmul, gemmill.plan):
+            with pytest.raises(error, match=says):
+                call(**({"a": a, "b": b} | changes))
+                pytest.fail(f"{name}: accepted")
+        assert torch.equal(gemmill.matmul(a, b), (a.float() @ b.float()).to(a.dtype)), f"unusable after {name}"
+
+
+def test_a_closed_plan_says_so() -> None:
+    a, b = integers(64, 64), integers(64, 64)
+    with gemmill.plan(a, b) as launch:
+        launch()
+    with pytest.raises(GemmillError, match="this plan is closed"):
+        launch()
+    with pytest.raises(GemmillError, match="this plan is closed"):
+        launch.rebind(a=a)
+    launch.close()
+
+
+def test_rebind_refuses_another_layout_and_changes_nothing() -> None:
+    a, b = integers(64, 64), integers(64, 64)
+    launch = gemmill.plan(a, b)
+    bad = [
+        ({"a": integers(72, 64)}, "this plan is for"),
+        ({"b": b.T}, "this plan is for"),
+        ({"a": a.half()}, "this plan is for"),
+        ({"a": a.cpu()}, "a is on cpu"),
+        ({"a": integers(4097).narrow(0, 1, 4096).view(64, 64)}, "multiple of 16"),
+        ({"c": a}, "made without one"),
+        ({"a": integers(64, 64), "out": integers(8, 8)}, "this plan is for"),
+    ]
+    for changes, says in bad:
+        with pytest.raises(OperandError, match=says):
+            launch.rebind(**changes)
+    launch()
+    torch.cuda.synchronize()
+    assert torch.equal(launch.out, (a.float() @ b.float()).to(a.dtype))

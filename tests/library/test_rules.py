@@ -1,0 +1,179 @@
+import inspect
+from collections.abc import Mapping
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library import resources
+from gemmill.library.config import GemmConfig
+from gemmill.library.domains import WORDS
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.fields import FIELD_NAMES, Fields, Value, config_of, fields_of
+from gemmill.library.names import parse_name
+from gemmill.library.rules import AUTO_STAGES_FIELDS, DOMAINS, RULES, legal, verdicts
+
+LEGAL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+WITH_C = LEGAL.replace("none", "bf16n16")
+
+WILD: Mapping[str, st.SearchStrategy[Value]] = {
+    "align": st.sampled_from([1, 2, 4, 8, 16, 32, 48]),
+    "m": st.integers(1, 600),
+    "n": st.integers(1, 600),
+    "k": st.integers(1, 300),
+    "stages": st.integers(1, 40),
+    "swizzle": st.integers(1, 40),
+    "splits": st.integers(1, 5),
+}
+"""Legal and illegal values of the integer fields, by their last word."""
+
+
+@st.composite
+def any_fields(draw: st.DrawFn) -> dict[str, Value]:
+    """Fields of configs, near the legal ones and far from them."""
+    fields: dict[str, Value] = {}
+    for name in FIELD_NAMES:
+        allowed = [word for word in WORDS.get(name, ()) if word != "none"]
+        wild = WILD.get(name.rpartition(".")[2])
+        tame = st.sampled_from(DOMAINS[name] if name in DOMAINS else allowed)
+        fields[name] = draw(tame if wild is None else st.one_of(tame, wild))
+    if draw(st.booleans()):
+        fields |= {"c.dtype": "none", "c.major": "none", "c.align": 0}
+    return fields
+
+
+def changed(name: str, **fields: Value) -> dict[str, Value]:
+    """Fields of a config with some replaced; underscores stand for dots."""
+    base = fields_of(parse_name(name))
+    return {**base, **{field.replace("_", "."): value for field, value in fields.items()}}
+
+
+def test_every_rule_has_an_id_of_its_own_a_source_and_known_fields() -> None:
+    assert len({rule.id for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.source
+        assert set(rule.fields) <= set(FIELD_NAMES)
+
+
+@given(any_fields())
+def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) -> None:
+    for rule in RULES:
+        assert rule.check({name: fields[name] for name in rule.fields}) == rule.check(fields)
+    narrow = {name: fields[name] for name in AUTO_STAGES_FIELDS}
+    assert resources.auto_stages(narrow) == resources.auto_stages(fields)
+
+
+@given(any_fields())
+def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> None:
+    found = verdicts(fields)
+    assert legal(fields) == (not found)
+    for verdict in found:
+        assert verdict.fix is not None, verdict.rule
+        assert all(fields[name] != value for name, value in verdict.fix.items())
+        assert legal({**fields, **verdict.fix})
+        config_of({**fields, **verdict.fix})
+
+
+@given(any_fields())
+def test_a_fix_of_the_only_broken_rule_changes_its_own_fields(fields: dict[str, Value]) -> None:
+    found = verdicts(fields)
+    if len(found) == 1 and found[0].rule not in ("min-stages", "tile-m"):
+        assert found[0].fix is not None
+        assert set(found[0].fix) <= set(found[0].fields) | {"stages", "tile.n", "tile.k"}
+
+
+@given(any_fields())
+def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value]) -> None:
+    stages = resources.auto_stages(fields)
+    assert 0 <= stages <= resources.MAX_AUTO_STAGES
+    capacity = 232_448
+    if stages:
+        assert resources.shared_bytes({**fields, "stages": stages}) <= capacity
+    if stages < resources.MAX_AUTO_STAGES:
+        deeper = {**fields, "stages": stages + 1}
+        assert stages * 0 + resources.shared_bytes(deeper) > capacity
+
+
+@pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])
+def test_legal_configs_get_no_verdict(name: str) -> None:
+    assert verdicts(parse_name(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "says", "fix"),
+    [
+        ({"b.dtype": "f16"}, "mma-types", "bf16 x f16", {"b.dtype": "bf16"}),
+        ({"accumulator": "f16"}, "mma-types", "bf16 x bf16 cannot accumulate in f16, only in f32", {"accumulator": "f32"}),
+        ({"c.dtype": "f16"}, "epilogue-types", "C is f16 where D is bf16", None),
+        ({"a.align": 8, "d.align": 4}, "tma-alignment", "A is aligned to 8 bytes and D is aligned to 4", None),
+        ({"tile.m": 100}, "tile-m", "tile M is 100; cooperative kernels take 128, 192 or 256", {"tile.m": 128}),
+        ({"tile.m": 64}, "tile-m", "tile M is 64", {"tile.m": 128}),
+        ({"tile.n": 250}, "tile-n", "tile N is 250; it must be a multiple of 16 from 16 to 256", {"tile.n": 256}),
+        ({"tile.n": 264}, "tile-n", "tile N is 264", {"tile.n": 256}),
+        ({"tile.k": 60}, "tile-k", "tile K is 60", {"tile.k": 64}),
+        ({"cluster.m": 4}, "cluster-shape", "cluster is 4x1; it must be 1x1, 2x1, 1x2 or 2x2", {"cluster.m": 2}),
+        ({"scheduler.swizzle": 3}, "scheduler-swizzle", "swizzle is 3", {"scheduler.swizzle": 4}),
+        ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
+        ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),
+        ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
+        ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
+        ({"b.major": "mn", "tile.k": 40}, "multicast-slice", "tile.k is 40, not a multiple of 2 x 8", None),
+        (
+            {"tile.m": 256, "stages": 2},
+            "accumulator-registers",
+            "a 128x256 f32 accumulator takes 256 registers a thread; 2 consumer warpgroups without C have at most 192",
+            {"tile.n": 192},
+        ),
+    ],
+)
+def test_verdicts_name_the_values_on_both_sides_and_the_way_out(
+    fields: dict[str, Value], rule: str, says: str, fix: dict[str, Value] | None
+) -> None:
+    base = fields_of(parse_name(WITH_C if "c.dtype" in fields else LEGAL))
+    by_rule = {verdict.rule: verdict for verdict in verdicts({**base, **fields})}
+    assert rule in by_rule
+    assert says in by_rule[rule].says
+    if fix is not None:
+        assert by_rule[rule].fix == fix
+        assert all(f"{name} = {value}" in str(by_rule[rule]) for name, value in fix.items())
+
+
+def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
+    assert legal(changed(LEGAL, tile_m=192, tile_n=192, stages=2))
+    (verdict,) = verdicts(changed(LEGAL, tile_m=192, tile_n=208, stages=2))
+    assert verdict.rule == "accumulator-registers"
+    assert "3 consumer warpgroups" in verdict.says
+
+
+def test_f16_accumulators_take_half_the_registers() -> None:
+    f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", tile_m=256, tile_n=256, stages=2)
+    assert not legal(f16)
+    assert legal({**f16, "accumulator": "f16"})
+
+
+def test_an_absent_c_is_neither_aligned_nor_mended() -> None:
+    (verdict,) = verdicts(changed(LEGAL, d_align=8))
+    assert verdict.fix == {"d.align": 16}
+
+
+def test_every_config_that_validates_can_be_judged() -> None:
+    # The rules' tables must cover every word that a config accepts.
+    assert set(get_args(DTypeName)) == set(DTYPES)
+    config = parse_name(LEGAL)
+    for name, words in WORDS.items():
+        for word in words:
+            if not (word == "none" or name.startswith("c.")):
+                verdicts(config_of({**fields_of(config), name: word}))
+
+
+def test_a_config_and_its_fields_are_judged_alike() -> None:
+    config = parse_name(LEGAL.replace("s4", "s9"))
+    assert isinstance(config, GemmConfig)
+    fields: Fields = fields_of(config)
+    assert [str(v) for v in verdicts(config)] == [str(v) for v in verdicts(fields)]
+
+
+def test_rules_are_documented_where_they_are_stated() -> None:
+    for rule in RULES:
+        assert inspect.getmodule(rule.check).__name__ == "gemmill.library.rules"  # type: ignore[union-attr]

@@ -1,0 +1,31 @@
+"""Kernels that tests of the runtime share: compiled once, kept in the store of the test run."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.names import parse_name
+from gemmill.runtime.artifact import Artifact
+from gemmill.runtime.registry import Registry
+
+NAMES = (
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x32x64_2x1_cooperative_s4_m8_k1_linear",
+)
+
+
+@pytest.fixture(scope="session")
+def configs() -> tuple[GemmConfig, ...]:
+    return tuple(parse_name(name) for name in NAMES)
+
+
+@pytest.fixture(scope="session")
+def artifacts(configs: tuple[GemmConfig, ...]) -> tuple[Artifact, ...]:
+    registry = Registry(manifests=())
+    return tuple(registry.get(config) for config in configs)
+
+
+@pytest.fixture(scope="session")
+def artifact(artifacts: tuple[Artifact, ...]) -> Artifact:
+    return artifacts[0]

@@ -1,0 +1,100 @@
+"""Parameters, grids and refusals of plans, as far as they go without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.emitters.emit import launch_spec
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import OperandError
+from gemmill.library.names import parse_name
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.api import matmul, plan, stream_handle
+from gemmill.runtime.plan import ParameterBlock, grid_blocks, mismatch
+
+CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
+PROBLEM = GemmProblem(
+    m=512,
+    n=512,
+    k=512,
+    batch=1,
+    a_dtype="bf16",
+    a_major="k",
+    b_dtype="bf16",
+    b_major="k",
+    accumulator="f32",
+    d_dtype="bf16",
+    d_major="n",
+)
+
+
+@given(st.integers(64, 4096))
+def test_parameters_are_aligned_for_descriptors(size: int) -> None:
+    block = ParameterBlock(size)
+    assert block.address % 64 == 0
+    block.write(size - 4, "f", 0.5)
+    block.write(0, "i", -7)
+    data = block.read()
+    assert len(data) == size
+    assert struct.unpack("<i", data[:4]) == (-7,)
+    assert struct.unpack("<f", data[-4:]) == (0.5,)
+    for offset in (-1, size - 3, size):
+        with pytest.raises(ValueError, match="outside"):
+            block.write(offset, "i", 1)
+
+
+@pytest.mark.parametrize("max_clusters", [1, 5, 66])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_grid_is_whole_clusters_and_no_more_than_there_is_work(max_clusters: int, batch: int) -> None:
+    spec = launch_spec(CONFIG)
+    for m, n in itertools.product((1, 255, 256, 257, 4096), repeat=2):
+        tiles = -(-m // 256) * -(-n // 256) * batch
+        blocks = grid_blocks(spec, replace(PROBLEM, m=m, n=n, batch=batch), max_clusters)
+        assert blocks == 2 * min(tiles, max_clusters)
+
+
+def test_a_kernel_fits_its_own_problem_and_no_other() -> None:
+    assert mismatch(CONFIG, PROBLEM) is None
+    others: list[tuple[GemmProblem, str]] = [
+        (replace(PROBLEM, a_dtype="f16"), "k-major bf16 A; the problem has a k-major f16 A"),
+        (replace(PROBLEM, b_major="mn"), "k-major bf16 B; the problem has a mn-major"),
+        (replace(PROBLEM, c_dtype="bf16", c_major="n"), "no C; the problem has a n-major bf16 C"),
+        (replace(PROBLEM, d_major="m"), "n-major bf16 D"),
+        (replace(PROBLEM, a_align=8), "A aligned to 16 bytes; address or strides are aligned to 8"),
+        (replace(PROBLEM, accumulator="f16"), "accumulates in f32"),
+    ]
+    for problem, says in others:
+        assert says in str(mismatch(CONFIG, problem))
+
+
+def test_a_kernel_with_c_does_not_fit_a_problem_without() -> None:
+    with_c = GemmConfig.model_validate(CONFIG.model_dump() | {"c": CONFIG.d.model_dump()})
+    assert "the problem has no C" in str(mismatch(with_c, PROBLEM))
+
+
+class Stream:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 0x1234
+
+
+def test_streams_by_handle_and_by_protocol() -> None:
+    assert stream_handle(0) == 0
+    assert stream_handle(0x55) == 0x55
+    assert stream_handle(Stream()) == 0x1234
+    for wrong in ("default", True, 1.5):
+        with pytest.raises(OperandError, match="stream is"):
+            stream_handle(wrong)
+
+
+@pytest.mark.parametrize("call", [matmul, plan])
+def test_host_arrays_are_refused(call: object) -> None:
+    a = np.zeros((16, 16), np.float16)
+    with pytest.raises(OperandError, match=r"^a is on DLPack device type 1; gemmill takes tensors in GPU memory"):
+        call(a, a)  # type: ignore[operator]

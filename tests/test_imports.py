@@ -1,0 +1,88 @@
+"""Imports run one way: library <- emitters <- runtime <- profiler <- cli, and importing gemmill loads none of them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gemmill
+
+PACKAGE = Path(gemmill.__file__).parent
+LAYERS = ("library", "emitters", "runtime", "profiler", "cli")
+HEAVY = {"torch", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
+"""What ``import gemmill`` must leave alone."""
+
+
+def modules(layer: str) -> list[Path]:
+    return sorted((PACKAGE / layer).rglob("*.py"))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that a tree imports, at any depth, except for type checking."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            yield from imports(node)
+
+
+def imports_on_load(tree: ast.Module) -> set[str]:
+    """The top-level packages that a module imports when it is itself imported."""
+
+    class WithoutBodies(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+    return {name.partition(".")[0] for name in imports(WithoutBodies().visit(tree))}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_run_one_way(layer: str) -> None:
+    above = LAYERS[LAYERS.index(layer) + 1 :]
+    found = modules(layer)
+    assert found, f"src/gemmill/{layer} holds no modules"
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in found
+        for name in imports(ast.parse(path.read_text()))
+        if name.startswith(tuple(f"gemmill.{other}" for other in above))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_module_needs_torch_to_be_imported(layer: str) -> None:
+    assert not [path for path in modules(layer) if "torch" in imports_on_load(ast.parse(path.read_text()))]
+
+
+@pytest.mark.parametrize("layer", ["library", "emitters"])
+def test_vocabulary_and_emitters_know_nothing_of_cuda(layer: str) -> None:
+    wrong = [p for p in modules(layer) if any(n.partition(".")[0] == "cuda" for n in imports(ast.parse(p.read_text())))]
+    assert not wrong
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages in ``sys.modules`` of a fresh interpreter after a statement."""
+    code = f"{statement}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_import_gemmill_is_light() -> None:
+    assert not (loaded_by("import gemmill") - loaded_by("pass")) & HEAVY
+
+
+def test_public_names_resolve_and_others_do_not() -> None:
+    for name in dir(gemmill):
+        assert getattr(gemmill, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'matmull'"):
+        gemmill.matmull  # type: ignore[attr-defined]  # noqa: B018
