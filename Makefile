@@ -49,9 +49,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(BIN)/python:
-	@[ -n "$(PYTHON)" ] || { \
-		echo "gemmill needs Python 3.11 or newer with its venv module (Debian and Ubuntu: apt install python3-venv);" \
-		"name one with: make PYTHON=/path/to/python" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "gemmill needs Python 3.11 or newer; $(PYTHON) is older" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "gemmill needs Python 3.11 or newer with its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; \
+		echo "$(or $(PYTHON),No python3 found here) is not that; name another: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)

@@ -86,8 +86,20 @@ $entry(__grid_constant__ gemmill::GemmParams const params) {
 _CPP_EPILOGUE = {"linear": "LinearEpilogue"}
 _ATOM_DTYPE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
-_PARAMETERS = ("m", "n", "k", "batch", "batched", "alpha", "beta")
-"""Scalars of ``GemmParams`` after its four descriptors, four bytes each."""
+_PARAMETERS = {
+    **dict.fromkeys(("m", "n", "k", "batch", "batched", "alpha", "beta"), 4),
+    **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
+}
+"""Bytes of each scalar of ``GemmParams``, in their order after the four descriptors."""
+
+
+def _offsets() -> dict[str, int]:
+    """Byte offset of each scalar: naturally aligned, as C++ lays them out."""
+    offsets, end = {}, 4 * TMA_BYTES
+    for name, size in _PARAMETERS.items():
+        offsets[name] = resources.align_up(end, size)
+        end = offsets[name] + size
+    return offsets
 
 
 def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
@@ -129,7 +141,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
     if config.c is not None:
         boxes.append(_subtile_box(fields, "c", 2))
     boxes.append(_subtile_box(fields, "d", 3))
-    first = 4 * TMA_BYTES
+    offsets = _offsets()
     return LaunchSpec(
         entry=f"gemmill_{kernel_name(config)}",
         threads=resources.threads(fields),
@@ -137,8 +149,8 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         shared_bytes=resources.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
         boxes=tuple(boxes),
-        params_bytes=resources.align_up(first + 4 * len(_PARAMETERS), 64),
-        offsets={name: first + 4 * i for i, name in enumerate(_PARAMETERS)},
+        params_bytes=resources.align_up(max(offsets.values()) + 8, 64),
+        offsets=offsets,
     )
 
 

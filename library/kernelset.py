@@ -169,11 +169,10 @@ class KernelSet:
     def _choice(self, preset: str | None, where: str | None) -> Preset:
         if preset is not None and preset not in self.presets:
             known = ", ".join(self.presets) or "none"
-            raise ManifestError(
-                f"{self.name} has no preset {preset!r}{suggest(preset, self.presets)}; its presets: {known}"
-            )
+            hint = suggest(preset, self.presets) or ";"
+            raise ManifestError(f"{self.name} has no preset {preset!r}{hint} its presets: {known}")
         chosen = self.presets[preset] if preset is not None else Preset()
-        return Preset(chosen.description, (*chosen.where, *predicates(where or None)), chosen.alternatives)
+        return Preset(chosen.description, (*chosen.where, *predicates(where)), chosen.alternatives)
 
 
 def predicates(where: str | None) -> tuple[Predicate, ...]:

@@ -50,4 +50,5 @@ class LaunchSpec(Frozen):
     """Size of the parameter struct."""
     offsets: dict[str, int]
     """Byte offset of each scalar parameter: ``m n k batch`` (int32), ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
-    bit broadcasts the operand over the batch), ``alpha beta`` (float32)."""
+    bit broadcasts the operand over the batch), ``alpha beta`` (float32), ``d_pointer`` (address), ``d_stride
+    d_batch_stride`` (int64, in elements)."""

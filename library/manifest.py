@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from gemmill.library import resolve
 from gemmill.library.document import INVALID, Document, Location, read_document
@@ -35,19 +38,20 @@ def shipped_manifest(name: str) -> Path:
     return SHIPPED / f"{name}.yaml"
 
 
-def load_manifest(path: str | Path) -> KernelSet:
+def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
     """The kernel set that a manifest declares.
 
     Args:
         path: a YAML file, or the name of a manifest that ships, such as ``bf16``.
+        legal: refuse sets and presets without a single legal kernel. Without it, one can ask what refuses them.
 
     Raises:
         ManifestError: the manifest is wrong; the message has a ``file:line:column: field: ...`` line for each fault.
     """
     source = _read(shipped_manifest(str(path)) if str(path) in shipped_manifests() else Path(path), ())
-    sets = tuple(_candidates(source))
+    sets = tuple(_candidates(source, legal))
     source.document.check()  # without all sets, presets cannot be judged
-    kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets)))
+    kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets, legal)))
     source.document.check()
     return kernel_set
 
@@ -83,8 +87,9 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
     rest = {key: value for key, value in data.items() if key not in ("sets", "presets")}
     head = validated(document, Manifest, rest, ())
     if head is None:  # what the sets inherit may be sound all the same
-        inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
-        head = validated(Document(path), Manifest, {"name": "?", **inherited}, ())
+        with suppress(ValidationError):
+            inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
+            head = Manifest.model_validate({"name": "?", **inherited})
     source = _Source(document, head or Manifest(name="?"))
     for name, item in _items(document, data, "sets", list):
         if part := validated(document, FilteredSet, item, ("sets", name)):
@@ -143,7 +148,7 @@ def _extended(source: _Source, chain: tuple[Path, ...]) -> Path | None:
     return target
 
 
-def _candidates(source: _Source) -> Iterator[Candidates]:
+def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
     """The sets of a manifest and of those it extends; contradictions become faults of the manifest."""
     lineage = source.lineage()
     defaults = reduce(lambda general, ancestor: resolve.merged(ancestor.head.defaults, general), lineage, resolve.BASE)
@@ -161,18 +166,18 @@ def _candidates(source: _Source) -> Iterator[Candidates]:
                 document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
                 continue
             parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
-            if ancestor is not source or _sound(document, parts, at):
-                yield from (Candidates(part.grid, (*part.where, *outer)) for part in parts)
+            if ancestor is not source or _sound(document, parts, at, legal):
+                yield from (Candidates(part.grid, (*part.where, *outer)) if outer else part for part in parts)
 
 
-def _sound(document: Document, parts: Sequence[Candidates], at: Location) -> bool:
-    """Whether sets hold a kernel; if not, a fault says what is in the way."""
+def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal: bool) -> bool:
+    """Whether sets hold a candidate, or with ``legal`` a kernel; if not, a fault says what is in the way."""
     where = (*at, "where") if (*at, "where") in document.values else at
     try:
         passing = [fields for part in parts if (fields := part.first(rules=False))]
         if not passing:
             document.fault(where, "no candidate passes")
-        elif not any(part.first() for part in parts):
+        elif legal and not any(part.first() for part in parts):
             document.fault(at, f"every candidate is refused, the first one by {verdicts(passing[0])[0]}")
         else:
             return True
@@ -181,21 +186,21 @@ def _sound(document: Document, parts: Sequence[Candidates], at: Location) -> boo
     return False
 
 
-def _presets(source: _Source, sets: tuple[Candidates, ...]) -> Iterator[tuple[str, Preset]]:
+def _presets(source: _Source, sets: tuple[Candidates, ...], legal: bool) -> Iterator[tuple[str, Preset]]:
     """A manifest's presets, and inherited ones that keep a kernel here; an own one that keeps none is a fault."""
     document, kernels = source.document, KernelSet("", "", sets, {})
-    if not _sound(document, sets, ()):
+    if not _sound(document, sets, (), legal):
         return
     specs = {name: spec for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
     for name, spec in specs.items():
         at: Location = ("presets", name)
         preset = resolve.preset(spec)
         try:
-            if kernels.holds(preset):
+            if not legal or kernels.holds(preset):
                 yield name, preset
             elif name in source.presets:
                 document.fault(at, "no kernel of the manifest is in the preset")
-            for index, alternative in enumerate(preset.alternatives if name in source.presets else ()):
+            for index, alternative in enumerate(preset.alternatives if legal and name in source.presets else ()):
                 if not kernels.holds(Preset(alternatives=(alternative,))):
                     document.fault((*at, "match", index), "no kernel of the manifest matches")
         except ExpressionError as error:

@@ -22,7 +22,7 @@ _AB = f"{_DTYPE}(k|mn){_INT}"
 _CD = f"{_DTYPE}(n|m){_INT}"
 
 _PARTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("arch", "([a-z0-9]+)", ("arch",), "sm90a"),
+    ("arch", "([a-z][a-z0-9]*)", ("arch",), "sm90a"),
     ("A", _AB, ("a.dtype", "a.major", "a.align"), "bf16k16"),
     ("B", _AB, ("b.dtype", "b.major", "b.align"), "bf16k16"),
     ("accumulator", _DTYPE, ("accumulator",), "f32"),
@@ -34,7 +34,7 @@ _PARTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("stages", f"s{_INT}", ("stages",), "s4"),
     ("scheduler", f"(m|n){_INT}", ("scheduler.raster", "scheduler.swizzle"), "m8"),
     ("splits", f"k{_INT}", ("scheduler.splits",), "k1"),
-    ("epilogue", "([a-z0-9]+)", ("epilogue",), "linear"),
+    ("epilogue", "([a-z][a-z0-9]*)", ("epilogue",), "linear"),
 )
 """For each part of a name: what it is, its pattern, the fields in the pattern's groups, an example."""
 
@@ -82,7 +82,7 @@ def parse_name(name: str) -> GemmConfig:
             if text is None:
                 fields[field] = 0 if field == "c.align" else "none"
             else:
-                fields[field] = int(text) if text[0].isdigit() else text
+                fields[field] = int(text) if text.isdecimal() else text
     try:
         return config_of(fields)
     except ValidationError as error:

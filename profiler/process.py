@@ -12,8 +12,10 @@ from types import TracebackType
 from gemmill.library.errors import DeviceError
 from gemmill.profiler.worker import Fault, Machine, Refusal, Report, Running, Setup, Unit
 
+START_SECONDS = 120.0
+"""A worker that has not started after so long hangs: importing PyTorch takes a tenth."""
 SILENCE_SECONDS = 120.0
-"""A worker that says nothing for so long hangs: the slowest step, importing PyTorch, takes a tenth."""
+"""A kernel that runs for so long hangs."""
 
 # Like compiling workers, a fresh interpreter: multiprocessing would run the caller's main module again.
 _COMMAND = """
@@ -37,7 +39,7 @@ class WorkerProcess:
 
     Args:
         setup: what it is started with.
-        silence_seconds: how long it may say nothing.
+        silence_seconds: how long a kernel may run.
         module: the module whose ``serve`` is its body.
     """
 
@@ -67,7 +69,7 @@ class WorkerProcess:
                 process_group=0,
             )
         try:
-            answer = self._ask(self._setup)
+            answer = self._ask(self._setup, START_SECONDS)
         except WorkerError as error:
             raise DeviceError(f"the measuring process did not start: {error}") from None
         if isinstance(answer, Machine):
@@ -84,7 +86,7 @@ class WorkerProcess:
         """
         if self._process is None:
             self.start()
-        answer = self._ask(unit)
+        answer = self._ask(unit, self._silence_seconds)
         if isinstance(answer, Report):
             return answer
         self.stop()
@@ -98,14 +100,14 @@ class WorkerProcess:
             self._process.wait()
         self._process = self._connection = None
 
-    def _ask(self, request: Setup | Unit) -> Machine | Report | Refusal | Fault:
-        """Send a request; the answer to it, whatever is said in between."""
+    def _ask(self, request: Setup | Unit, seconds: float) -> Machine | Report | Refusal | Fault:
+        """Send a request; the answer to it. Each word before the answer may take ``seconds``."""
         assert self._process is not None
         assert self._connection is not None
         self._kernel = ""
         try:
             self._connection.send(request)
-            while self._connection.poll(self._silence_seconds):
+            while self._connection.poll(seconds):
                 message: Running | Machine | Report | Refusal | Fault = self._connection.recv()
                 if not isinstance(message, Running):
                     return message
@@ -116,7 +118,7 @@ class WorkerProcess:
             self.stop()
             raise WorkerError(self._kernel, f"the measuring process died ({how})") from None
         self.stop()
-        raise WorkerError(self._kernel, f"no sign of life for {self._silence_seconds:.0f} s: it hangs")
+        raise WorkerError(self._kernel, f"no sign of life for {seconds:.0f} s: it hangs")
 
     def __enter__(self) -> WorkerProcess:
         return self

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
@@ -89,14 +89,21 @@ class _Nvml:
         return str(self.nvml.nvmlSystemGetDriverVersion())
 
     def read(self) -> Reading:
-        nvml, handle = self.nvml, self.handle
+        nvml = self.nvml
         return Reading(
-            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+            self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            self.ask(nvml.nvmlDeviceGetPowerUsage) / 1000,
+            self.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            throttle_reasons(self.ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)),
         )
+
+    def ask(self, query: Callable[..., int], *arguments: int) -> int:
+        """A query's answer, or 0 where the GPU has none; virtual machines hide some."""
+        try:
+            return query(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return 0
 
 
 class _Smi:

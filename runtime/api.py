@@ -245,16 +245,24 @@ def _dtype_name(dtype: Any) -> DTypeName:
     return known
 
 
+@functools.cache
+def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
+    """``torch.empty`` of one dtype."""
+    torch = importlib.import_module("torch")
+    theirs = next(name for name, ours in TORCH_DTYPES.items() if ours == dtype)
+    return functools.partial(torch.empty, dtype=getattr(torch, theirs))
+
+
 def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream) -> Any:
     """A new D from the library that ``a`` comes from."""
     if is_torch(a):
-        torch = importlib.import_module("torch")
-        torch_dtype = next(getattr(torch, theirs) for theirs, ours in TORCH_DTYPES.items() if ours == dtype)
+        empty = _torch_empty(dtype)
         if stream is None or (handle := stream_handle(stream)) == _torch_stream()(device):
-            return torch.empty(shape, dtype=torch_dtype, device=a.device)
+            return empty(shape, device=a.device)
         # PyTorch reuses memory in the order of the stream it was allocated on.
-        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=a.device)):
-            return torch.empty(shape, dtype=torch_dtype, device=a.device)
+        cuda = importlib.import_module("torch").cuda
+        with cuda.stream(cuda.ExternalStream(handle, device=a.device)):
+            return empty(shape, device=a.device)
     typestr = DTYPES[dtype].typestr
     if type(a).__module__.partition(".")[0] == "cupy" and typestr is not None:
         with a.device:
@@ -276,7 +284,8 @@ def _choose(
     gemm = bind(tensors["a"], tensors["b"], tensors["out"], tensors.get("c"), accumulator)
     if is_empty(gemm.problem):
         return gemm, None, None
-    registry = registry or default_registry()
+    if registry is None:
+        registry = default_registry()
     choice = None
     if named is None:
         choice = registry.select(gemm.problem)

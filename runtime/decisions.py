@@ -1,4 +1,4 @@
-"""Decisions: which kernel was measured fastest for a problem. Packs carry them, the selector prefers them."""
+"""Decisions: measured times of kernels on problems. Packs carry them, the selector prefers them to its model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 from gemmill.library.config import Frozen
 from gemmill.library.problem import GemmProblem
+from gemmill.library.records import read_records
 
 
 class Decision(Frozen):
-    """One measured time of one kernel on one problem."""
+    """The measured time of one kernel on one problem."""
 
     problem: GemmProblem
     gpu: str
@@ -19,12 +20,26 @@ class Decision(Frozen):
     """Kernel name."""
     us: float
     """Median time in microseconds."""
+    final: bool = True
+    """False for a brief measurement; those count only where a problem has no other."""
 
 
 def read_decisions(paths: Iterable[Path]) -> list[Decision]:
-    """The fastest verified time of each kernel, problem and GPU in files of measurements.
+    """The verified times in files of measurements; of a kernel measured again, the last.
 
     Raises:
-        RecordError: a file is missing or wrong.
+        RecordError: a file cannot be read, or a line is no record.
     """
-    return []
+    decisions = {}
+    for path in paths:
+        for record in read_records(path):
+            if record.verified and record.us is not None and record.digest:  # without a cubin it is cuBLAS
+                key = record.problem, record.gpu, record.kernel
+                decisions[key] = Decision(
+                    problem=record.problem,
+                    gpu=record.gpu,
+                    kernel=record.kernel,
+                    us=record.us,
+                    final=record.stage == "final",
+                )
+    return list(decisions.values())

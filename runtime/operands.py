@@ -193,10 +193,11 @@ def _collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _stacks(matrices: _Matrices) -> bool:
-    """Whether the rows of the whole batch lie at one stride."""
-    if matrices.batch_stride == 0:
-        return False
-    return matrices.rows == 1 or matrices.batch_stride == matrices.rows * matrices.row_stride
+    """Whether the rows of the whole batch lie at one stride, and along one of the extents contiguously."""
+    x = matrices
+    if x.rows > 1:
+        return x.batch_stride != 0 and x.batch_stride == x.rows * x.row_stride
+    return x.batch_stride == 1 or (x.batch_stride != 0 and (x.columns == 1 or x.column_stride == 1))
 
 
 def _stack(matrices: _Matrices, rows: int) -> _Matrices:

@@ -24,9 +24,13 @@ _SETTLED_SECONDS = 60
 """A directory younger than this may belong to a process that has not locked it yet."""
 
 
-@cache
 def directory() -> Path:
     """The precompiled-header directory of this process: empty at first, removed when the process ends."""
+    return _directory(os.getpid())  # a forked process gets one of its own
+
+
+@cache
+def _directory(_pid: int) -> Path:
     _sweep()
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = FileLock(path / "lock")

@@ -118,12 +118,16 @@ class Launcher:
             ("batched", "I", batched),
             ("alpha", "f", alpha),
             ("beta", "f", beta),
+            ("d_pointer", "Q", gemm.d.ptr),
+            ("d_stride", "q", gemm.d.stride),
+            ("d_batch_stride", "q", gemm.d.batch_stride),
         )
         for name, layout, value in scalars:
             block.write(spec.offsets[name], layout, value)
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
+        self._d_pointer = ctypes.c_uint64.from_address(block.address + spec.offsets["d_pointer"])
         self._addresses: Addresses = gemm.a.ptr, gemm.b.ptr, gemm.c.ptr if gemm.c else 0, gemm.d.ptr
         self._launch = kernel.prepare(grid_blocks(spec, problem, kernel.max_clusters), block.arguments)
         self._lock = threading.Lock()
@@ -135,6 +139,7 @@ class Launcher:
                 for index, descriptor in self._descriptors:
                     if addresses[index] != self._addresses[index]:
                         tma.replace_address(descriptor, addresses[index])
+                self._d_pointer.value = addresses[3]
                 self._addresses = addresses
             self._launch(stream)
 

@@ -16,10 +16,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, GemmillError
@@ -27,6 +29,9 @@ from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.store import Store
+
+if TYPE_CHECKING:
+    from gemmill.runtime.compiler import Compiler
 
 _WORKER = "import sys; sys.path[:] = sys.argv[2:]; from gemmill.runtime.pool import work; work(int(sys.argv[1]))"
 
@@ -187,31 +192,23 @@ def _outcome(config: GemmConfig, reply: dict[str, str], artifact: bytes, seconds
 
 def work(descriptor: int) -> None:
     """Body of a worker: takes kernel names from a pipe and answers with artifacts until the pipe ends."""
-    from gemmill.emitters.emit import emit
     from gemmill.runtime.compiler import Compiler
 
     warnings.simplefilter("ignore")  # the parent warns, once for all workers
-    with Connection(descriptor) as connection:
+    with Connection(descriptor) as connection, suppress(EOFError, OSError):  # the parent has ended: so does this
         settings = json.loads(connection.recv_bytes())
         store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
         compiler = Compiler()
         while True:
-            try:
-                config = parse_name(connection.recv_bytes().decode())
-            except EOFError:
-                return
+            config = parse_name(connection.recv_bytes().decode())
             compiler.stats = None
             error, data = "", b""
             try:
-                source = emit(config)
-                if store is None:
-                    artifact = compiler.compile(source, config)
-                else:
-                    key = compiler.key(source, config)
-                    artifact, _ = store.get_or_make(key, lambda: compiler.compile(source, config))  # noqa: B023
-                data = artifact.to_bytes()
+                data = _compiled(compiler, config, store).to_bytes()
             except GemmillError as failure:
                 error = str(failure)
+            except OSError as failure:  # a full temporary directory, say
+                error = f"{kernel_name(config)}: {failure}"
             reply = {
                 "error": error,
                 "pch": compiler.stats.pch if compiler.stats else "",
@@ -219,3 +216,14 @@ def work(descriptor: int) -> None:
             }
             connection.send_bytes(json.dumps(reply).encode())
             connection.send_bytes(data)
+
+
+def _compiled(compiler: Compiler, config: GemmConfig, store: Store | None) -> Artifact:
+    """One kernel, from the store if it is there."""
+    from gemmill.emitters.emit import emit
+
+    source = emit(config)
+    if store is None:
+        return compiler.compile(source, config)
+    artifact, _ = store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
+    return artifact

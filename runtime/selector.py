@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -74,10 +74,10 @@ class Selector:
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
         self._groups = {key: _group(names, configs) for key, names in members.items()}
-        self._measured: dict[GemmProblem, dict[str, float]] = defaultdict(dict)
+        self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
         for decision in decisions:
             if decision.kernel in configs and decision.gpu.startswith(gpu.name):
-                self._measured[decision.problem][decision.kernel] = decision.us
+                self._measured[decision.problem][decision.kernel] = decision
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
 
@@ -87,8 +87,8 @@ class Selector:
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        if times := self._measured.get(problem):
-            return self._by_measurement(times)
+        if measured := self._measured.get(problem):
+            return self._by_measurement([*measured.values()])
         group = self._groups.get(tuple(getattr(problem, field) for field in _FORMATS))
         if group is None:
             raise self._unsupported(problem)
@@ -98,10 +98,14 @@ class Selector:
             raise self._unsupported(problem)
         return self._by_model(group, serving, problem)
 
-    def _by_measurement(self, times: Mapping[str, float]) -> Choice:
-        (best, us), *others = sorted(times.items(), key=lambda item: (item[1], item[0]))
+    def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
+        decisions = [decision for decision in decisions if decision.final] or decisions
+        times = sorted((decision.us, decision.kernel) for decision in decisions)
+        (us, best), *others = times
         reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
-        return Choice(best, self._configs[best], reason, us, tuple(others[:RUNNERS_UP]), "measured")
+        return Choice(
+            best, self._configs[best], reason, us, tuple((name, us) for us, name in others[:RUNNERS_UP]), "measured"
+        )
 
     def _by_model(self, group: _Group, serving: Integers, problem: GemmProblem) -> Choice:
         if min(problem.m, problem.n, problem.batch) == 0:

@@ -26,6 +26,8 @@ class Settings:
     include: tuple[Path, ...] | None
     """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
     headers that would be found."""
+    debug: bool = False
+    """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -34,16 +36,17 @@ class Settings:
         Raises:
             SettingError: a variable has a value that does not parse, or starts with ``GEMMILL_`` and is none of ours.
         """
-        known = ("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE")
+        known = ("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG")
         for name in environ:
             if name.startswith("GEMMILL_") and name not in known:
                 raise SettingError(f"{name}: no such setting; there are {', '.join(known)}")
-        store, size, jobs, include = (environ.get(name) for name in known)
+        store, size, jobs, include, debug = (environ.get(name) for name in known)
         return cls(
             None if store is None else _directory("GEMMILL_STORE", store),
             None if size is None else _bytes("GEMMILL_STORE_BYTES", size),
             None if jobs is None else _count("GEMMILL_JOBS", jobs),
             None if include is None else tuple(_directory("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
+            _switch("GEMMILL_DEBUG", debug or "0"),
         )
 
 
@@ -52,6 +55,12 @@ def _directory(name: str, value: str) -> Path:
     if not path.is_absolute():
         raise SettingError(f"{name}={value!r}: not an absolute path")
     return path
+
+
+def _switch(name: str, value: str) -> bool:
+    if value not in ("0", "1"):
+        raise SettingError(f"{name}={value!r}: neither 0 nor 1")
+    return value == "1"
 
 
 def _count(name: str, value: str) -> int:

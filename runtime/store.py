@@ -193,12 +193,9 @@ class Store:
         """Hold the lock of a key, or go on without where locks cannot be made or their holder is stuck."""
         # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.
         lock = FileLock(self.path / "locks" / f"{key[:3]}.lock", timeout=_LOCK_SECONDS)
-        try:
+        with suppress(OSError, NotImplementedError, Timeout):
             (self.path / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
             lock.acquire()
-        except (OSError, NotImplementedError, Timeout):
-            yield
-            return
         try:
             yield
         finally:
@@ -208,10 +205,12 @@ class Store:
 
 def default_path() -> Path:
     """The user's cache directory; a private one under the temporary directory where the user has no home."""
-    path = Path(platformdirs.user_cache_dir("gemmill"))
-    if path.is_absolute():
-        return path
-    # A user id without a passwd entry and without HOME, as in containers.
+    # A user id without a passwd entry and without HOME, as in containers, has no cache directory: newer platformdirs
+    # raise, older ones answer "~/.cache".
+    with suppress(RuntimeError):
+        path = Path(platformdirs.user_cache_dir("gemmill"))
+        if path.is_absolute():
+            return path
     path = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
     with suppress(OSError):
         path.mkdir(mode=0o700)

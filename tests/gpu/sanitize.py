@@ -3,16 +3,18 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.gpu.sanitize
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.gpu.sanitize NAME ...
 
-Without names, every kernel of ``harness.FAMILY``. Exits with 1 if a result is wrong.
+Set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows each tensor's bounds. Without names, every kernel of
+``harness.FAMILY``. Exits with 1 if a result is wrong.
 """
 
 from __future__ import annotations
 
 import sys
 
+from tests.gpu.harness import FAMILY, check, torch
+
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime.registry import Registry
-from tests.gpu.harness import FAMILY, check, torch
 
 
 def main(names: list[str]) -> int:

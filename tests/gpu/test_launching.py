@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.gpu.harness import BASE, FAMILY, make_case, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CaptureError
 from gemmill.library.names import kernel_name
 from gemmill.runtime.registry import Registry
-from tests.gpu.harness import BASE, FAMILY, make_case, torch
 
 pytestmark = pytest.mark.gpu
 
@@ -85,7 +86,9 @@ def test_two_streams_at_once() -> None:
 def test_a_captured_graph_computes_on_new_data() -> None:
     a, b, _ = operands()
     out = torch.empty(512, 768, device="cuda", dtype=torch.bfloat16)
-    gemmill.plan(a, b, out=out)  # loads the kernel; it has not been launched before the capture
+    # Loads the kernels; none has been launched before the capture.
+    gemmill.plan(a, b, out=out)
+    gemmill.plan(out, out.T)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         gemmill.matmul(a, b, out=out)
@@ -120,11 +123,14 @@ def test_loading_while_capturing_is_an_error_that_says_what_to_do() -> None:
     a, b, wanted = operands()
     out = poisoned(wanted)
     cold = Registry()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), pytest.raises(CaptureError, match=r"before the capture, call gemmill\.plan"):
+    with (
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+        pytest.raises(CaptureError, match=r"before the capture, call gemmill\.plan"),
+    ):
         gemmill.matmul(a, b, out=out, registry=cold)
     gemmill.matmul(a, b, out=out, registry=cold)
     assert torch.equal(out, wanted), "the process is as usable as before"
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         gemmill.matmul(a, b, out=out, registry=cold)
     out.fill_(float("nan"))
@@ -247,19 +253,21 @@ def test_a_plan_keeps_its_tensors_alive() -> None:
     a, b, wanted = operands()
     launch = gemmill.plan(a, b)
     del a, b
-    torch.full((64 << 20,), float("nan"), device="cuda")  # would reuse freed memory
+    reusing = [torch.full((512, 256), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(16)]
     launch()
     torch.cuda.synchronize()
     assert torch.equal(launch.out, wanted)
+    assert all(tensor.isnan().all() for tensor in reusing)
 
 
 def test_matmul_keeps_no_tensor_alive() -> None:
-    torch.cuda.synchronize()
+    operands()  # PyTorch allocates cuBLAS's workspace
+    gc.collect()
     before = torch.cuda.memory_allocated()
     a, b, wanted = operands()
     out = gemmill.matmul(a, b)
     del a, b, wanted, out
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.gpu.harness import BASE, FAMILY, check, make_case, run, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
 from gemmill.library.names import kernel_name
 from gemmill.runtime.registry import Registry
-from tests.gpu.harness import BASE, FAMILY, check, make_case, run, torch
 
 pytestmark = pytest.mark.gpu
 

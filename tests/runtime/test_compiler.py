@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,11 @@ def written(source: EmittedSource) -> Callable[[str], EmittedSource]:
 
 def python(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -157,6 +162,23 @@ def test_precompiled_headers_of_a_living_process_are_left_alone(tmp_path: Path) 
     assert not held.exists()
 
 
+def test_a_forked_process_shares_no_precompiled_header(tmp_path: Path) -> None:
+    fork = """
+import os
+from gemmill.runtime import pch
+print(pch.directory(), flush=True)
+if os.fork() == 0:
+    print(pch.directory(), flush=True)
+    raise SystemExit
+os.wait()
+assert pch.directory().is_dir()
+"""
+    done = python(fork, TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_source_that_does_not_compile_leaves_the_compiler_usable(
     written: Callable[[str], EmittedSource], config: GemmConfig
 ) -> None:
@@ -202,7 +224,8 @@ def test_the_key_changes_with_everything_that_decides_the_cubin(source: EmittedS
     launch = source.launch.model_copy(update={"shared_bytes": 1})
     assert key != compiler.key(replace(source, launch=launch), config)
     for piece in ("nvrtc", "cutlass", "cccl", "cudart"):
-        other = Compiler(replace(compiler.toolchain, **{f"{piece}_version": "0.0.1"}))
+        version: dict[str, Any] = {f"{piece}_version": "0.0.1"}
+        other = Compiler(replace(compiler.toolchain, **version))
         assert key != other.key(source, config), piece
     moved = Compiler(replace(compiler.toolchain, include_dirs=(Path("/elsewhere"),)))
     assert key == moved.key(source, config), "places decide nothing"

@@ -156,6 +156,12 @@ def test_one_b_for_a_whole_batch_is_one_gemm() -> None:
     assert (gemm.problem.batch, gemm.problem.m) == (1, 12)
     padded = bind(read(empty(4, 5, 8)[:, :3]), read(empty(8, 16)), read(empty(4, 3, 16)), None, "f32")
     assert (padded.problem.batch, padded.problem.m, padded.b.batch_stride) == (4, 3, 0)
+    one_row = bind(read(empty(4, 3, 8)[:, :1]), read(empty(8, 16)), read(empty(4, 1, 16)), None, "f32")
+    assert (one_row.problem.batch, one_row.problem.m, one_row.a.stride, one_row.d.stride) == (1, 4, 24, 16)
+    strided_k = bind(
+        read(empty(4, 8, 4)[..., :1].swapaxes(1, 2)), read(empty(8, 16)), read(empty(4, 1, 16)), None, "f32"
+    )
+    assert (strided_k.problem.batch, strided_k.problem.a_major) == (4, "mn"), "as rows, neither extent is contiguous"
 
 
 def test_vectors_are_bound_where_they_are_aligned() -> None:

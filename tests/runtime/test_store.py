@@ -138,6 +138,23 @@ def test_a_store_that_cannot_be_written_warns_once_and_is_skipped(
     assert store.clear() == 0
 
 
+@pytest.mark.skipif(ROOT, reason="root writes everywhere")
+def test_a_read_only_store_is_read_and_not_written(
+    store: Store, entry: Path, artifact: Artifact, artifacts: tuple[Artifact, ...]
+) -> None:
+    folders = [store.path, *(path for path in store.path.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        assert store.get_or_make(artifact.key, fail) == (artifact, True)
+        with pytest.warns(StoreWarning, match="Permission denied"):
+            assert store.get_or_make(artifacts[1].key, lambda: artifacts[1]) == (artifacts[1], False)
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+    assert [found.path for found in store.list()] == [entry]
+
+
 AS_NOBODY = """
 import os, sys, warnings
 from pathlib import Path
@@ -199,7 +216,9 @@ def test_a_user_without_a_passwd_entry_gets_a_private_store(taken: bool, tmp_pat
 def test_a_full_disk_is_a_warning_and_leaves_no_half_entry(tmp_path: Path, artifact: Artifact) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", mount], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", mount], capture_output=True, check=False
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         store = Store(mount)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-def main() -> None:
-    """Run the command line."""
+if TYPE_CHECKING:
+    import typer
+
+
+def commands() -> typer.Typer:
+    """The application with all its commands."""
     # Importing a module of commands adds them to the application.
     from gemmill.cli import compiling, demo, doctor, manifests, packs, problems, stores  # noqa: F401
     from gemmill.cli.app import app
 
-    app()
+    return app
+
+
+def main() -> None:
+    """Run the command line."""
+    commands()()

@@ -36,7 +36,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; turn errors into a message on stderr and an exit code."""
         try:
-            debug = getattr(Settings.read(), "debug", False)
+            debug = Settings.read().debug
         except GemmillError as error:
             output.complain(f"error: {error}")
             raise typer.Exit(Status.USAGE) from None

@@ -74,8 +74,8 @@ def build(
 
 def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store) -> list[Outcome]:
     """Compile configs, or find them in the store, with a progress bar; one outcome for each, in order."""
-    with output.progress("compiling", len(configs)) as step:
-        return compile_many(configs, jobs=jobs, store=store, on_done=lambda outcome: step())
+    with output.progress(compiling=len(configs)) as step:
+        return compile_many(configs, jobs=jobs, store=store, on_done=lambda outcome: step("compiling"))
 
 
 def print_resources(outcomes: Iterable[Outcome]) -> None:

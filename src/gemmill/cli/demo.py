@@ -14,13 +14,13 @@ from gemmill.cli.app import app
 from gemmill.cli.compiling import compile_all, print_resources, report_failures, tally
 from gemmill.cli.manifests import explanation
 from gemmill.cli.options import Jobs, StorePath, kernel_set, shape_suite
-from gemmill.cli.problems import report_measurements
+from gemmill.cli.problems import measure, report_measurements
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import DeviceError
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import verdicts
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import problem_of, sweep
+from gemmill.profiler.sweep import problem_of
 from gemmill.runtime import driver
 from gemmill.runtime.pack import Pack, write_pack
 from gemmill.runtime.registry import Registry
@@ -107,7 +107,7 @@ def _run(configs: list[GemmConfig], store: Store, records: Path) -> None:
     _heading(6, "Run the kernels: verified against float64, timed beside cuBLAS")
     try:
         driver.device_count()  # without a driver there is no need to ask for PyTorch
-        found = sweep(configs, [Shape(4096, 4096, 4096)], records, store=store)
+        found = measure(configs, [Shape(4096, 4096, 4096)], records, store=store)
     except DeviceError as error:
         typer.echo(f"skipped: {error}")
         return

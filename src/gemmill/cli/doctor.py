@@ -91,7 +91,7 @@ def _toolchain() -> Iterator[Finding]:
     except ToolchainError as error:
         wheels = [name for name in ("nvidia-cutlass", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc") if _version(name)]
         state: Literal["wrong", "missing"] = "wrong" if wheels else "missing"
-        yield Finding("toolchain", state, "cannot compile kernels; packs and stored kernels still run", str(error))
+        yield Finding("toolchain", state, "cannot compile kernels; packs need none", str(error))
         return
     for piece, version in toolchain.versions.items():
         yield Finding(piece, "ok", f"{version}, found via {toolchain.found_via[piece]}")

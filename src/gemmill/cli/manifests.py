@@ -18,14 +18,24 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ManifestError
 from gemmill.library.fields import fields_of
 from gemmill.library.kernelset import Count, KernelSet
-from gemmill.library.manifest import load_manifest, shipped_manifests
+from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifests
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import Verdict, verdicts
+
+
+def _schema(show: bool) -> None:
+    if show:
+        typer.echo(SHIPPED / "schema.json")
+        raise typer.Exit
 
 
 @app.command()
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help="Files, or names of manifests that ship.")],
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", callback=_schema, is_eager=True, help="Print where the JSON Schema for editors is."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check manifests: every error of every file, as file:line:column.
@@ -34,6 +44,7 @@ def validate(
     Examples:
       gemmill validate my_kernels.yaml
       gemmill validate bf16 f16 --json
+      gemmill validate --schema
     """
     checked = [_Checked.of(manifest_path(file)) for file in files]
     if as_json:

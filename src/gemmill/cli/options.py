@@ -112,7 +112,6 @@ def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     merged = [p.replace(kind=p.KEYWORD_ONLY) for p in (problem_parameters | own).values()]
     with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in merged}
-    del with_options.__wrapped__
     return with_options
 
 

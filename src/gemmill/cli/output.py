@@ -59,8 +59,8 @@ def complain(message: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr while a terminal watches; yields what to call after each step."""
+def progress(**totals: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on stderr for each kind of step, while a terminal watches; yields what to call after a step."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -71,5 +71,5 @@ def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
         disable=not sys.stderr.isatty(),
     )
     with bar:
-        task = bar.add_task(description, total=total)
-        yield lambda: bar.advance(task)
+        tasks = {kind: bar.add_task(kind, total=total) for kind, total in totals.items()}
+        yield lambda kind: bar.advance(tasks[kind])

@@ -29,6 +29,9 @@ from gemmill.cli.options import (
     takes_problem,
 )
 from gemmill.cli.output import Status
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.shapes import Shape
@@ -108,7 +111,7 @@ def run(
         configs = [chosen.configs()[name] for name in best(chosen.select(problem), top)]
     shape = Shape(problem.m, problem.n, problem.k, problem.batch)
     with tempfile.TemporaryDirectory() as folder:
-        found = sweep(configs, [shape], Path(folder) / "records.jsonl", store=Store(store))
+        found = measure(configs, [shape], Path(folder) / "records.jsonl", store=Store(store))
     report_measurements(found, as_json)
 
 
@@ -136,13 +139,17 @@ def profile(
     """
     configs = list(kernel_set(manifest).expand(preset, where))
     suite = shape_suite(shapes)
-    with (
-        output.progress("compiling", len(configs)) as compiled,
-        output.progress("measuring", len(units(configs, suite))) as measured,
-    ):
-        listener = Listener(compiled=lambda outcome: compiled(), measured=lambda unit, rows: measured())
-        found = sweep(configs, suite, records, store=Store(store), jobs=jobs, listener=listener)
+    found = measure(configs, suite, records, store=Store(store), jobs=jobs)
     report_measurements(found, as_json)
+
+
+def measure(
+    configs: Sequence[GemmConfig], shapes: Sequence[Shape], records: Path, *, store: Store, jobs: int | None = None
+) -> list[Measurement]:
+    """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep`."""
+    with output.progress(compiling=len(configs), measuring=len(units(configs, shapes))) as step:
+        listener = Listener(lambda outcome: step("compiling"), lambda unit, rows: step("measuring"))
+        return sweep(configs, shapes, records, store=store, jobs=jobs, listener=listener)
 
 
 def registry(manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path]) -> Registry:

@@ -31,13 +31,23 @@ app.add_typer(store_app, name="store")
 
 @store_app.command()
 def path(store: StorePath = None) -> None:
-    """Print where the store is."""
+    """Print where the store is.
+
+    \b
+    Examples:
+      gemmill store path
+    """
     typer.echo(Store(store).path)
 
 
 @store_app.command(name="list")
 def list_(store: StorePath = None, as_json: Json = False) -> None:
-    """List the kernels in the store, the one used least recently first. Damaged entries are named as such."""
+    """List the kernels in the store, the one used least recently first. Damaged entries are named as such.
+
+    \b
+    Examples:
+      gemmill store list --json
+    """
     opened = Store(store)
     rows = []
     for entry in opened.list():
@@ -56,7 +66,12 @@ def list_(store: StorePath = None, as_json: Json = False) -> None:
 
 @store_app.command()
 def stats(store: StorePath = None, as_json: Json = False) -> None:
-    """Print the number of entries, their size and the size cap."""
+    """Print the number of entries, their size and the size cap.
+
+    \b
+    Examples:
+      gemmill store stats
+    """
     found = Store(store).stats()
     if as_json:
         output.print_json({**asdict(found), "path": str(found.path)})
@@ -66,7 +81,12 @@ def stats(store: StorePath = None, as_json: Json = False) -> None:
 
 @store_app.command()
 def verify(store: StorePath = None, as_json: Json = False) -> None:
-    """Read every entry and check it; exits with 1 if any is damaged. Damaged entries are never used, only replaced."""
+    """Read every entry and check it; exits with 1 if any is damaged. Damaged entries are never used, only replaced.
+
+    \b
+    Examples:
+      gemmill store verify
+    """
     opened = Store(store)
     faults = opened.verify()
     if as_json:
@@ -81,7 +101,12 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
 
 @store_app.command()
 def clear(store: StorePath = None) -> None:
-    """Remove every kernel from the store."""
+    """Remove every kernel from the store.
+
+    \b
+    Examples:
+      gemmill store clear --store /path/to/store
+    """
     opened = Store(store)
     typer.echo(f"{opened.clear()} kernels removed")
     if left := opened.stats().entries:
@@ -90,5 +115,10 @@ def clear(store: StorePath = None) -> None:
 
 @store_app.command()
 def prune(store: StorePath = None) -> None:
-    """Remove what killed writers left and, above the size cap, the kernels used least recently."""
+    """Remove what killed writers left and, above the size cap, the kernels used least recently.
+
+    \b
+    Examples:
+      gemmill store prune
+    """
     typer.echo(f"{Store(store).prune()} kernels removed")

@@ -26,9 +26,7 @@ struct StagedEpilogue {
   static_assert(BuffersD >= 2, "one D buffer is written while another is stored");
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
-  Operation operation;
-  cute::TmaDescriptor const& descriptor_c;
-  cute::TmaDescriptor const& descriptor_d;
+  GemmParams const& params;
   char* buffers_c;
   char* buffers_d;
   /// One mbarrier for each C buffer.
@@ -38,7 +36,6 @@ struct StagedEpilogue {
   int warp;
   int lane;
   bool leader;
-  bool batched_c;
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
 
@@ -54,6 +51,7 @@ struct StagedEpilogue {
   /// Writes the tile at (m, n): m is the first row of this warpgroup's part.
   template <class Accumulators>
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch) {
+    Operation const operation(params);
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
       char* const subtile_d = buffers_d + at_d.stage * SubtileD::kBytes;
@@ -68,14 +66,18 @@ struct StagedEpilogue {
       int const first = i % kColumns * SubtileN;
 #pragma unroll
       for (int column = 0; column + 16 <= SubtileN; column += 16)
-        convert<2>(registers, first, column, subtile_c, needs_c, subtile_d);
-      if constexpr (SubtileN % 16 != 0) convert<1>(registers, first, SubtileN - 8, subtile_c, needs_c, subtile_d);
+        convert<2>(operation, registers, first, column, subtile_c, needs_c, subtile_d);
+      if constexpr (SubtileN % 16 != 0) convert<1>(operation, registers, first, SubtileN - 8, subtile_c, needs_c, subtile_d);
 
       cute::tma_store_fence();
       if (leader) cute::tma_store_wait<BuffersD - 2>();
       cutlass::arch::NamedBarrier::sync(128, barrier);
+      int const row = m + i / kColumns * kSubtileM;
+      bool const ragged = SubtileD::is_ragged(params, row, n + first);
+      if (ragged) SubtileD::store_ragged(params, subtile_d, row, n + first, batch);
       if (leader) {
-        SubtileD::store(descriptor_d, subtile_d, m + i / kColumns * kSubtileM, n + first, batch);
+        if (!ragged) SubtileD::store(params.d, subtile_d, row, n + first, batch);
+        // Also without a store: the wait above counts one group a subtile.
         cute::tma_store_arrive();
       }
       at_d.advance();
@@ -93,16 +95,16 @@ struct StagedEpilogue {
 
  private:
   __device__ void load_c(int i, int stage, int m, int n, int batch) {
-    if (leader && operation.needs_c()) {
+    if (leader && Operation(params).needs_c()) {
       FullC::arrive_and_expect_tx(&full_c[stage], SubtileC::kDataBytes);
-      SubtileC::load(descriptor_c, full_c[stage], buffers_c + stage * SubtileC::kBytes, m + i / kColumns * kSubtileM,
-                     n + i % kColumns * SubtileN, batched_c ? batch : 0);
+      SubtileC::load(params.c, full_c[stage], buffers_c + stage * SubtileC::kBytes, m + i / kColumns * kSubtileM,
+                     n + i % kColumns * SubtileN, params.batched & 4 ? batch : 0);
     }
   }
 
   template <int Units, class Register>
-  __device__ void convert(Register const* registers, int first, int column, char const* subtile_c, bool needs_c,
-                          char* subtile_d) {
+  __device__ void convert(Operation const& operation, Register const* registers, int first, int column,
+                          char const* subtile_c, bool needs_c, char* subtile_d) {
     float values[4 * Units];
 #pragma unroll
     for (int unit = 0; unit < Units; ++unit) {

@@ -4,6 +4,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/kernel/params.cuh>
 
 namespace gemmill {
 
@@ -101,6 +102,28 @@ struct Subtile {
       int const row = m + panel * kPanelRows;
       cute::SM90_TMA_STORE_3D::copy(&descriptor, subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
                                     Major == MajorOut::N ? row : n, batch);
+    }
+  }
+
+  /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip: it clips to 16 bytes, and would write
+  /// zeros beside a D that ends within them.
+  __device__ static bool is_ragged(GemmParams const& params, int m, int n) {
+    int const extent = Major == MajorOut::N ? params.n : params.m;
+    int const end = Major == MajorOut::N ? n + N : m + kSubtileM;
+    return end > extent && extent % (16 / int(sizeof(Element))) != 0;
+  }
+
+  /// Every thread of a warpgroup: copies what lies inside D element by element.
+  __device__ static void store_ragged(GemmParams const& params, char const* subtile, int m, int n, int batch) {
+    auto* const d = reinterpret_cast<Element*>(params.d_pointer) + batch * params.d_batch_stride;
+#pragma unroll 1
+    for (int i = threadIdx.x % 128; i < kSubtileM * N; i += 128) {
+      int const row = Major == MajorOut::N ? i / N : i % kSubtileM;
+      int const column = Major == MajorOut::N ? i % N : i / kSubtileM;
+      if (m + row >= params.m || n + column >= params.n) continue;
+      int64_t const at = Major == MajorOut::N ? (m + row) * params.d_stride + n + column
+                                              : (n + column) * params.d_stride + m + row;
+      d[at] = *reinterpret_cast<Element const*>(subtile + offset(row, column));
     }
   }
 

@@ -9,26 +9,18 @@
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/staged.cuh>
+#include <gemmill/kernel/params.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/persistent.cuh>
 
 namespace gemmill {
 
-/// The kernel's only parameter. Descriptors first: they need 64-byte alignment.
-struct GemmParams {
-  cute::TmaDescriptor a, b, c, d;
-  int m, n, k, batch;
-  /// Bit 0: A has a batch extent, bit 1: B, bit 2: C. A clear bit broadcasts the operand over the batch.
-  uint32_t batched;
-  float alpha, beta;
-};
-
 /// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/emit.py).
 struct KernelSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, cluster_m, cluster_n, params_bytes;
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
-      offset_alpha, offset_beta;
+      offset_alpha, offset_beta, offset_d_pointer, offset_d_stride, offset_d_batch_stride;
   uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
 };
@@ -74,7 +66,8 @@ struct TmaWgmmaGemm {
             sizeof(GemmParams), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
             offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
-            offsetof(GemmParams, beta), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
+            offsetof(GemmParams, beta), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
+            offsetof(GemmParams, d_batch_stride), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
             B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
             SubtileD::kBoxStrided, SubtileD::kSpan};
   }
@@ -152,17 +145,14 @@ struct TmaWgmmaGemm {
                                  Turns& turns, Scheduler const& scheduler, int k_tiles, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
-    Epilogue epilogue{{params.alpha, params.beta},
-                      params.c,
-                      params.d,
+    Epilogue epilogue{params,
                       shared + kOffsetC + warpgroup * Config::kBuffersC * SubtileC::kBytes,
                       shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
                       full_c + warpgroup * Config::kBuffersC,
                       uint32_t(1 + warpgroup),
                       consumer_warp % 4,
                       lane,
-                      threadIdx.x % 128 == 0,
-                      (params.batched & 4) != 0};
+                      threadIdx.x % 128 == 0};
     uint64_t const descriptor_a =
         matrix_descriptor<A>(shared + kOffsetA) + (kPingpong ? 0 : A::offset(warpgroup * kWarpgroupM, 0) >> 4);
     uint64_t const descriptor_b = matrix_descriptor<B>(shared + kOffsetB);

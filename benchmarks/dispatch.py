@@ -1,0 +1,96 @@
+"""Host time of a launch: a bare ``cuLaunchKernelEx``, a warm plan, ``gemmill.matmul(out=)`` and ``torch.mm(out=)``.
+
+All in one run, in turns: a batch of calls of each, then the next round. The stream is drained between batches, and a
+batch fits the launch queue, so no call waits for the GPU. Needs an NVIDIA GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--batches", type=int, default=300, help="batches of each (%(default)s)")
+    parser.add_argument("--calls", type=int, default=100, help="calls in a batch (%(default)s)")
+    parser.add_argument("--extent", type=int, default=256, help="M, N and K of the GEMM (%(default)s)")
+    arguments = parser.parse_args()
+
+    import torch
+
+    import gemmill
+
+    device = torch.device("cuda", 0)
+    a, b = (torch.randn(arguments.extent, arguments.extent, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    weight = b.t()
+    plan = gemmill.plan(a, weight, out=out)
+    candidates: dict[str, Callable[[], Any]] = {
+        "cuLaunchKernelEx": _bare(plan),
+        "plan()": plan,
+        "gemmill.matmul(out=)": lambda: gemmill.matmul(a, weight, out=out),
+        "torch.mm(out=)": lambda: torch.mm(a, weight, out=out),
+        "an empty lambda": lambda: None,
+    }
+    samples = _measure(candidates, arguments.batches, arguments.calls, torch.cuda.synchronize)
+    figures = {
+        name: dict(zip(("low", "median", "high"), quantiles(values), strict=True)) for name, values in samples.items()
+    }
+    if arguments.json:
+        properties = torch.cuda.get_device_properties(0)
+        versions = {"gpu": properties.name, "torch": torch.__version__, "python": sys.version.split()[0]}
+        print(json.dumps({"us": figures, "kernel": plan.choice and plan.choice.name, **versions}, indent=2))
+        return
+    print(f"{'host microseconds a call':28}{'median':>8}{'quartiles':>16}")
+    for name, figure in figures.items():
+        print(f"{name:28}{figure['median']:>8.2f}{figure['low']:>9.2f}{figure['high']:>7.2f}")
+
+
+def _bare(plan: Any) -> Callable[[], None]:
+    """The driver call that a plan ends in, with the plan's own kernel and parameters: the floor of any launch."""
+    from cuda.bindings.driver import cuLaunchKernelEx
+
+    launch = plan._launcher._launch  # nobody but this comparison needs it
+    config, function, parameters = launch._config, launch._function, launch._arguments
+
+    def bare() -> None:
+        cuLaunchKernelEx(config, function, parameters, 0)
+
+    return bare
+
+
+def _measure(
+    candidates: dict[str, Callable[[], Any]], batches: int, calls: int, drain: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Microseconds a call, one value for each batch."""
+    for call in candidates.values():
+        for _ in range(calls):
+            call()
+        drain()
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    repeat = range(calls)
+    gc.disable()
+    for _ in range(batches):
+        for name, call in candidates.items():
+            start = time.perf_counter_ns()
+            for _ in repeat:
+                call()
+            samples[name].append((time.perf_counter_ns() - start) / 1000 / calls)
+            drain()
+    gc.enable()
+    return samples
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+    main()

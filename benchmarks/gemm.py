@@ -1,0 +1,156 @@
+"""The best kernel of a set against cuBLAS, and the selected kernel against the best, over a shape suite in one run.
+
+Writes the records (JSON Lines) and a summary (JSON) into ``profiler/results``. Needs an NVIDIA GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAIN = "a.major == 'k' and b.major == 'k' and d.major == 'n' and d.dtype == a.dtype and c.dtype == 'none'"
+
+
+def main() -> None:
+    """Measure, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the summary instead of a table")
+    parser.add_argument("--manifest", default="bf16", help="shipped manifest, or a file (%(default)s)")
+    parser.add_argument("--shapes", default="large", help="shipped shape suite, or a file (%(default)s)")
+    parser.add_argument("--preset", help="preset of the manifest")
+    parser.add_argument("--where", default=PLAIN, help="filter of the kernels: %(default)s")
+    parser.add_argument("--commit", help="commit that the records name; default: the repository's")
+    parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
+    parser.add_argument("--finalists", type=int, default=8, help="kernels of the second stage (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=32, help="rounds of the second stage (%(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
+    arguments = parser.parse_args()
+
+    from gemmill.library.manifest import load_manifest, shipped_manifest
+    from gemmill.library.names import kernel_name
+    from gemmill.library.problem import GemmProblem
+    from gemmill.profiler.shapes import load_shapes
+    from gemmill.profiler.sweep import Listener, sweep
+    from gemmill.profiler.worker import Options
+    from gemmill.runtime.gpus import detect
+    from gemmill.runtime.selector import Selector
+    from gemmill.runtime.store import Store
+
+    manifest, shapes = Path(arguments.manifest), Path(arguments.shapes)
+    kernels = load_manifest(manifest if manifest.is_file() else shipped_manifest(arguments.manifest))
+    suite = load_shapes(shapes if shapes.is_file() else ROOT / "manifests" / "shapes" / f"{arguments.shapes}.yaml")
+    configs = list(kernels.expand(preset=arguments.preset, where=arguments.where))
+    # The model alone chooses: measurements of the same problems would be the answer.
+    selector = Selector({kernel_name(config): config for config in configs}, detect())
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    records = arguments.out / f"{kernels.name}-{suite.name}-{stamp}.jsonl"
+
+    def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
+        if not arguments.json:
+            print(_row(problem, measurements, selector.select(problem).name), flush=True)
+
+    if not arguments.json:
+        print(f"{len(configs)} kernels of {kernels.name}, {len(suite.shapes)} shapes of {suite.name}; TFLOP/s")
+        print(HEAD, flush=True)
+    measurements = sweep(
+        configs,
+        suite.shapes,
+        records,
+        store=Store(arguments.store),
+        options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
+        pin=lambda problem: [selector.select(problem).name],
+        commit=arguments.commit,
+        listener=Listener(measured=report),
+    )
+    summary = _summary(measurements, lambda problem: selector.select(problem).name)
+    summary = {"manifest": kernels.name, "shapes": suite.name, "where": arguments.where, **summary}
+    records.with_suffix(".summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if arguments.json:
+        print(json.dumps(summary, indent=2))
+        return
+    print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
+    for key in ("best_over_cublas", "selected_over_best", "selected_over_cublas"):
+        print(f"{key.replace('_', ' ')}, geometric mean: {summary[key] or math.nan:.3f}")
+    print(f"{summary['failed']} of {summary['measurements']} measurements failed; records: {records}")
+    for says, count in Counter(m.says for m in measurements if m.stage == "failed").most_common(5):
+        print(f"  {count} x {says[:200]}")
+
+
+HEAD = f"{'problem':20}{'cuBLAS':>8}{'best':>8}{'ratio':>7}{'selected':>10}{'of best':>9}  best kernel"
+
+
+def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
+    figures = _figures(problem, measurements, selected)
+
+    # The formats are the same in every row: what is left of a name tells the kernels apart.
+    short = re.sub(r"^.*_(?=\d+x\d+x\d+_)", "", figures["best"] or "none is right")
+    columns = (
+        ("cublas_tflops", ">8.1f"),
+        ("best_tflops", ">8.1f"),
+        ("best_over_cublas", ">7.3f"),
+        ("selected_tflops", ">10.1f"),
+        ("selected_over_best", ">9.3f"),
+    )
+    cells = [format(math.nan if figures[key] is None else figures[key], form) for key, form in columns]
+    return f"{figures['problem']:20}{''.join(cells)}  {short}"
+
+
+def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[str, Any]:
+    """The figures of one problem. Only finalists count: they and cuBLAS were timed side by side."""
+    finalists = {m.kernel: m for m in measurements if m.stage == "final"}
+    cublas = finalists.pop("cublas", None)
+    best = min(finalists.values(), key=lambda m: m.us, default=None)
+    chosen = finalists.get(selected)
+    return {
+        "problem": f"{problem.m}x{problem.n}x{problem.k}" + (f"x{problem.batch}" if problem.batch > 1 else ""),
+        "formats": f"{problem.a_major}{problem.b_major}{problem.d_major} {problem.a_dtype} {problem.d_dtype}",
+        "cublas_us": cublas and cublas.us,
+        "cublas_tflops": cublas and cublas.tflops,
+        "best": best and best.kernel,
+        "best_us": best and best.us,
+        "best_tflops": best and best.tflops,
+        "best_over_cublas": best and best.ratio,
+        "selected": selected,
+        "selected_us": chosen and chosen.us,
+        "selected_tflops": chosen and chosen.tflops,
+        "selected_over_best": best.us / chosen.us if best and chosen else None,
+        "selected_over_cublas": chosen and chosen.ratio,
+        "sm_mhz": best and best.sm_mhz,
+        "watts": best and best.watts,
+        "throttle": list(best.throttle) if best else [],
+    }
+
+
+def _summary(measurements: Sequence[Any], select: Any) -> dict[str, Any]:
+    problems = dict.fromkeys(m.problem for m in measurements)
+    rows = [_figures(p, [m for m in measurements if m.problem == p], select(p)) for p in problems]
+    first = measurements[0]
+    means = {key: _mean(rows, key) for key in ("best_over_cublas", "selected_over_best", "selected_over_cublas")}
+    return {
+        **{key: getattr(first, key) for key in ("gpu", "driver", "cuda", "torch", "gemmill", "commit", "method")},
+        "time": first.time.isoformat(),
+        **means,
+        "measurements": len(measurements),
+        "failed": sum(m.stage == "failed" for m in measurements),
+        "problems": rows,
+    }
+
+
+def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
+    """Geometric mean; None if a problem lacks the figure: a mean of the rest would flatter."""
+    values = [row[key] for row in rows]
+    return math.exp(sum(map(math.log, values)) / len(values)) if None not in values else None
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "src"))
+    main()

@@ -1,0 +1,20 @@
+/// What the host hands to a kernel.
+#pragma once
+
+#include <cute/arch/copy_sm90_desc.hpp>
+
+namespace gemmill {
+
+/// The kernel's only parameter. Descriptors first: they need 64-byte alignment.
+struct GemmParams {
+  cute::TmaDescriptor a, b, c, d;
+  int m, n, k, batch;
+  /// Bit 0: A has a batch extent, bit 1: B, bit 2: C. A clear bit broadcasts the operand over the batch.
+  uint32_t batched;
+  float alpha, beta;
+  /// Address of D, and strides in elements of its strided extent and its batch.
+  char* d_pointer;
+  int64_t d_stride, d_batch_stride;
+};
+
+}  // namespace gemmill

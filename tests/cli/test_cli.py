@@ -1,0 +1,331 @@
+"""The command line: what it prints, its exit codes, and that no error becomes a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from gemmill.cli import commands
+from gemmill.cli.app import Commands
+from gemmill.emitters.emit import emit
+from gemmill.library.fields import config_of, fields_of
+from gemmill.library.names import kernel_name, parse_name
+from gemmill.runtime.store import Store
+
+SMALL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
+REFUSED = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x256x64_2x1_cooperative_s4_m8_k1_linear"
+MANIFEST = """\
+name: small
+defaults:
+  a: {dtype: bf16, major: k}
+  b: {dtype: bf16, major: k}
+  accumulator: f32
+  d: {dtype: bf16, major: n}
+sets:
+  - {tile: 64x32x64, schedule: pingpong, stages: 4}
+presets:
+  quick: {where: stages == 4}
+"""
+
+
+def gemmill(*arguments: str | Path) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(commands(), [str(argument) for argument in arguments])
+
+
+def ok(*arguments: str | Path) -> str:
+    """Standard output of a command that must succeed."""
+    result = gemmill(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def process(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gemmill", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """A manifest of one small kernel, :data:`SMALL`."""
+    path = tmp_path / "small.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+@pytest.fixture
+def pack(manifest: Path, tmp_path: Path) -> Path:
+    """A pack of it."""
+    ok("pack", manifest, "-o", tmp_path / "small.pack")
+    return tmp_path / "small.pack"
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command below a group, by its words."""
+    for name, sub in getattr(command, "commands", {}).items():
+        yield from leaves(sub, (*path, name)) if hasattr(sub, "commands") else [(*path, name)]
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    for path in leaves(typer.main.get_command(commands())):
+        group = ok(*path[:-1], "--help")
+        text = ok(*path, "--help")
+        assert f"gemmill {' '.join(path).replace('pack make', 'pack')}" in group + text, path
+
+
+def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(MANIFEST.replace("stages: 4}", "stages: 4, tilde: 1}").replace("f32", "f33"))
+    result = gemmill("validate", manifest, wrong)
+    assert result.exit_code == 1
+    assert str(manifest) in result.stdout
+    lines = [line for line in result.stderr.splitlines() if line.startswith(str(wrong))]
+    assert len(lines) >= 2
+    assert all(re.match(rf"{re.escape(str(wrong))}:\d+:\d+: \S+: ", line) for line in lines)
+    report = json.loads(gemmill("validate", manifest, wrong, "--json").stdout)
+    assert [entry["kernels"] for entry in report] == [1, 0]
+    assert report[1]["errors"] == lines
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("validate", "no_such_manifest"),
+        ("list", "bf16", "--no-such-option"),
+        ("select", "--mnkl", "4096,4096"),
+        ("select", "--mnkl", "1,2,-3"),
+        ("select", "--mnkl", "64,64,64", "--a-dtype", "f64"),
+        ("pack", "bf16"),
+        ("profile", "bf16", "--shapes", "no_such_suite", "--records", "records.jsonl"),
+        ("explain", "SMALL", "two"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(arguments: tuple[str, ...]) -> None:
+    result = gemmill(*arguments)
+    assert result.exit_code == 2
+    assert "Error" in result.stderr
+
+
+def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
+    names = ok("list", "bf16").split()
+    assert [kernel_name(parse_name(name)) for name in names] == names
+    assert [entry["name"] for entry in json.loads(ok("list", "bf16", "--json"))] == names
+    count = json.loads(ok("list", "bf16", "--count", "--json"))
+    assert count["legal"] == len(names)
+    refused = sum(count["refused_by_rule"].values())
+    assert count["candidates"] == count["filtered"] + refused + count["legal"] + count["duplicates"]
+    few = ok("list", "bf16", "--where", "tile.m == 64").split()
+    assert 0 < len(few) < len(names)
+
+
+def test_a_filter_that_nothing_passes_is_an_error() -> None:
+    result = gemmill("list", "bf16", "--where", "tile.m == 7")
+    assert result.exit_code == 1
+    assert "tile.m == 7" in result.stderr
+
+
+def test_explain_names_the_rule_and_a_change_that_makes_the_config_legal() -> None:
+    result = gemmill("explain", REFUSED)
+    assert result.exit_code == 1
+    assert "accumulator-registers" in result.stdout
+    for verdict in json.loads(gemmill("explain", REFUSED, "--json").stdout)["verdicts"]:
+        mended = config_of({**fields_of(parse_name(REFUSED)), **verdict["fix"]})
+        assert json.loads(ok("explain", kernel_name(mended), "--json"))["legal"]
+
+
+def test_explain_takes_a_file_with_one_config_and_no_more(manifest: Path) -> None:
+    assert json.loads(ok("explain", manifest, "--json"))["name"] == SMALL
+    manifest.write_text(MANIFEST.replace("stages: 4}", "stages: [4, 5]}"))
+    assert gemmill("explain", manifest).exit_code == 2
+
+
+def test_emit_prints_the_source_and_refuses_what_the_rules_refuse(tmp_path: Path) -> None:
+    text = emit(parse_name(SMALL)).text
+    assert ok("emit", SMALL) == text
+    ok("emit", SMALL, "-o", tmp_path / "kernel.cu")
+    assert (tmp_path / "kernel.cu").read_text() == text
+    result = gemmill("emit", REFUSED)
+    assert result.exit_code == 1
+    assert "accumulator-registers" in result.stderr
+
+
+def test_build_compiles_once(manifest: Path, tmp_path: Path) -> None:
+    build = ("build", manifest, "--preset", "quick", "--store", tmp_path / "store")
+    assert "1 compiled, 0 already in the store" in ok(*build)
+    assert "0 compiled, 1 already in the store" in ok(*build)
+    (kernel,) = json.loads(ok(*build, "--json"))
+    assert kernel["name"] == SMALL
+    assert kernel["cached"]
+    assert kernel["spill_stores"] == kernel["spill_loads"] == 0
+
+
+def test_pack_writes_inspects_and_finds_damage(pack: Path) -> None:
+    (kernel,) = json.loads(ok("pack", "inspect", pack, "--json"))["kernels"]
+    assert kernel["name"] == SMALL
+    ok("pack", "verify", pack)
+    assert ok("select", "--mnkl", "64,64,64", "--pack", pack).strip() == SMALL
+    data = bytearray(pack.read_bytes())
+    data[-100] ^= 1
+    pack.write_bytes(data)
+    result = gemmill("pack", "verify", pack)
+    assert result.exit_code == 1
+    assert SMALL in result.stderr
+
+
+def test_store_lists_verifies_and_clears(manifest: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    ok("build", manifest, "--store", store)
+    (entry,) = json.loads(ok("store", "list", "--json", "--store", store))
+    assert entry["name"] == SMALL
+    ok("store", "verify", "--store", store)
+    (file,) = (path for path in store.rglob("*") if entry["key"] in path.name and path.is_file())
+    file.write_bytes(file.read_bytes()[:-1])
+    assert gemmill("store", "verify", "--store", store).exit_code == 1
+    ok("store", "clear", "--store", store)
+    assert json.loads(ok("store", "stats", "--json", "--store", store))["entries"] == 0
+    assert ok("store", "path", "--store", store).strip() == str(store)
+
+
+def test_select_ranks_kernels_and_says_why() -> None:
+    arguments = ("select", "--mnkl", "4096,4096,4096,1", "--a-major", "m", "--b-major", "n")
+    report = json.loads(ok(*arguments, "--top", "3", "--json"))
+    times = [entry["us"] for entry in report["ranking"]]
+    assert times == sorted(times)
+    assert len(times) == 3
+    config = parse_name(report["name"])
+    assert (config.a.major, config.b.major) == ("mn", "mn")
+    assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
+
+
+def test_select_names_the_constraint_that_no_kernel_meets() -> None:
+    result = gemmill("select", "--mnkl", "64,64,63")
+    assert result.exit_code == 1
+    assert "alignment" in result.stderr
+
+
+def test_run_refuses_a_kernel_of_other_operands() -> None:
+    result = gemmill("run", "--mnkl", "64,64,64", "--b-major", "n", "--kernel", SMALL)
+    assert result.exit_code == 1
+    assert "does not fit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "says"),
+    [
+        (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
+        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "gemmill[cu12]"),
+        (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
+        (("list",), {"GEMMILL_STOER": "/tmp"}, 2, "GEMMILL_STOER"),
+    ],
+)
+def test_what_the_machine_lacks_or_the_environment_gets_wrong(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    status: int,
+    says: str,
+    manifest: Path,
+    tmp_path: Path,
+) -> None:
+    places = {"MANIFEST": str(manifest), "STORE": str(tmp_path / "store")}
+    child = process(*(places.get(argument, argument) for argument in arguments), **environment)
+    _, errors = child.communicate()
+    assert child.returncode == status, errors
+    assert says in errors
+    assert "Traceback" not in errors
+
+
+def test_an_unforeseen_error_is_one_line_unless_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+
+    @app.command()
+    def fail() -> None:
+        raise ZeroDivisionError("of the test")
+
+    @app.callback()
+    def main() -> None:
+        pass
+
+    result = CliRunner().invoke(app, ["fail"])
+    assert result.exit_code == 1
+    assert "ZeroDivisionError: of the test" in result.stderr
+    assert "Traceback" not in result.stderr
+    monkeypatch.setenv("GEMMILL_DEBUG", "1")
+    assert isinstance(CliRunner().invoke(app, ["fail"]).exception, ZeroDivisionError)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    child = process("list", "bf16")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    child.wait()
+
+
+def test_interrupting_a_build_leaves_the_store_sound(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    child = process("build", "bf16", "--store", store.path)
+    while not store.list() and child.poll() is None:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert store.list()
+    assert not store.verify()
+
+
+def test_doctor_lists_the_toolchain_and_finds_a_store_that_cannot_be(tmp_path: Path) -> None:
+    found = {finding["what"]: finding for finding in json.loads(gemmill("doctor", "--json").stdout)}
+    assert {"nvrtc", "cutlass", "cccl", "cudart", "store"} <= found.keys()
+    (tmp_path / "file").touch()
+    result = gemmill("doctor", "--store", tmp_path / "file" / "store")
+    assert result.exit_code == 1
+    assert "GEMMILL_STORE" in result.stdout
+
+
+def test_the_demo_goes_all_the_way() -> None:
+    text = ok("demo")
+    for number in range(1, 7):
+        assert f"\n{number}. " in text
+    assert "0 damaged" in text
+
+
+@pytest.mark.gpu
+def test_run_verifies_and_times_beside_cublas() -> None:
+    rows = json.loads(ok("run", "--mnkl", "512,512,512,1", "--json"))
+    kernel, cublas = sorted(rows, key=lambda row: row["kernel"] == "cublas")
+    assert kernel["verified"]
+    assert kernel["us"] > 0
+    assert kernel["ratio"] == pytest.approx(cublas["us"] / kernel["us"])
+
+
+@pytest.mark.gpu
+def test_profile_appends_records_that_select_prefers_and_measures_nothing_twice(manifest: Path, tmp_path: Path) -> None:
+    shapes, records = tmp_path / "shapes.yaml", tmp_path / "records.jsonl"
+    shapes.write_text("shapes: [[512, 512, 512]]")
+    arguments = ("profile", manifest, "--shapes", shapes, "--records", records, "--json")
+    assert len(json.loads(ok(*arguments))) == 2
+    assert json.loads(ok(*arguments)) == []
+    choice = json.loads(ok("select", "--mnkl", "512,512,512", "--manifest", manifest, "--records", records, "--json"))
+    assert choice["source"] == "measured"

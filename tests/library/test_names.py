@@ -1,0 +1,100 @@
+import keyword
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.config import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile
+from gemmill.library.errors import ConfigError
+from gemmill.library.fields import config_of, fields_of
+from gemmill.library.names import kernel_name, parse_name
+
+NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+
+# Any config that validates, legal or not.
+EXTENT = st.integers(1, 10**9)
+DTYPE = st.sampled_from(["bf16", "f16", "f32"])
+INPUT = st.builds(InputOperand, dtype=DTYPE, major=st.sampled_from(["k", "mn"]), align=EXTENT)
+OUTPUT = st.builds(OutputOperand, dtype=DTYPE, major=st.sampled_from(["n", "m"]), align=EXTENT)
+CONFIGS = st.builds(
+    GemmConfig,
+    arch=st.just("sm90a"),
+    a=INPUT,
+    b=INPUT,
+    accumulator=DTYPE,
+    c=st.none() | OUTPUT,
+    d=OUTPUT,
+    tile=st.builds(Tile, m=EXTENT, n=EXTENT, k=EXTENT),
+    cluster=st.builds(Cluster, m=EXTENT, n=EXTENT),
+    schedule=st.sampled_from(["cooperative", "pingpong"]),
+    stages=EXTENT,
+    scheduler=st.builds(Scheduler, raster=st.sampled_from(["m", "n"]), swizzle=EXTENT, splits=EXTENT),
+    epilogue=st.just("linear"),
+)
+
+
+@given(CONFIGS)
+def test_a_name_parses_back_to_its_config(config: GemmConfig) -> None:
+    name = kernel_name(config)
+    assert parse_name(name) == config
+    assert kernel_name(parse_name(name)) == name
+
+
+@given(CONFIGS)
+def test_names_are_c_identifiers(config: GemmConfig) -> None:
+    name = kernel_name(config)
+    assert re.fullmatch("[a-z][a-z0-9_]*", name)
+    assert not keyword.iskeyword(name)
+
+
+@given(CONFIGS, CONFIGS)
+def test_different_configs_have_different_names(one: GemmConfig, other: GemmConfig) -> None:
+    assert (kernel_name(one) == kernel_name(other)) == (one == other)
+
+
+@given(CONFIGS)
+def test_nothing_that_changes_the_kernel_is_missing_from_the_name(config: GemmConfig) -> None:
+    fields = fields_of(config)
+    assert config_of(fields) == config
+    for field, value in fields.items():
+        if isinstance(value, int) and not (field == "c.align" and config.c is None):
+            assert kernel_name(config_of({**fields, field: value + 1})) != kernel_name(config)
+
+
+def test_the_documented_name() -> None:
+    assert kernel_name(parse_name(NAME)) == NAME
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("", "1 parts between underscores; a name has 13"),
+        ("gemm_kernel", "2 parts"),
+        (NAME + "_x", "14 parts"),
+        (NAME.replace("sm90a", "sm80"), "arch is 'sm80'"),
+        (NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16"), "'bf16n16' is no A, which looks like bf16k16"),
+        (NAME.replace("none", "bf16k16"), "'bf16k16' is no C, which looks like none or bf16n16"),
+        (NAME.replace("128x256x64", "128x256"), "'128x256' is no tile"),
+        (NAME.replace("128x256x64", "0128x256x64"), "'0128x256x64' is no tile"),
+        (NAME.replace("128x256x64", "128x256x٦٤"), "is no tile"),
+        (NAME.replace("128x256x64", "9" * 5000 + "x256x64"), "is no tile"),
+        (NAME.replace("s4", "s0"), "'s0' is no stages"),
+        (NAME.replace("s4", "s4\n"), "is no stages"),
+        (NAME.replace("cooperative", "pingpnog"), "schedule is 'pingpnog'"),
+        (NAME.upper(), "'SM90A' is no arch"),
+    ],
+)
+def test_other_names_are_refused_with_the_part_that_is_wrong(wrong: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_name(wrong)
+    assert says in str(refused.value)
+
+
+@given(st.text(alphabet="abfkmnsx0123456789_", max_size=90) | st.permutations(NAME.split("_")).map("_".join))
+def test_text_is_a_name_or_a_config_error(name: str) -> None:
+    try:
+        config = parse_name(name)
+    except ConfigError:
+        return
+    assert kernel_name(config) == name

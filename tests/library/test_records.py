@@ -1,0 +1,111 @@
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gemmill.library.errors import RecordError
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import METHOD, Measurement, measurement_key, read_records
+
+PROBLEM = GemmProblem(4096, 4096, 4096, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+MEASURED = Measurement(
+    kernel="sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
+    digest="ab" * 32,
+    problem=PROBLEM,
+    gpu="NVIDIA H200",
+    driver="580.159",
+    cuda="13.0",
+    torch="2.11",
+    gemmill="0.1.0",
+    commit="c0ffee",
+    time=datetime(2026, 11, 21, 3, 4, 5, tzinfo=UTC),
+    stage="final",
+    us=200.0,
+    low_us=199.0,
+    high_us=202.0,
+    samples=32,
+    baseline_us=190.0,
+    verified=True,
+    error=0.25,
+    throttle=("software power cap",),
+)
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "records.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@given(
+    st.builds(
+        Measurement,
+        problem=st.builds(GemmProblem),
+        time=st.datetimes(timezones=st.just(UTC)),
+        us=st.none() | st.floats(min_value=1e-3, max_value=1e9),
+        error=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    )
+)
+def test_a_record_survives_its_line_of_json(measurement: Measurement) -> None:
+    line = measurement.model_dump_json()
+    assert "\n" not in line
+    assert Measurement.model_validate_json(line) == measurement
+
+
+def test_rate_and_ratio_follow_from_the_times() -> None:
+    assert MEASURED.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
+    assert MEASURED.ratio == pytest.approx(0.95)
+    failed = MEASURED.model_copy(update={"us": None})
+    assert failed.tflops is None
+    assert failed.ratio is None
+
+
+def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else() -> None:
+    other_problem = GemmProblem(4096, 4096, 4096, 2, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+    for change in ({"digest": "cd" * 32}, {"problem": other_problem}, {"gpu": "NVIDIA H100"}, {"method": METHOD + 1}):
+        assert MEASURED.model_copy(update=change).key != MEASURED.key
+    for same in ({"kernel": "renamed"}, {"us": 1.0}, {"driver": "590"}, {"commit": ""}, {"gemmill": "0.2.0"}):
+        assert MEASURED.model_copy(update=same).key == MEASURED.key
+    assert MEASURED.key == measurement_key(MEASURED.digest, PROBLEM, MEASURED.gpu)
+
+
+def test_an_infinite_error_is_written_as_unknown() -> None:
+    line = MEASURED.model_copy(update={"error": float("inf"), "verified": False}).model_dump_json()
+    assert Measurement.model_validate_json(line).error is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"us": 0.0}, {"us": float("nan")}, {"time": datetime(2026, 1, 1)}, {"stage": "x"}, {"colour": 1}]
+)
+def test_what_is_no_measurement_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Measurement.model_validate({**MEASURED.model_dump(), **change})
+
+
+def test_records_are_read_in_order(tmp_path: Path) -> None:
+    later = MEASURED.model_copy(update={"us": 150.0})
+    path = write(tmp_path, MEASURED.model_dump_json(), "", later.model_dump_json())
+    assert list(read_records(path)) == [MEASURED, later]
+
+
+def test_an_unfinished_line_is_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    line = MEASURED.model_dump_json()
+    path = write(tmp_path, line, line[:100], line)
+    assert list(read_records(path)) == [MEASURED, MEASURED]
+    assert f"{path}:2: skipped an unfinished record" in caplog.text
+
+
+def test_a_wrong_record_is_an_error_with_its_place(tmp_path: Path) -> None:
+    line = MEASURED.model_dump_json()
+    path = write(tmp_path, line, line.replace('"us":200.0', '"us":-1'))
+    with pytest.raises(RecordError, match=rf"{path}:2:1: us: "):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        list(read_records(tmp_path / name))

@@ -1,0 +1,119 @@
+"""The manifests that ship, and the JSON Schema that editors complete them with."""
+
+import itertools
+import json
+from collections import Counter
+
+import jsonschema
+import pytest
+import yaml
+
+from gemmill.library.errors import ManifestError
+from gemmill.library.fields import fields_of
+from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.names import kernel_name
+from gemmill.library.rules import TILE_K, TILE_M, TILE_N
+from gemmill.library.schema import json_schema, schema_text
+
+NAMES = ["bf16", "f16"]
+VALIDATOR = jsonschema.Draft7Validator(json_schema())
+
+
+def test_the_manifests_that_ship() -> None:
+    assert shipped_manifests() == NAMES
+    assert all(shipped_manifest(name).is_file() for name in NAMES)
+    with pytest.raises(ManifestError, match=r"no manifest 'bf61' ships, did you mean bf16\?"):
+        shipped_manifest("bf61")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -> None:
+    kernel_set = load_manifest(name)
+    count = kernel_set.count()
+    assert 250 <= count.legal <= 500
+    assert count.refused_by_rule == {}
+    quick = list(kernel_set.expand("quick"))
+    assert 5 <= len(quick) <= 8
+    assert {config.schedule for config in quick} == {"cooperative", "pingpong"}
+    assert len({(config.a.major, config.b.major) for config in quick}) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
+    served: Counter[tuple[object, ...]] = Counter(
+        (c.a.major, c.b.major, c.d.major, c.d.dtype, c.c and (c.c.dtype, c.c.major))
+        for c in load_manifest(name).expand(where="accumulator == 'f32'")
+    )
+    for a, b, d, dtype, with_c in itertools.product(("k", "mn"), ("k", "mn"), "nm", (name, "f32"), (False, True)):
+        assert served[a, b, d, dtype, (dtype, d) if with_c else None] >= 2
+    assert len(served) == 32
+
+
+def test_f16_adds_f16_accumulators() -> None:
+    formats = {
+        (c.a.major, c.b.major, c.d.major, c.d.dtype, c.c is None)
+        for c in load_manifest("f16").expand(where="accumulator == 'f16'")
+    }
+    assert formats == set(itertools.product(("k", "mn"), ("k", "mn"), "nm", ["f16"], (True, False)))
+
+
+def test_f16_is_bf16_in_another_type() -> None:
+    renamed = {kernel_name(config).replace("bf16", "f16") for config in load_manifest("bf16").expand()}
+    assert renamed == {kernel_name(config) for config in load_manifest("f16").expand(where="accumulator == 'f32'")}
+
+
+def test_the_sets_reach_every_member_of_the_family() -> None:
+    seen: dict[str, set[object]] = {}
+    for config in load_manifest("bf16").expand():
+        for field, value in fields_of(config).items():
+            seen.setdefault(field, set()).add(value)
+    assert seen["tile.n"] == set(TILE_N)
+    assert seen["tile.m"] == {m for rows in TILE_M.values() for m in rows}
+    assert {min(TILE_K), 64, max(TILE_K)} <= seen["tile.k"]
+    assert seen["scheduler.raster"] == {"m", "n"}
+    clusters = {(c.cluster.m, c.cluster.n) for c in load_manifest("bf16").expand()}
+    assert clusters == {(1, 1), (2, 1), (1, 2), (2, 2)}
+
+
+def test_the_json_schema_is_current() -> None:
+    shipped = (SHIPPED / "schema.json").read_text(encoding="utf-8")
+    assert shipped == schema_text(), "run: python -m gemmill.library.schema"
+    jsonschema.Draft7Validator.check_schema(json.loads(shipped))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_editors_accept_the_shipped_manifests(name: str) -> None:
+    path = shipped_manifest(name)
+    assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=schema.json\n")
+    VALIDATOR.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"tille": "128x128x64"},
+        {"tile": "128x128"},
+        {"a": {"dtype": "bf61"}},
+        {"c": "noen"},
+        {"stages": "deep"},
+        {"cluster": {"m": 0}},
+        {"schedule": []},
+        {"schedule": ["pingpong", "pingpong"]},
+        {"scheduler": {"swizzle": None}},
+    ],
+)
+def test_editors_mark_what_the_loader_refuses(part: dict[str, object]) -> None:
+    assert list(VALIDATOR.iter_errors({"name": "x", "sets": [part]}))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"tile": ["128x128x64", {"m": [64, 128], "n": 64, "k": 64}]},
+        {"c": ["none", "same", {"dtype": "f32", "major": "n"}]},
+        {"stages": ["auto", 3]},
+        {"d": [{"major": "n"}, {"dtype": ["bf16", "f32"]}]},
+    ],
+)
+def test_editors_accept_lists_scalars_and_words(part: dict[str, object]) -> None:
+    VALIDATOR.validate({"name": "x", "sets": [part]})

@@ -1,0 +1,163 @@
+"""Sweeps: what is measured together, what a crash costs, what stands in the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.errors import DeviceError, RecordError
+from gemmill.library.manifest import load_manifest, shipped_manifest
+from gemmill.library.names import kernel_name
+from gemmill.library.records import read_records
+from gemmill.profiler.process import WorkerProcess
+from gemmill.profiler.shapes import Shape
+from gemmill.profiler.sweep import measure, problem_of, sweep, units
+from gemmill.profiler.worker import Options, Setup, Unit
+from gemmill.runtime.operands import bind
+from gemmill.runtime.store import Store
+from gemmill.runtime.tensors import TensorView
+
+CONFIGS = tuple(load_manifest(shipped_manifest("bf16")).expand())
+PLAIN = tuple(c for c in CONFIGS if (c.a.major, c.b.major, c.c, c.d.major, c.d.dtype) == ("k", "k", None, "n", "bf16"))
+SETUP = Setup(Path("unused"), 1, Options())
+
+
+def packed(rows: int, columns: int, batch: int, row_major: bool, dtype: DTypeName) -> TensorView:
+    """What PyTorch would say of a packed tensor of matrices."""
+    strides = (rows * columns, columns, 1) if row_major else (rows * columns, 1, rows)
+    shape = (batch, rows, columns)
+    skip = 1 if batch == 1 else 0
+    return TensorView(4096 * DTYPES[dtype].bytes, shape[skip:], strides[skip:], dtype, 0)
+
+
+@given(
+    st.sampled_from(CONFIGS),
+    st.builds(Shape, *(st.integers(2, 300) for _ in range(3)), st.integers(1, 3)),
+)
+def test_the_problem_of_a_shape_is_the_one_that_the_api_sees(config: GemmConfig, shape: Shape) -> None:
+    m, n, k, batch = shape.m, shape.n, shape.k, shape.batch
+    a = packed(m, k, batch, config.a.major == "k", config.a.dtype)
+    b = packed(k, n, batch, config.b.major == "mn", config.b.dtype)
+    c = packed(m, n, batch, config.c.major == "n", config.c.dtype) if config.c else None
+    d = packed(m, n, batch, config.d.major == "n", config.d.dtype)
+    assert problem_of(config, shape) == bind(a, b, d, c, config.accumulator).problem
+
+
+def test_a_row_vector_is_as_aligned_as_its_address() -> None:
+    problem = problem_of(PLAIN[0], Shape(1, 8, 24))
+    assert (problem.a_align, problem.b_align, problem.d_align) == (16, 16, 16)
+
+
+def test_kernels_of_equal_formats_are_measured_side_by_side() -> None:
+    found = units(CONFIGS, [Shape(64, 64, 64), Shape(128, 64, 64)])
+    assert sum(len(unit.configs) for unit in found) == 2 * len(CONFIGS)
+    assert len({unit.problem for unit in found}) == len(found)
+    assert found[0].configs == PLAIN
+
+
+def test_nothing_to_profile_is_an_error(tmp_path: Path) -> None:
+    for configs, shapes in (((), [Shape(64, 64, 64)]), (PLAIN, [])):
+        with pytest.raises(RecordError, match="nothing to profile"):
+            sweep(configs, shapes, tmp_path / "records.jsonl")
+
+
+def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    store, records = Store(tmp_path / "store"), tmp_path / "records.jsonl"
+    with pytest.raises(DeviceError, match=r"profiling needs (a GPU|PyTorch)"):
+        sweep(PLAIN[:1], [Shape(64, 64, 64)], records, store=store)
+    assert store.list() == []
+    assert not records.exists()
+
+
+BODY = """
+import os, signal, time
+from multiprocessing.connection import Connection
+from gemmill.library.names import kernel_name
+from gemmill.profiler.worker import Fault, Machine, Outcome, Report, Running
+
+def serve(descriptor):
+    connection = Connection(descriptor)
+    connection.recv()
+    connection.send(Machine("GPU", "GPU-0", "1", "1", "1"))
+    while True:
+        unit = connection.recv()
+        names = [kernel_name(config) for config in unit.configs]
+        for name in names:
+            connection.send(Running(name))
+            if name == {first!r}:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if name == {second!r}:
+                time.sleep(600)
+            if name == {third!r}:
+                connection.send(Fault("CUDA error: an illegal memory access was encountered"))
+        connection.send(Running(""))
+        if unit.problem.m == 1:
+            connection.send(Fault("CUDA out of memory"))
+        connection.send(Report(tuple(Outcome(name, "screen") for name in names), None))
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
+    """A worker in which the first kernel crashes, the second hangs and the third faults."""
+    first, second, third = (kernel_name(config) for config in PLAIN[:3])
+    (tmp_path / "faulty_body.py").write_text(BODY.format(first=first, second=second, third=third))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with WorkerProcess(SETUP, silence_seconds=3, module="faulty_body") as process:
+        assert process.start().gpu == "GPU"
+        yield process
+
+
+def test_kernels_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
+    faulty: dict[str, str] = {}
+    unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5])
+    report = measure(worker, unit, faulty)
+    outcomes = {outcome.kernel: outcome for outcome in report.outcomes}
+    names = [kernel_name(config) for config in PLAIN[:5]]
+    assert [outcomes[name].stage for name in names] == ["failed", "failed", "failed", "screen", "screen"]
+    for name, says in zip(names, ("SIGKILL", "hangs", "illegal memory access"), strict=False):
+        assert says in outcomes[name].says
+    # Later problems go without them, and say so.
+    again = measure(worker, replace(unit, problem=problem_of(PLAIN[0], Shape(128, 64, 64))), faulty)
+    assert {outcome.kernel: outcome.stage for outcome in again.outcomes} == {
+        name: outcome.stage for name, outcome in outcomes.items()
+    }
+
+
+def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: WorkerProcess) -> None:
+    faulty: dict[str, str] = {}
+    report = measure(worker, Unit(problem_of(PLAIN[3], Shape(1, 64, 64)), PLAIN[3:5]), faulty)
+    assert [(outcome.stage, outcome.says) for outcome in report.outcomes] == [("failed", "CUDA out of memory")] * 2
+    assert not faulty
+    report = measure(worker, Unit(problem_of(PLAIN[3], Shape(2, 64, 64)), PLAIN[3:5]), faulty)
+    assert [outcome.stage for outcome in report.outcomes] == ["screen"] * 2
+
+
+@pytest.mark.gpu
+def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    records = tmp_path / "records.jsonl"
+    shapes = [Shape(512, 768, 256), Shape(256, 256, 128, 2), Shape(100, 72, 30)]
+    options = Options(screen_rounds=2, finalists=2, final_rounds=3)
+    new = sweep(PLAIN[:4], shapes, records, store=Store(tmp_path / "store"), options=options)
+    assert [m.kernel for m in read_records(records)] == [m.kernel for m in new]
+    for shape in shapes:
+        rows = {m.kernel: m for m in new if m.problem == problem_of(PLAIN[0], shape)}
+        assert set(rows) >= {kernel_name(config) for config in PLAIN[:4]}
+        if shape.k == 30:  # TMA cannot read rows of 60 bytes
+            assert {m.stage for m in rows.values() if m.kernel != "cublas"} == {"failed"}
+            continue
+        assert rows["cublas"].stage == "final"
+        assert [m.stage for m in rows.values()].count("final") == 3
+        assert all(m.verified and m.us and m.baseline_us for m in rows.values() if m.kernel != "cublas")
+    measured = sweep(PLAIN[:4], shapes[:2], records, store=Store(tmp_path / "store"), options=options)
+    assert measured == []

@@ -1,0 +1,170 @@
+"""Packs: written whole, read lazily, every damage found and named."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmill.library.errors import PackError
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.artifact import Artifact
+from gemmill.runtime.decisions import Decision
+from gemmill.runtime.pack import Pack, write_pack
+
+PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+
+
+@pytest.fixture
+def decisions(artifact: Artifact) -> list[Decision]:
+    return [Decision(problem=PROBLEM, gpu="NVIDIA H200", kernel=artifact.name, us=4.5)]
+
+
+@pytest.fixture
+def path(tmp_path: Path, artifacts: tuple[Artifact, ...], decisions: list[Decision]) -> Path:
+    path = tmp_path / "kernels.pack"
+    write_pack(path, artifacts, decisions)
+    return path
+
+
+def test_what_is_packed_is_unpacked(path: Path, artifacts: tuple[Artifact, ...], decisions: list[Decision]) -> None:
+    pack = Pack.open(path)
+    assert pack.names() == sorted(artifact.name for artifact in artifacts)
+    assert [pack.get(artifact.name) for artifact in artifacts] == list(artifacts)
+    assert pack.configs() == {artifact.name: artifact.config for artifact in artifacts}
+    assert pack.decisions == tuple(decisions)
+    assert pack.verify() == {}
+
+
+def test_equal_kernels_make_equal_packs(path: Path, artifacts: tuple[Artifact, ...], decisions: list[Decision]) -> None:
+    again = path.with_name("again.pack")
+    write_pack(again, reversed(artifacts), decisions)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_others_may_read_a_pack(path: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_missing_kernel_is_named(path: Path) -> None:
+    with pytest.raises(PackError, match=rf"{path}: no kernel nonsense among its 2"):
+        Pack.open(path).get("nonsense")
+
+
+def test_damage_to_one_kernel_is_found_and_costs_no_other(path: Path, artifacts: tuple[Artifact, ...]) -> None:
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    first, last = sorted(artifacts, key=lambda artifact: artifact.name)
+    pack = Pack.open(path)
+    assert pack.get(first.name) == first
+    with pytest.raises(PackError, match=rf"{last.name} is damaged \(checksum mismatch\)"):
+        pack.get(last.name)
+    assert list(pack.verify()) == [last.name]
+
+
+def test_a_flipped_bit_anywhere_is_found(path: Path) -> None:
+    sound = path.read_bytes()
+    for place in [*range(60), *range(60, len(sound), 307)]:
+        data = bytearray(sound)
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        try:
+            faults = Pack.open(path).verify()
+        except PackError:
+            continue
+        assert faults, place
+
+
+@pytest.mark.parametrize("keep", [0, 10, 47, 48, 100, -1])
+def test_a_truncated_pack_is_refused(keep: int, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+    try:
+        faults = "".join(Pack.open(path).verify().values())
+    except PackError as error:
+        faults = str(error)
+    assert "truncated" in faults or "no pack" in faults
+
+
+def test_foreign_and_missing_files_are_refused(tmp_path: Path, artifact: Artifact) -> None:
+    with pytest.raises(PackError, match="No such file"):
+        Pack.open(tmp_path / "none.pack")
+    with pytest.raises(PackError, match="Is a directory"):
+        Pack.open(tmp_path)
+    foreign = tmp_path / "foreign"
+    for content in (b"", b"PK\x03\x04" * 30, artifact.to_bytes()):
+        foreign.write_bytes(content)
+        with pytest.raises(PackError, match="no pack of this version"):
+            Pack.open(foreign)
+
+
+def test_packs_that_make_no_sense_are_not_written(tmp_path: Path, artifact: Artifact) -> None:
+    path = tmp_path / "kernels.pack"
+    with pytest.raises(PackError, match="without kernels"):
+        write_pack(path, [])
+    with pytest.raises(PackError, match="two kernels are named"):
+        write_pack(path, [artifact, artifact])
+    unknown = Decision(problem=PROBLEM, gpu="NVIDIA H200", kernel="other", us=1.0)
+    with pytest.raises(PackError, match="decision table names kernels that the pack lacks: other"):
+        write_pack(path, [artifact], [unknown])
+    with pytest.raises(PackError, match="cannot be written: No such file"):
+        write_pack(tmp_path / "none" / "kernels.pack", [artifact])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_keeps_the_old_pack(path: Path, artifact: Artifact) -> None:
+    before = path.read_bytes()
+    with pytest.raises(PackError):
+        write_pack(path, [artifact, artifact])
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_opening_reads_the_index_only(path: Path) -> None:
+    """A member outside the index can be cut off without opening failing: nothing of it was read."""
+    pack = Pack.open(path)
+    size = path.stat().st_size
+    os.truncate(path, size - 1000)
+    assert Pack.open(path).names() == pack.names()
+
+
+WITHOUT_TOOLKIT = """
+import sys
+GONE = ("cuda.bindings.nvrtc", "cuda.pathfinder", "cutlass_library", "elftools")
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(GONE):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Gone())
+from gemmill.library.errors import ToolchainError
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.registry import Registry
+registry = Registry(packs=[sys.argv[1]])
+choice = registry.select(GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n"))
+print(choice.name, choice.source, choice.predicted_us, registry.get(choice.name).digest, len(registry.configs()))
+registry.warm(registry.configs())
+print([name for name in sys.modules if name.startswith((*GONE, "gemmill.emitters"))])
+try:
+    registry.get(sys.argv[2])
+except ToolchainError as error:
+    print(error)
+"""
+
+
+def test_a_pack_runs_where_there_is_no_toolkit(path: Path, artifact: Artifact) -> None:
+    """No NVRTC, no CUTLASS, no ELF reader; our own headers are not looked at."""
+    other = artifact.name.replace("_s4_", "_s3_")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TOOLKIT, str(path), other], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    chosen, modules, refused = done.stdout.splitlines()
+    assert chosen.split() == [artifact.name, "measured", "4.5", artifact.digest, "2"]
+    assert refused.startswith(f"none of the 1 packs holds {other}, and it cannot be compiled here: ")
+    assert modules == "[]"

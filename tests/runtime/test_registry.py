@@ -1,0 +1,155 @@
+"""The registry: the same kernel from wherever it is cheapest, and the selector over all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gemmill.library.arch import DEFAULT_GPU, GPUS
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import CompileError, ConfigError, ManifestError, PackError, UnsupportedProblemError
+from gemmill.library.names import kernel_name
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.artifact import Artifact
+from gemmill.runtime.gpus import figures
+from gemmill.runtime.pack import write_pack
+from gemmill.runtime.pool import Outcome
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.store import Store
+
+PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+
+
+@pytest.fixture
+def pack(tmp_path: Path, artifact: Artifact) -> Path:
+    path = tmp_path / "one.pack"
+    write_pack(path, [artifact])
+    return path
+
+
+def entries(registry: Registry) -> int:
+    return registry.store.stats().entries
+
+
+def test_a_loaded_kernel_is_not_looked_up_again(artifact: Artifact) -> None:
+    registry = Registry(manifests=())
+    first = registry.get(artifact.name)
+    assert first == artifact
+    assert registry.get(artifact.config) is first
+
+
+def test_a_pack_comes_before_the_store_and_the_store_before_the_compiler(
+    pack: Path, tmp_path: Path, artifacts: tuple[Artifact, ...]
+) -> None:
+    packed, other = artifacts
+    registry = Registry(packs=[pack], store=tmp_path / "store")
+    assert registry.get(packed.name) == packed
+    assert entries(registry) == 0
+    Store(tmp_path / "store").put(other.key, other)
+    used = registry.store.list()[0].used
+    assert registry.get(other.name) == other, "a kernel that no manifest declares"
+    assert entries(registry) == 1
+    assert registry.store.list()[0].used >= used
+
+
+def test_what_is_compiled_is_stored(tmp_path: Path, artifact: Artifact) -> None:
+    registry = Registry(manifests=(), store=tmp_path)
+    assert registry.get(artifact.name) == artifact, "another compilation, the same bytes"
+    assert registry.store.get(artifact.key) == artifact
+
+
+def test_a_damaged_pack_member_is_an_error_unless_another_pack_has_it(pack: Path, artifact: Artifact) -> None:
+    damaged = pack.with_name("damaged.pack")
+    data = bytearray(pack.read_bytes())
+    data[-10] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(PackError, match="damaged"):
+        Registry(packs=[damaged]).get(artifact.name)
+    assert Registry(packs=[damaged, pack]).get(artifact.name) == artifact
+
+
+def test_names_that_do_not_parse_and_configs_that_break_rules(configs: tuple[GemmConfig, ...]) -> None:
+    registry = Registry(manifests=())
+    with pytest.raises(ConfigError):
+        registry.get("sm90a_nonsense")
+    with pytest.raises(ConfigError):
+        registry.get(configs[0].model_copy(update={"stages": 50}))
+
+
+def test_warming_compiles_in_parallel_what_is_missing(
+    pack: Path, tmp_path: Path, artifacts: tuple[Artifact, ...]
+) -> None:
+    packed, other = artifacts
+    seen: list[Outcome] = []
+    registry = Registry(packs=[pack], store=tmp_path / "store")
+    wanted: list[str | GemmConfig | GemmProblem] = [other.config, packed.name, other.name, PROBLEM]
+    assert registry.warm(wanted, on_done=seen.append) == [other, packed, other, packed]
+    assert [outcome.name for outcome in seen] == [other.name]
+    registry.store.clear()
+    assert registry.get(other.name) == other, "loaded, not looked up"
+    assert entries(registry) == 0
+
+
+def test_warming_names_what_failed_and_warms_the_rest(tmp_path: Path, artifact: Artifact) -> None:
+    registry = Registry(manifests=(), store=tmp_path)
+    bad = artifact.config.model_copy(update={"stages": 50})
+    with pytest.raises(CompileError, match=rf"1 of 2 kernels did not compile:\n{kernel_name(bad)}"):
+        registry.warm([bad, artifact.name])
+    registry.store.clear()
+    assert registry.get(artifact.name) == artifact
+    assert entries(registry) == 0
+
+
+def test_threads_share_a_registry(tmp_path: Path, artifact: Artifact) -> None:
+    registry = Registry(manifests=(), store=tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(registry.get, [artifact.name] * 16))
+    assert all(one is found[0] for one in found)
+
+
+def test_the_default_registry_holds_the_shipped_kernels() -> None:
+    registry = Registry()
+    names = {kernel_set.name for kernel_set in registry.kernel_sets}
+    assert {"bf16", "f16"} <= names
+    configs = registry.configs()
+    assert len(configs) > 400
+    assert all(kernel_name(config) == name for name, config in list(configs.items())[::50])
+    assert registry.select(PROBLEM).name in configs
+
+
+def test_files_that_are_wrong_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(PackError):
+        Registry(packs=[tmp_path / "none.pack"])
+    with pytest.raises(ManifestError):
+        Registry(manifests=[tmp_path / "none.yaml"])
+
+
+def test_a_registry_without_kernels_for_a_problem_says_so(pack: Path) -> None:
+    with pytest.raises(UnsupportedProblemError, match="B's major k \\(it has mn\\)"):
+        Registry(packs=[pack]).select(GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "mn", "f32", "bf16", "n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe")],
+)
+def test_gpus_are_known_by_the_drivers_name(name: str, row: str) -> None:
+    assert figures(name, (9, 0)) == GPUS[row]
+
+
+def test_an_unknown_gpu_keeps_its_name_and_capability() -> None:
+    gpu = figures("NVIDIA X1", (10, 0))
+    assert (gpu.name, gpu.capability, gpu.sms) == ("NVIDIA X1", (10, 0), DEFAULT_GPU.sms)
+
+
+def test_importing_the_registry_imports_no_compiler() -> None:
+    code = (
+        "import sys, gemmill.runtime.registry\n"
+        "heavy = ('elftools', 'cuda.bindings.nvrtc', 'cuda.pathfinder', 'torch', 'gemmill.emitters')\n"
+        "print([name for name in sys.modules if name.startswith(heavy)])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,217 @@
+"""The selector: serves what can be served, names what cannot, and agrees with what a GPU was seen to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.arch import DEFAULT_GPU, GPUS
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import RecordError, UnsupportedProblemError
+from gemmill.library.manifest import load_manifest
+from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.decisions import Decision, read_decisions
+from gemmill.runtime.model import Columns, estimate
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.selector import RUNNERS_UP, Selector
+
+H200 = GPUS["NVIDIA H200"]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, GemmConfig]:
+    return {kernel_name(config): config for config in load_manifest("bf16").expand()}
+
+
+@pytest.fixture(scope="module")
+def selector(kernels: dict[str, GemmConfig]) -> Selector:
+    return Selector(kernels, H200)
+
+
+def problem(m: int, n: int, k: int, batch: int = 1) -> GemmProblem:
+    return GemmProblem(m, n, k, batch, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+
+
+extents = st.integers(1, 40_000)
+
+
+@given(m=extents, n=extents, k=st.integers(0, 40_000), batch=st.integers(1, 64))
+def test_every_size_is_served_and_the_best_comes_first(
+    selector: Selector, kernels: dict[str, GemmConfig], m: int, n: int, k: int, batch: int
+) -> None:
+    choice = selector.select(problem(m, n, k, batch))
+    assert kernels[choice.name] == choice.config
+    assert (choice.config.a.major, choice.config.b.major, choice.config.c) == ("k", "k", None)
+    times = [choice.predicted_us, *(us for _, us in choice.runners_up)]
+    assert np.isfinite(times).all()
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert choice.name not in dict(choice.runners_up)
+    assert choice.source == "model"
+
+
+def test_nothing_is_faster_than_the_gpu(selector: Selector) -> None:
+    for size in (256, 1024, 4096, 16384):
+        square = problem(size, size, size)
+        us = selector.select(square).predicted_us
+        assert square.flops / us / 1e6 < 1000, "TFLOP/s"
+        assert 3 * 2 * size * size / us / 1e3 < 5000, "GB/s"
+
+
+def test_more_work_takes_longer(selector: Selector) -> None:
+    base = selector.select(problem(4096, 4096, 4096)).predicted_us
+    for larger in (problem(8192, 4096, 4096), problem(4096, 8192, 4096), problem(4096, 4096, 8192)):
+        assert 1.7 < selector.select(larger).predicted_us / base < 2.3
+    assert 3.5 < selector.select(problem(4096, 4096, 4096, 4)).predicted_us / base < 4.5
+
+
+@pytest.mark.parametrize("extents", [(0, 8, 8, 1), (8, 0, 8, 1), (8, 8, 8, 0)])
+def test_problems_without_output_still_get_a_kernel(selector: Selector, extents: tuple[int, int, int, int]) -> None:
+    assert selector.select(problem(*extents)).predicted_us == 0
+
+
+def test_the_reason_names_figures(selector: Selector) -> None:
+    choice = selector.select(problem(4096, 4096, 4096))
+    tile = choice.config.tile
+    for part in (f"of {tile.m}x{tile.n}", "waves on 132 SMs", "bound by tensor cores", "TFLOP/s"):
+        assert part in choice.reason
+    assert len(choice.runners_up) == RUNNERS_UP
+    assert "bound by DRAM" in selector.select(problem(1, 8192, 8192)).reason
+
+
+def test_a_choice_is_made_once(selector: Selector) -> None:
+    assert selector.select(problem(333, 444, 555)) is selector.select(problem(333, 444, 555))
+
+
+def test_choices_do_not_depend_on_the_order_of_the_kernels(kernels: dict[str, GemmConfig]) -> None:
+    backwards = Selector(dict(reversed(list(kernels.items()))), H200)
+    for size in (64, 512, 2048, 8192):
+        assert backwards.select(problem(size, size, size)) == Selector(kernels, H200).select(problem(size, size, size))
+
+
+# Measured on an H200, TFLOP/s (docs/performance.md): 128x256x64 with 4 stages, 128x128x64 with 6, 128x192x64 with 4,
+# all cooperative in clusters of 2x1 without overlap of epilogue and mainloop.
+MEASURED = {
+    (4096, 4096, 4096): (766, 691, 596),
+    (8192, 8192, 8192): (683, 650, 677),
+    (2048, 2048, 2048): (682, 680, 498),
+    (8192, 1024, 8192): (740, 703, 600),
+    (1000, 3000, 1024): (405, 406, 475),
+    (16384, 16384, 1024): (643, 602, 637),
+}
+
+
+@pytest.mark.parametrize("size", MEASURED)
+def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x{}x64_2x1_cooperative_s{}_m8_k1_linear"
+    columns = Columns.of([parse_name(name.format(n, s)) for n, s in ((256, 4), (128, 6), (192, 4))])
+    gemm = problem(*size)
+    predicted = gemm.flops / estimate(columns, gemm, H200).us / 1e6
+    measured = np.array(MEASURED[size])
+    assert np.abs(predicted / measured - 1).max() < 0.2
+    assert measured[predicted.argmax()] > 0.97 * measured.max(), "what it picks is as fast as any"
+
+
+# What is not served.
+
+
+def test_the_constraint_and_the_nearest_kernel_are_named(selector: Selector) -> None:
+    unaligned = replace(problem(64, 64, 63), a_align=2)
+    with pytest.raises(UnsupportedProblemError, match=r"nearest of \d+, sm90a_\w+, needs A's alignment of at least 16"):
+        selector.select(unaligned)
+    dtype = replace(problem(64, 64, 64), a_dtype="f32")
+    with pytest.raises(UnsupportedProblemError, match=r"A's dtype bf16 \(it has f32\)$"):
+        selector.select(dtype)
+    accumulator = replace(problem(64, 64, 64), accumulator="f16")
+    with pytest.raises(UnsupportedProblemError, match=r"accumulator f32 \(it has f16\)$"):
+        selector.select(accumulator)
+
+
+def test_c_is_served_by_kernels_with_that_c_alone(selector: Selector) -> None:
+    for dtype, major in (("bf16", "n"), (None, None)):
+        asked = replace(problem(256, 256, 256), c_dtype=dtype, c_major=major)  # type: ignore[arg-type]
+        config = selector.select(asked).config
+        assert (config.c and config.c.dtype, config.c and config.c.major) == (dtype, major)
+    with pytest.raises(UnsupportedProblemError, match=r"C's dtype \w+ \(it has f16\)"):
+        selector.select(replace(problem(256, 256, 256), c_dtype="f16", c_major="n"))
+
+
+def test_kernels_for_another_gpu_are_not_offered(kernels: dict[str, GemmConfig]) -> None:
+    blackwell = replace(DEFAULT_GPU, name="NVIDIA B200", capability=(10, 0))
+    with pytest.raises(UnsupportedProblemError, match=r"made for NVIDIA B200 \(compute capability 10\.0\)"):
+        Selector(kernels, blackwell).select(problem(64, 64, 64))
+
+
+# Measurements.
+
+
+def test_a_measurement_of_this_problem_on_this_gpu_decides(kernels: dict[str, GemmConfig]) -> None:
+    size, names = problem(1024, 1024, 1024), [*kernels][:3]
+    rows = [
+        Decision(problem=size, gpu="NVIDIA H200", kernel=name, us=us) for name, us in zip(names, (9, 7, 8), strict=True)
+    ]
+    choice = Selector(kernels, H200, rows).select(size)
+    assert (choice.name, choice.source, choice.predicted_us) == (names[1], "measured", 7)
+    assert choice.runners_up == ((names[2], 8), (names[0], 9))
+    assert "fastest of 3 kernels measured" in choice.reason
+
+
+def test_brief_measurements_count_where_there_are_no_others(kernels: dict[str, GemmConfig]) -> None:
+    size, (one, two) = problem(1024, 1024, 1024), [*kernels][:2]
+    brief = Decision(problem=size, gpu="NVIDIA H200", kernel=one, us=5.0, final=False)
+    final = Decision(problem=size, gpu="NVIDIA H200", kernel=two, us=6.0)
+    assert Selector(kernels, H200, [brief]).select(size).name == one
+    assert Selector(kernels, H200, [brief, final]).select(size).name == two
+
+
+RECORD: dict[str, object] = {
+    "kernel": "",
+    "digest": "ab" * 32,
+    "problem": asdict(problem(1024, 1024, 1024)),
+    "gpu": "NVIDIA H200",
+    "driver": "580.159",
+    "cuda": "13.0",
+    "torch": "2.11.0",
+    "gemmill": "0.1.0",
+    "commit": "",
+    "time": "2026-11-21T00:00:00Z",
+    "stage": "final",
+    "us": 7.0,
+    "verified": True,
+}
+
+
+def test_records_become_decisions(kernels: dict[str, GemmConfig], tmp_path: Path) -> None:
+    one, two, three = [*kernels][:3]
+    rows: list[dict[str, object]] = [
+        {"kernel": one},
+        {"kernel": two, "us": 6.0},
+        {"kernel": one, "us": 5.0},
+        {"kernel": three, "us": 1.0, "verified": False},
+        {"kernel": three, "us": None, "stage": "failed"},
+        {"kernel": "cublas", "us": 2.0, "digest": ""},
+    ]
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(RECORD | row) + "\n" for row in rows) + '{"kernel": "half')
+    decisions = read_decisions([path])
+    assert [(decision.kernel, decision.us) for decision in decisions] == [(one, 5.0), (two, 6.0)]
+    assert Registry(records=[path], gpu=H200).select(problem(1024, 1024, 1024)).name == one
+    with pytest.raises(RecordError, match=r"none\.jsonl"):
+        read_decisions([tmp_path / "none.jsonl"])
+
+
+def test_measurements_that_do_not_apply_are_passed_over(kernels: dict[str, GemmConfig]) -> None:
+    size, name = problem(1024, 1024, 1024), next(iter(kernels))
+    rows = [
+        Decision(problem=size, gpu="NVIDIA H100 PCIe", kernel=name, us=1.0),
+        Decision(problem=size, gpu="NVIDIA H200", kernel="sm90a_gone", us=1.0),
+        Decision(problem=replace(size, batch=2), gpu="NVIDIA H200", kernel=name, us=1.0),
+    ]
+    assert Selector(kernels, H200, rows).select(size) == Selector(kernels, H200).select(size)
