@@ -38,9 +38,9 @@ TMA_BOX = 256
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
-ACCUMULATOR_LIMIT = {(2, False): 192, (2, True): 176, (3, False): 96, (3, True): 96}
-"""Most accumulator registers of a thread, by consumer warpgroups and presence of C, for which ptxas was seen not to
-spill: what `setmaxnreg` leaves beside descriptors, addresses and the epilogue's values."""
+ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 176, (3, True): 96, (3, False): 96}
+"""Most accumulator registers of a thread, by consumer warpgroups and whether the epilogue is plain (no C, D n-major), for
+which ptxas was seen not to spill: what `setmaxnreg` leaves beside descriptors, addresses and the epilogue's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +157,23 @@ def _tma_box(f: Fields) -> str | None:
     return None
 
 
+def _has_plain_epilogue(f: Fields) -> bool:
+    return f["c.dtype"] == "none" and f["d.major"] == "n"
+
+
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), fields["c.dtype"] != "none"]
+    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)]
 
 
 def _accumulator_registers(f: Fields) -> str | None:
     registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
     if registers <= limit:
         return None
-    with_c = "without C" if f["c.dtype"] == "none" else "with C"
+    epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
-        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups {with_c} have at most {limit} free"
+        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
     )
 
 
@@ -260,7 +264,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "c.dtype"),
+        ("tile.n", "tile.m", "schedule", "accumulator", "c.dtype", "d.major"),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
     ),

@@ -24,7 +24,9 @@ struct StageLoad {
     int const along = Layout::kMajor == MajorIn::K ? k : mn;
     int const row = (Layout::kMajor == MajorIn::K ? mn : k) + slice * kRows;
     constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-#pragma unroll
+    // Many narrow panels, unrolled, would cost the producer more registers than it has.
+    constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;
+#pragma unroll kUnroll
     for (int panel = 0; panel < Layout::kPanels; ++panel) {
       char* const target = stage + panel * Layout::kPanelBytes + slice * kRows * Layout::kSpan;
       int const contiguous = along + panel * Layout::kPanelExtent;

@@ -33,11 +33,13 @@ struct StagedEpilogue {
   uint64_t* full_c;
   /// The named barrier of this warpgroup.
   uint32_t barrier;
-  int warp;
-  int lane;
-  bool leader;
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
+
+  // Cheaper to compute anew than to keep in registers beside the accumulators.
+  __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
+  __device__ static int warp() { return threadIdx.x / 32 % 4; }
+  __device__ static int lane() { return threadIdx.x % 32; }
 
   /// Starts loading the first C subtiles of a tile; call it before the mainloop, which hides the latency.
   __device__ void prefetch(int m, int n, int batch) {
@@ -70,12 +72,12 @@ struct StagedEpilogue {
       if constexpr (SubtileN % 16 != 0) convert<1>(operation, registers, first, SubtileN - 8, subtile_c, needs_c, subtile_d);
 
       cute::tma_store_fence();
-      if (leader) cute::tma_store_wait<BuffersD - 2>();
+      if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
       cutlass::arch::NamedBarrier::sync(128, barrier);
       int const row = m + i / kColumns * kSubtileM;
       bool const ragged = SubtileD::is_ragged(params, row, n + first);
       if (ragged) SubtileD::store_ragged(params, subtile_d, row, n + first, batch);
-      if (leader) {
+      if (is_leader()) {
         if (!ragged) SubtileD::store(params.d, subtile_d, row, n + first, batch);
         // Also without a store: the wait above counts one group a subtile.
         cute::tma_store_arrive();
@@ -90,12 +92,12 @@ struct StagedEpilogue {
 
   /// Waits until every store is visible; a block must not exit before.
   __device__ void finish() {
-    if (leader) cute::tma_store_wait<0>();
+    if (is_leader()) cute::tma_store_wait<0>();
   }
 
  private:
   __device__ void load_c(int i, int stage, int m, int n, int batch) {
-    if (leader && Operation(params).needs_c()) {
+    if (is_leader() && Operation(params).needs_c()) {
       FullC::arrive_and_expect_tx(&full_c[stage], SubtileC::kDataBytes);
       SubtileC::load(params.c, full_c[stage], buffers_c + stage * SubtileC::kBytes, m + i / kColumns * kSubtileM,
                      n + i % kColumns * SubtileN, params.batched & 4 ? batch : 0);
@@ -110,7 +112,7 @@ struct StagedEpilogue {
     for (int unit = 0; unit < Units; ++unit) {
       float c[4] = {};
       if constexpr (kHasC) {
-        if (needs_c) SubtileC::read(subtile_c, warp, lane, column + unit * 8, c);
+        if (needs_c) SubtileC::read(subtile_c, warp(), lane(), column + unit * 8, c);
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -118,7 +120,7 @@ struct StagedEpilogue {
         values[unit * 4 + j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
       }
     }
-    SubtileD::template write<Units>(subtile_d, warp, lane, column, values);
+    SubtileD::template write<Units>(subtile_d, warp(), lane(), column, values);
   }
 };
 

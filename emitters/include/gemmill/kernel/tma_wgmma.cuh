@@ -149,13 +149,9 @@ struct TmaWgmmaGemm {
                       shared + kOffsetC + warpgroup * Config::kBuffersC * SubtileC::kBytes,
                       shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
                       full_c + warpgroup * Config::kBuffersC,
-                      uint32_t(1 + warpgroup),
-                      consumer_warp % 4,
-                      lane,
-                      threadIdx.x % 128 == 0};
-    uint64_t const descriptor_a =
-        matrix_descriptor<A>(shared + kOffsetA) + (kPingpong ? 0 : A::offset(warpgroup * kWarpgroupM, 0) >> 4);
-    uint64_t const descriptor_b = matrix_descriptor<B>(shared + kOffsetB);
+                      uint32_t(1 + warpgroup)};
+    MatrixDescriptors<A> const a(shared + kOffsetA, kPingpong ? 0 : A::offset(warpgroup * kWarpgroupM, 0));
+    MatrixDescriptors<B> const b(shared + kOffsetB, 0);
 
     Position at;
     uint32_t turn = warpgroup == 0;
@@ -174,15 +170,13 @@ struct TmaWgmmaGemm {
       Accumulator accumulators;
       if (k_tiles == 0) accumulators.clear();
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
-      Position previous = at;
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         pipeline.wait_full(at);
-        accumulators.multiply(descriptor_a + uint64_t(at.stage * (A::kBytes >> 4)),
-                              descriptor_b + uint64_t(at.stage * (B::kBytes >> 4)), k_tile == 0);
+        accumulators.multiply(a, b, at.stage, k_tile == 0);
         // One batch of MMAs stays in flight; the one before it has read its stage.
         cute::warpgroup_wait<1>();
-        if (k_tile > 0) pipeline.release(previous, lane, scheduler.rank);
-        previous = at;
+        if (k_tile > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+        at.advance();
       }
       if constexpr (kPingpong) {
         turns.pass(warpgroup, lane);
@@ -190,7 +184,7 @@ struct TmaWgmmaGemm {
       }
       cute::warpgroup_wait<0>();
       accumulators.fence();
-      if (k_tiles > 0) pipeline.release(previous, lane, scheduler.rank);
+      if (k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
       if constexpr (kPingpong) at.advance((kConsumers - 1) * k_tiles);
 
       epilogue.store(accumulators, m, tile.n, tile.batch);

@@ -1,26 +1,31 @@
 /// WGMMA on shared-memory descriptors built by hand: an atom of CuTe, without its per-thread tensor algebra.
 #pragma once
 
-#include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 
 #include <gemmill/copy/layout.cuh>
 
 namespace gemmill {
 
-/// Matrix descriptor of a stage (PTX ISA, "Matrix descriptor format"; canonical layouts: CUTLASS
-/// cute/atom/mma_traits_sm90_gmma.hpp, make_gmma_desc).
+/// Matrix descriptors of a ring of stages (PTX ISA, "Matrix descriptor format"; canonical layouts: CUTLASS
+/// cute/atom/mma_traits_sm90_gmma.hpp, make_gmma_desc). Only the low word depends on the address, so only it is held.
 template <class Layout>
-__device__ inline uint64_t matrix_descriptor(char const* stage) {
-  cute::GmmaDescriptor descriptor;
-  descriptor.desc_ = 0;
-  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(stage) >> 4;
-  // Between panels along MN; a K-major operand never crosses a panel inside one instruction.
-  descriptor.bitfield.leading_byte_offset_ = Layout::kMajor == MajorIn::MN ? Layout::kPanelBytes >> 4 : 1;
-  descriptor.bitfield.stride_byte_offset_ = (8 * Layout::kSpan) >> 4;
-  descriptor.bitfield.layout_type_ = Layout::kSpan == 128 ? 1 : Layout::kSpan == 64 ? 2 : 3;
-  return descriptor.desc_;
-}
+struct MatrixDescriptors {
+  /// Bytes between panels along MN; a K-major operand never crosses a panel inside one instruction.
+  static constexpr uint32_t kLeading = Layout::kMajor == MajorIn::MN ? Layout::kPanelBytes >> 4 : 1;
+  static constexpr uint32_t kStride = (8 * Layout::kSpan) >> 4;
+  static constexpr uint32_t kSwizzle = Layout::kSpan == 128 ? 1 : Layout::kSpan == 64 ? 2 : 3;
+  static constexpr uint64_t kHigh = uint64_t(kStride | kSwizzle << 30) << 32;
+
+  uint32_t low;
+
+  /// `byte` is where in the first stage the operand starts.
+  __device__ MatrixDescriptors(char const* stages, int byte)
+      : low(((cute::cast_smem_ptr_to_uint(stages) + byte) & 0x3ffff) >> 4 | kLeading << 16) {}
+
+  /// The descriptor of the operand `byte` bytes further on.
+  __device__ uint64_t at(int byte) const { return kHigh | (low + (byte >> 4)); }
+};
 
 /// Accumulators of one consumer warpgroup: `Blocks` stacked 64 x N fragments, and the MMAs that fill them.
 template <class Atom, class LayoutA, class LayoutB, int Blocks, int TileK>
@@ -49,7 +54,7 @@ struct Accumulators {
   }
 
   /// Issues and commits the MMAs of one stage; `first` overwrites the accumulators instead of adding to them.
-  __device__ void multiply(uint64_t a, uint64_t b, bool first) {
+  __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
     fence();
     cute::warpgroup_arrive();
 #pragma unroll
@@ -57,7 +62,8 @@ struct Accumulators {
       auto const scale = k == 0 && first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One;
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
-        issue(a + (LayoutA::offset(block * 64, k) >> 4), b + (LayoutB::offset(0, k) >> 4), values[block], scale,
+        issue(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
+              b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block], scale,
               cute::make_int_sequence<kPerBlock>{});
     }
     cute::warpgroup_commit_batch();

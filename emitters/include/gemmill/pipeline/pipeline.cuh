@@ -19,6 +19,8 @@ struct RingPosition {
       phase ^= 1;
     }
   }
+  /// The stage before this one.
+  __device__ int previous() const { return stage == 0 ? Stages - 1 : stage - 1; }
   __device__ void advance(int count) {
     int const laps = (stage + count) / Stages;
     stage = stage + count - laps * Stages;
@@ -58,16 +60,16 @@ struct Pipeline {
   __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }
 
   /// Consumer, every lane of a warp: tells all peers that this warp has read the stage.
-  __device__ void release(RingPosition<Stages> at, int lane, int rank) {
+  __device__ void release(int stage, int lane, int rank) {
     if constexpr (kPeers == 1) {
-      if (lane == 0) Empty::arrive(&empty[at.stage]);
+      if (lane == 0) Empty::arrive(&empty[stage]);
     } else {
       // Lanes below ClusterM take this block's column of the cluster, the next ones the rest of its row.
       int const m = rank % ClusterM;
       int const n = rank / ClusterM;
       int const other = lane - ClusterM;
       int const peer = lane < ClusterM ? lane + n * ClusterM : m + (other + (other >= n)) * ClusterM;
-      Empty::arrive(&empty[at.stage], peer, lane < kPeers);
+      Empty::arrive(&empty[stage], peer, lane < kPeers);
     }
   }
 };
