@@ -9,6 +9,7 @@ from string import Template
 from typing import Literal
 
 from gemmill.emitters import headers_digest
+from gemmill.emitters.wgmma import wgmma_atom
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError
@@ -17,8 +18,8 @@ from gemmill.library.launch import TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import verdicts
 
-DEFINES: tuple[str, ...] = ("NDEBUG", "CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
-"""Macros the headers need: an ``assert`` makes ptxas serialise WGMMA; without the second, CuTe has few widths of N."""
+DEFINES: tuple[str, ...] = ("NDEBUG",)
+"""Macros the headers need: an ``assert`` makes ptxas serialise WGMMA."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ _TEMPLATE = Template("""\
 #include <gemmill/kernel/tma_wgmma.cuh>
 
 // $summary
+$atom
 struct Config {
   using A = $a;
   using B = $b;
@@ -69,7 +71,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
   static constexpr int kSwizzle = $swizzle;
 
-  using Atom = cute::SM90::GMMA::$atom<cute::SM90::GMMA::Major::$major_a, cute::SM90::GMMA::Major::$major_b>;
+  using Atom = ::Atom;
   using Epilogue = gemmill::$epilogue;
 };
 
@@ -84,7 +86,6 @@ $entry(__grid_constant__ gemmill::GemmParams const params) {
 """)
 
 _CPP_EPILOGUE = {"linear": "LinearEpilogue"}
-_ATOM_DTYPE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
 _PARAMETERS = {
     **dict.fromkeys(("m", "n", "k", "batch", "batched", "alpha", "beta"), 4),
@@ -183,7 +184,6 @@ def emit(config: GemmConfig) -> EmittedSource:
     fields = fields_of(config)
     launch = launch_spec(config)
     name = kernel_name(config)
-    inputs = (_ATOM_DTYPE[config.a.dtype], _ATOM_DTYPE[config.b.dtype])
     producer_registers, consumer_registers = resources.register_budget(fields)
     text = _TEMPLATE.substitute(
         summary=f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
@@ -209,7 +209,7 @@ def emit(config: GemmConfig) -> EmittedSource:
         buffers_d=resources.d_buffers(fields),
         raster=config.scheduler.raster.upper(),
         swizzle=config.scheduler.swizzle,
-        atom=f"MMA_64x{config.tile.n}x16_{_ATOM_DTYPE[config.accumulator]}{inputs[0]}{inputs[1]}_SS",
+        atom=wgmma_atom(config),
         epilogue=_CPP_EPILOGUE[config.epilogue],
         spec_symbol=f"{launch.entry}_spec",
         entry=launch.entry,

@@ -38,7 +38,7 @@ TMA_BOX = 256
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
-ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 176, (3, True): 96, (3, False): 96}
+ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
 """Most accumulator registers of a thread, by consumer warpgroups and whether the epilogue is plain (no C, D n-major), for
 which ptxas was seen not to spill: what `setmaxnreg` leaves beside descriptors, addresses and the epilogue's values."""
 

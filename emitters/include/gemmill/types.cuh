@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
-#include <cute/numeric/integer_sequence.hpp>
 
 namespace gemmill {
 

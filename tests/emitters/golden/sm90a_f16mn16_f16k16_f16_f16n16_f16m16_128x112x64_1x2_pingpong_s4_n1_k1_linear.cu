@@ -1,6 +1,26 @@
 #include <gemmill/kernel/tma_wgmma.cuh>
 
 // f16 D = f16 A x f16 B, accumulated in f16
+struct Atom {
+  using Register = uint32_t;
+  static constexpr int kRegisters = 28;
+  static constexpr int kK = 16;
+
+  __device__ static void multiply(uint64_t a, uint64_t b, Register (&d)[kRegisters], bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %30, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n112k16.f16.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
+        "%23, %24, %25, %26, %27}, "
+        "%28, %29, p, 1, 1, 1, 0;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]),
+        "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]),
+        "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
+        "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27])
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+  }
+};
+
 struct Config {
   using A = gemmill::f16;
   using B = gemmill::f16;
@@ -21,7 +41,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;
   static constexpr int kSwizzle = 1;
 
-  using Atom = cute::SM90::GMMA::MMA_64x112x16_F16F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::K>;
+  using Atom = ::Atom;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

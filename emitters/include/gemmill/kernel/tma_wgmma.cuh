@@ -174,7 +174,7 @@ struct TmaWgmmaGemm {
         pipeline.wait_full(at);
         accumulators.multiply(a, b, at.stage, k_tile == 0);
         // One batch of MMAs stays in flight; the one before it has read its stage.
-        cute::warpgroup_wait<1>();
+        wgmma_wait<1>();
         if (k_tile > 0) pipeline.release(at.previous(), lane, scheduler.rank);
         at.advance();
       }
@@ -182,7 +182,7 @@ struct TmaWgmmaGemm {
         turns.pass(warpgroup, lane);
         turn ^= 1;
       }
-      cute::warpgroup_wait<0>();
+      wgmma_wait<0>();
       accumulators.fence();
       if (k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
       if constexpr (kPingpong) at.advance((kConsumers - 1) * k_tiles);

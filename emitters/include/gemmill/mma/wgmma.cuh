@@ -1,7 +1,5 @@
-/// WGMMA on shared-memory descriptors built by hand: an atom of CuTe, without its per-thread tensor algebra.
+/// WGMMA on shared-memory descriptors built by hand. The instruction itself is emitted (emitters/wgmma.py).
 #pragma once
-
-#include <cute/arch/mma_sm90_gmma.hpp>
 
 #include <gemmill/copy/layout.cuh>
 
@@ -27,54 +25,52 @@ struct MatrixDescriptors {
   __device__ uint64_t at(int byte) const { return kHigh | (low + (byte >> 4)); }
 };
 
+// Ordering of the asynchronous MMAs (PTX ISA, "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group").
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Waits until at most `InFlight` committed batches are unfinished.
+template <int InFlight>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(InFlight) : "memory");
+}
+/// Keeps the compiler from moving accesses to a register across asynchronous MMAs.
+__device__ inline void pin(float& value) { asm volatile("" : "+f"(value)::"memory"); }
+__device__ inline void pin(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
+
 /// Accumulators of one consumer warpgroup: `Blocks` stacked 64 x N fragments, and the MMAs that fill them.
 template <class Atom, class LayoutA, class LayoutB, int Blocks, int TileK>
 struct Accumulators {
-  using Register = cuda::std::remove_extent_t<typename Atom::CRegisters>;
-  static constexpr int kPerBlock = cuda::std::extent_v<typename Atom::CRegisters>;
-  /// K extent of one instruction: 32 bytes.
-  static constexpr int kInstructionK = 32 / sizeof(typename LayoutA::Element);
-  static_assert(TileK % kInstructionK == 0, "tile K must be a multiple of the instruction's K");
+  static_assert(TileK % Atom::kK == 0, "tile K must be a multiple of the instruction's K");
 
-  Register values[Blocks][kPerBlock];
+  typename Atom::Register values[Blocks][Atom::kRegisters];
 
   __device__ void clear() {
 #pragma unroll
-    for (int block = 0; block < Blocks; ++block)
+    for (auto& block : values)
 #pragma unroll
-      for (int i = 0; i < kPerBlock; ++i) values[block][i] = 0;
+      for (auto& value : block) value = 0;
   }
 
-  /// Keeps the compiler from moving accesses to the accumulators across asynchronous MMAs.
   __device__ void fence() {
 #pragma unroll
-    for (int block = 0; block < Blocks; ++block)
+    for (auto& block : values)
 #pragma unroll
-      for (int i = 0; i < kPerBlock; ++i) cute::warpgroup_fence_operand(values[block][i]);
+      for (auto& value : block) pin(value);
   }
 
   /// Issues and commits the MMAs of one stage; `first` overwrites the accumulators instead of adding to them.
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
     fence();
-    cute::warpgroup_arrive();
+    wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < TileK; k += kInstructionK) {
-      auto const scale = k == 0 && first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One;
+    for (int k = 0; k < TileK; k += Atom::kK) {
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
-        issue(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
-              b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block], scale,
-              cute::make_int_sequence<kPerBlock>{});
+        Atom::multiply(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
+                       b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block], k > 0 || !first);
     }
-    cute::warpgroup_commit_batch();
+    wgmma_commit();
     fence();
-  }
-
- private:
-  template <int... I>
-  __device__ static void issue(uint64_t a, uint64_t b, Register (&c)[kPerBlock], cute::SM90::GMMA::ScaleOut scale,
-                               cute::int_sequence<I...>) {
-    Atom::fma(a, b, c[I]..., scale);
   }
 };
 

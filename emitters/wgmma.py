@@ -1,0 +1,72 @@
+"""The WGMMA instruction of a config as a C++ struct around one PTX statement.
+
+CuTe has the same atoms, thousands of them in 77,000 lines: parsing those took a third of a cold compilation and made
+the precompiled header four times larger (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from string import Template
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.resources import SUBTILE_M, WARPGROUP
+
+INSTRUCTION_K_BYTES = 32
+"""Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
+
+_TEMPLATE = Template("""\
+struct Atom {
+  using Register = $register;
+  static constexpr int kRegisters = $count;
+  static constexpr int kK = $k;
+
+  __device__ static void multiply(uint64_t a, uint64_t b, Register (&d)[kRegisters], bool accumulate) {
+    asm volatile(
+        "{\\n.reg .pred p;\\nsetp.ne.b32 p, %$accumulate, 0;\\n"
+        "$instruction "
+$registers
+        "%$a, %$b, p, 1, 1, $transpose_a, $transpose_b;\\n}\\n"
+$operands
+        : "l"(a), "l"(b), "r"(int(accumulate)));
+  }
+};
+""")
+
+
+def wgmma_atom(config: GemmConfig) -> str:
+    """``struct Atom``: 64 x tile N x 32 bytes of K, A and B from shared memory (PTX ISA, "wgmma.mma_async")."""
+    accumulator = DTYPES[config.accumulator]
+    k = INSTRUCTION_K_BYTES // config.a.type.bytes
+    count = SUBTILE_M * config.tile.n * accumulator.bits // (32 * WARPGROUP)
+    register, constraint = ("float", "f") if accumulator.bits == 32 else ("uint32_t", "r")
+    return _TEMPLATE.substitute(
+        register=register,
+        count=count,
+        k=k,
+        instruction=(
+            f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{config.tile.n}k{k}"
+            f".{config.accumulator}.{config.a.dtype}.{config.b.dtype}"
+        ),
+        registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
+        operands=textwrap.indent(
+            "\n".join(_wrapped((f'"+{constraint}"(d[{i}])' for i in range(count)), ": ", "")), " " * 8
+        ),
+        a=count,
+        b=count + 1,
+        accumulate=count + 2,
+        transpose_a=int(config.a.major == "mn"),
+        transpose_b=int(config.b.major == "mn"),
+    )
+
+
+def _wrapped(items: Iterable[str], opening: str, closing: str) -> list[str]:
+    """A comma-separated list in lines that stay below 120 columns with their quotes and indentation."""
+    return textwrap.wrap(opening + ", ".join(items) + closing, 106, break_long_words=False, break_on_hyphens=False)
+
+
+def _quoted(lines: list[str]) -> str:
+    """Lines as adjacent C++ string literals."""
+    return "\n".join(f'        "{line} "' for line in lines)
