@@ -47,6 +47,8 @@ class Gpu:
     """Compute capability."""
     sms: int
     """Streaming multiprocessors."""
+    clusters_of_4: int
+    """Clusters of four blocks that are resident at a time: a GPC holds whole clusters only."""
     clock_ghz: float
     """SM clock sustained under tensor-core load."""
     dram_gbps: float
@@ -55,16 +57,19 @@ class Gpu:
     """Rate at which TMA brings operands from L2 to all SMs, in GB/s; above plain loads, as requests coalesce."""
     l2_bytes: int
     """L2 capacity."""
+    power_tflops: float
+    """TFLOP/s of 16-bit operands that the power limit lets a long GEMM sustain, whatever its kernel."""
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         g.name: g
         for g in (
-            # H200: SMs, L2 and copy bandwidth measured 2026-11 (docs/performance.md); H100: NVIDIA's data sheet.
-            Gpu("NVIDIA H200", (9, 0), 132, 1.70, 4300.0, 9300.0, 60 << 20),
-            Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.70, 3000.0, 9300.0, 50 << 20),
-            Gpu("NVIDIA H100 PCIe", (9, 0), 114, 1.40, 1800.0, 6600.0, 50 << 20),
+            # H200: fitted to 134 kernels on 29 problems (docs/performance.md). The others: the same rates, scaled by
+            # NVIDIA's data sheets; nobody has measured them.
+            Gpu("NVIDIA H200", (9, 0), 132, 30, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),
+            Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 30, 1.64, 2750.0, 10600.0, 50 << 20, 755.0),
+            Gpu("NVIDIA H100 PCIe", (9, 0), 114, 26, 1.40, 1650.0, 7800.0, 50 << 20, 500.0),
         )
     }
 )

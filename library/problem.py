@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from gemmill.library.config import MajorAB, MajorCD
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,43 @@ class GemmProblem:
     b_align: int = 16
     c_align: int = 16
     d_align: int = 16
+
+    @classmethod
+    def packed(
+        cls,
+        extents: tuple[int, int, int, int],
+        a: tuple[DTypeName, MajorAB],
+        b: tuple[DTypeName, MajorAB],
+        accumulator: DTypeName,
+        c: tuple[DTypeName, MajorCD] | None,
+        d: tuple[DTypeName, MajorCD],
+    ) -> GemmProblem:
+        """The problem on operands without padding, given as dtype and majorness; ``extents`` are M, N, K and batch."""
+        m, n, k, batch = extents
+
+        def align(dtype: DTypeName, contiguous: int, strided: int) -> int:
+            stride = contiguous * DTYPES[dtype].bytes if strided > 1 or batch > 1 else 0
+            return gcd(16, stride)
+
+        return cls(
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            a_dtype=a[0],
+            a_major=a[1],
+            b_dtype=b[0],
+            b_major=b[1],
+            accumulator=accumulator,
+            d_dtype=d[0],
+            d_major=d[1],
+            c_dtype=c[0] if c else None,
+            c_major=c[1] if c else None,
+            a_align=align(a[0], *((k, m) if a[1] == "k" else (m, k))),
+            b_align=align(b[0], *((k, n) if b[1] == "k" else (n, k))),
+            c_align=align(c[0], *((n, m) if c[1] == "n" else (m, n))) if c else 16,
+            d_align=align(d[0], *((n, m) if d[1] == "n" else (m, n))),
+        )
 
     @property
     def flops(self) -> int:

@@ -39,8 +39,8 @@ SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
-"""Most accumulator registers of a thread, by consumer warpgroups and whether the epilogue is plain (no C, D n-major), for
-which ptxas was seen not to spill: what `setmaxnreg` leaves beside descriptors, addresses and the epilogue's values."""
+"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
+epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from gemmill import __version__
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
@@ -35,31 +34,14 @@ DEFAULT_OPTIONS = Options()
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape."""
-    m, n, k = shape.m, shape.n, shape.k
-
-    def align(dtype: str, contiguous: int, strided: int) -> int:
-        stride = contiguous * DTYPES[dtype].bytes if strided > 1 or shape.batch > 1 else ALIGNMENT
-        return (stride | ALIGNMENT) & -(stride | ALIGNMENT)
-
     a, b, c, d = config.a, config.b, config.c, config.d
-    return GemmProblem(
-        m=m,
-        n=n,
-        k=k,
-        batch=shape.batch,
-        a_dtype=a.dtype,
-        a_major=a.major,
-        b_dtype=b.dtype,
-        b_major=b.major,
-        accumulator=config.accumulator,
-        d_dtype=d.dtype,
-        d_major=d.major,
-        c_dtype=c.dtype if c else None,
-        c_major=c.major if c else None,
-        a_align=align(a.dtype, *((k, m) if a.major == "k" else (m, k))),
-        b_align=align(b.dtype, *((k, n) if b.major == "k" else (n, k))),
-        c_align=align(c.dtype, *((n, m) if c.major == "n" else (m, n))) if c else ALIGNMENT,
-        d_align=align(d.dtype, *((n, m) if d.major == "n" else (m, n))),
+    return GemmProblem.packed(
+        (shape.m, shape.n, shape.k, shape.batch),
+        (a.dtype, a.major),
+        (b.dtype, b.major),
+        config.accumulator,
+        (c.dtype, c.major) if c else None,
+        (d.dtype, d.major),
     )
 
 

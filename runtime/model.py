@@ -3,7 +3,7 @@
 A kernel is persistent: as many clusters as the GPU holds walk the output tiles, so the tiles take ``waves`` rounds and
 every round lasts as long as one tile. A tile is a loop over K, in which the tensor cores, the loads from L2 and the
 latency of those loads compete and the slowest sets the pace, and an epilogue, which pingpong hides behind the other
-warpgroup's loop. DRAM bounds the whole. All of it is one numpy expression over the kernels.
+warpgroup's loop. DRAM and power bound the whole. All of it is one numpy expression over the kernels.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from gemmill.library.resources import SUBTILE_M
 
 Floats = npt.NDArray[np.float64]
 
-BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM")
+BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM", "power")
 """What can set the pace of a kernel, in the order of :attr:`Estimate.bound`."""
 
-# Rates of Hopper's SM, per clock (CUDA C++ Programming Guide; WGMMA figures measured, docs/performance.md).
+# Of Hopper's SM, per clock.
 _MMA_BYTES_K = 32
 """Bytes along K that one WGMMA takes."""
 _MMA_COLUMNS_PER_CYCLE = 2
 """Columns of a 64-row WGMMA that the tensor cores of an SM finish in a clock."""
 _SHARED_BYTES_PER_CYCLE = 128
-"""What WGMMA reads of its operands from shared memory."""
-_LOAD_BYTES_PER_CYCLE = 64
-"""What one SM takes from L2 when the others leave it room."""
-_STORE_BYTES_PER_CYCLE = 32
-"""What one SM's epilogue moves from registers through shared memory to L2, or back."""
+"""What WGMMA reads of its operands from shared memory, and what TMA writes there."""
 
-_LAUNCH_NS = 2500.0
-"""A launch and the first loads."""
-_LATENCY_NS = 900.0
-"""From asking for a stage to its arrival."""
-_STEP_NS = 12.0
-"""Waiting for a stage, issuing its WGMMAs and releasing it."""
-_TILE_NS = 300.0
-"""Draining the pipeline and fetching the next tile."""
-_GPC_SMS = 16.5
-"""Mean SMs of a GPC, which holds whole clusters only: of 16 or 18 SMs, clusters of 4 fill 16."""
-_UNHIDDEN = 0.1
-"""Part of the shorter of two overlapping times that the longer one does not hide."""
-_L2_SHARE = 0.6
+# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance.md).
+_SUSTAINED = 0.84
+"""Part of the tensor cores' rate that a loop of WGMMAs reaches."""
+_STORE_BYTES_PER_CYCLE = 16
+"""What one SM's epilogue moves from registers through shared memory to L2, or back."""
+_MULTICAST_COST = 0.26
+"""Part of a load that multicast does not save."""
+_LAUNCH_NS = 310.0
+"""A launch in a train of launches."""
+_LATENCY_NS = 1430.0
+"""From asking for a stage to its arrival, under load."""
+_TILE_NS = 1020.0
+"""Draining the pipeline and starting the next tile."""
+_L2_SHARE = 0.85
 """Part of L2 that operands can stay in."""
+_STEP_SHARPNESS = 8.5
+"""Exponent of the norm that joins what competes in a step of the loop; without end it would be their maximum."""
+_WHOLE_SHARPNESS = 11.5
+"""The same for a whole GEMM: the SMs, DRAM and power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
 
     # Tiles and waves.
     blocks = k.cluster_m * k.cluster_n
-    resident = np.where(blocks <= 2, gpu.sms // blocks, np.floor(gpu.sms / _GPC_SMS) * (16 // blocks))
+    resident = np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4)
     clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
     clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
     clusters = clusters_m * clusters_n * problem.batch * k.splits
@@ -127,38 +128,42 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
         k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * _MMA_BYTES_K / _SHARED_BYTES_PER_CYCLE
     )
     mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / _MMA_BYTES_K
-    mma_ns = mmas * mma_cycles / gpu.clock_ghz
-    loaded = k.tile_k * (k.tile_m * bytes_a / k.cluster_n + k.tile_n * bytes_b / k.cluster_m)
-    load_ns = loaded / np.minimum(_LOAD_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
-    latency_ns = (_LATENCY_NS + load_ns) / (k.stages - 1)
-    steps = np.ceil(problem.k / k.splits / k.tile_k)
-    step_ns = _STEP_NS + np.maximum(_overlapped(mma_ns, load_ns), latency_ns)
-
-    # One tile, and all tiles of the busiest SM.
-    loop_ns = _LATENCY_NS / waves + steps * step_ns
-    store_ns = _TILE_NS + k.tile_m * k.tile_n * (bytes_c + bytes_d) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
-    # Pingpong computes one tile while it stores another: of the stores the last alone is seen, if they are shorter.
-    hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
-    sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
-
-    # DRAM, for all SMs together.
-    dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
-
+    mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
+    loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
+    loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
+    load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
+    load_ns = k.tile_k * (loaded_a + loaded_b) / load_rate
+    latency_ns = _LATENCY_NS / (k.stages - 1)
     paces = np.stack([mma_ns, load_ns, latency_ns])
+    loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * _norm(paces, _STEP_SHARPNESS)
+
+    # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
+    # seen, if they are shorter.
+    store_ns = _TILE_NS + k.tile_m * k.tile_n * (bytes_c + bytes_d) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
+    sm_ns = _LATENCY_NS + np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
+
+    # What all SMs share: DRAM, and power.
+    dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
+    power_ns = np.full_like(sm_ns, problem.flops * bytes_a / 2 / gpu.power_tflops / 1000)
+
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
+    shared = np.stack([sm_ns, dram_ns, power_ns])
+    slowest = np.argmax(shared, axis=0)
     useful = problem.m * problem.n * problem.batch / (waves * resident * blocks * k.tile_m * k.tile_n / k.splits)
     return Estimate(
-        us=(_LAUNCH_NS + _overlapped(sm_ns, dram_ns)) / 1000,
+        us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS)) / 1000,
         tiles=clusters * blocks,
         waves=waves,
         utilisation=useful * resident * blocks / gpu.sms,
-        bound=np.where(dram_ns > sm_ns, 4, bound),
+        bound=np.where(slowest == 0, bound, slowest + 3),
     )
 
 
-def _overlapped(one: Floats, other: Floats) -> Floats:
-    """Time of two things that happen at once."""
-    return np.maximum(one, other) + _UNHIDDEN * np.minimum(one, other)
+def _norm(times: Floats, sharpness: float) -> Floats:
+    """A soft maximum of the rows: what competes for an SM delays each other where it is about as slow."""
+    slowest = times.max(axis=0)
+    return np.asarray(slowest * ((times / slowest) ** sharpness).sum(axis=0) ** (1 / sharpness))
 
 
 def _dram_bytes(k: Columns, problem: GemmProblem, gpu: Gpu, tiles_m: Floats, tiles_n: Floats, active: Floats) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Literal, get_type_hints
 import typer
 
 from gemmill.library.config import GemmConfig, MajorCD
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.kernelset import KernelSet
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import parse_name
@@ -78,7 +77,7 @@ def kernel(source: str) -> GemmConfig:
     """The config that a KERNEL argument means; it may break a legality rule."""
     if not Path(source).is_file():
         return parse_name(source)
-    configs = list(load_manifest(Path(source)).expand(legal=False))
+    configs = list(load_manifest(Path(source), legal=False).expand(legal=False))
     if len(configs) != 1:
         raise typer.BadParameter(f"{source} holds {len(configs)} configs; name one (gemmill list {source})")
     return configs[0]
@@ -135,29 +134,11 @@ def _problem(
     d_dtype: Annotated[DTypeName | None, typer.Option(help="Type of D; default: A's.")] = None,
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
-    m, n, k, batch = _extents(mnkl)
-
-    def align(dtype: DTypeName, contiguous: int) -> int:
-        """Alignment of a packed operand: the largest power of two, up to 16, that divides its strides in bytes."""
-        return math.gcd(16, contiguous * DTYPES[dtype].bytes)
-
-    b_dtype, d_dtype, c_major = b_dtype or a_dtype, d_dtype or a_dtype, c_major or d_major
-    return GemmProblem(
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        a_dtype=a_dtype,
-        a_major="k" if a_major == "k" else "mn",
-        b_dtype=b_dtype,
-        b_major="k" if b_major == "k" else "mn",
-        accumulator=accumulator,
-        d_dtype=d_dtype,
-        d_major=d_major,
-        c_dtype=c_dtype,
-        c_major=c_major if c_dtype else None,
-        a_align=align(a_dtype, k if a_major == "k" else m),
-        b_align=align(b_dtype, k if b_major == "k" else n),
-        c_align=align(c_dtype, n if c_major == "n" else m) if c_dtype else 16,
-        d_align=align(d_dtype, n if d_major == "n" else m),
+    return GemmProblem.packed(
+        _extents(mnkl),
+        (a_dtype, "k" if a_major == "k" else "mn"),
+        (b_dtype or a_dtype, "k" if b_major == "k" else "mn"),
+        accumulator,
+        (c_dtype, c_major or d_major) if c_dtype else None,
+        (d_dtype or a_dtype, d_major),
     )
