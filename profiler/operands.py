@@ -17,8 +17,6 @@ ROTATED_BYTES = 256 << 20
 """Bytes that all sets together exceed: more than twice the L2 of any Hopper (60 MB), with room to spare."""
 MAX_SETS = 1024
 """Most sets: a problem below 256 KB is bound by its launch, and finding it in L2 is how it is used."""
-TORCH_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-"""Names of torch's dtypes by ours."""
 
 
 def torch() -> Any:
@@ -36,7 +34,7 @@ def torch() -> Any:
 
 def torch_dtype(name: str) -> Any:
     """torch's dtype for one of ours."""
-    return getattr(torch(), TORCH_DTYPES[name])
+    return getattr(torch(), DTYPES[name].torch)
 
 
 @dataclass(frozen=True, slots=True)

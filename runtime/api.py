@@ -17,9 +17,9 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
 from gemmill.runtime.operands import Gemm, bind, matmul_shape
-from gemmill.runtime.plan import Addresses, Launcher, Plan, is_empty, mismatch
+from gemmill.runtime.plan import Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice
+from gemmill.runtime.selector import Choice, faults
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
 
 CACHED_LAUNCHERS = 1024
@@ -249,8 +249,7 @@ def _dtype_name(dtype: Any) -> DTypeName:
 def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
     """``torch.empty`` of one dtype."""
     torch = importlib.import_module("torch")
-    theirs = next(name for name, ours in TORCH_DTYPES.items() if ours == dtype)
-    return functools.partial(torch.empty, dtype=getattr(torch, theirs))
+    return functools.partial(torch.empty, dtype=getattr(torch, DTYPES[dtype].torch))
 
 
 def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream) -> Any:
@@ -293,8 +292,8 @@ def _choose(
     else:
         config = named if isinstance(named, GemmConfig) else parse_name(named)
         name = kernel_name(config)
-        if why := mismatch(config, gemm.problem):
-            raise UnsupportedProblemError(f"kernel {name} does not fit: {why}")
+        if wrong := faults(config, gemm.problem):
+            raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
     kernel = _load(registry, name, tensors["a"].device, handle)
     return gemm, choice, Launcher(gemm, kernel, alpha, float(beta))
 

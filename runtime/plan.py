@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
@@ -63,26 +62,6 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> in
     return min(tiles, max_clusters) * spec.cluster[0] * spec.cluster[1]
 
 
-def mismatch(config: GemmConfig, problem: GemmProblem) -> str | None:
-    """Why a kernel cannot solve a problem, or None."""
-    operands: list[tuple[str, InputOperand | OutputOperand | None, str | None, str | None, int]] = [
-        ("A", config.a, problem.a_dtype, problem.a_major, problem.a_align),
-        ("B", config.b, problem.b_dtype, problem.b_major, problem.b_align),
-        ("C", config.c, problem.c_dtype, problem.c_major, problem.c_align),
-        ("D", config.d, problem.d_dtype, problem.d_major, problem.d_align),
-    ]
-    for name, takes, dtype, major, align in operands:
-        wanted = f"a {takes.major}-major {takes.dtype} {name}" if takes else f"no {name}"
-        given = f"a {major}-major {dtype} {name}" if dtype else f"no {name}"
-        if wanted != given:
-            return f"it takes {wanted}; the problem has {given}"
-        if takes and align % takes.align:
-            return f"it takes {name} aligned to {takes.align} bytes; address or strides are aligned to {align}"
-    if config.accumulator != problem.accumulator:
-        return f"it accumulates in {config.accumulator}; the problem asks for {problem.accumulator}"
-    return None
-
-
 def is_empty(problem: GemmProblem) -> bool:
     """Whether D has no elements, so that nothing is to be launched."""
     return 0 in (problem.m, problem.n, problem.batch)
@@ -91,7 +70,7 @@ def is_empty(problem: GemmProblem) -> bool:
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
-    The kernel must fit the problem: see :func:`mismatch`.
+    The kernel must serve the problem: see :func:`gemmill.runtime.selector.faults`.
     """
 
     def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float) -> None:

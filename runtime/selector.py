@@ -131,15 +131,15 @@ class Selector:
             return UnsupportedProblemError(
                 f"none of {len(self._configs)} kernels is made for {self.gpu.name} (compute capability {target})"
             )
-        faults = {
-            name: _faults(config, problem)
+        wanting = {
+            name: faults(config, problem)
             for group in self._groups.values()
             for name, config in zip(group.names, group.configs, strict=True)
         }
-        nearest = min(faults, key=lambda name: (len(faults[name]), name))
-        needs = " and ".join(faults[nearest])
+        nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
+        needs = " and ".join(wanting[nearest])
         return UnsupportedProblemError(
-            f"no kernel serves {problem}: the nearest of {len(faults)}, {nearest}, needs {needs}"
+            f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )
 
 
@@ -169,16 +169,16 @@ def _group(names: list[str], configs: Mapping[str, GemmConfig]) -> _Group:
     return _Group(tuple(names), members, np.array([_aligns(config) for config in members]), Columns.of(members))
 
 
-def _faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
-    """What a kernel wants and a problem lacks, in words."""
-    faults = []
+def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
+    """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
+    found = []
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
         if (given := getattr(problem, field)) != wanted:
-            faults.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
+            found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
-            faults.append(f"{_words(field)} of at least {align} bytes (it has {given})")
-    return faults
+            found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
+    return found
 
 
 def _words(field: str) -> str:

@@ -12,7 +12,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime import driver
 
-TORCH_DTYPES: Mapping[str, DTypeName] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values()}
 """gemmill's dtype by the name of PyTorch's."""
 
 _DLPACK_CUDA = 2

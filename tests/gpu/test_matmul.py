@@ -145,7 +145,7 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[GemmillError], str]]:
         "kernel": (
             {"kernel": "sm90a_bf16mn16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"},
             UnsupportedProblemError,
-            "it takes a mn-major bf16 A; the problem has a k-major",
+            r"needs A's major mn \(it has k\)",
         ),
         "batches": (
             {"a": integers(2, 64, 64), "b": integers(3, 64, 64)},

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.emitters.emit import launch_spec
-from gemmill.library.config import GemmConfig
 from gemmill.library.errors import OperandError
 from gemmill.library.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api import matmul, plan, stream_handle
-from gemmill.runtime.plan import ParameterBlock, grid_blocks, mismatch
+from gemmill.runtime.plan import ParameterBlock, grid_blocks
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
 PROBLEM = GemmProblem(
@@ -58,25 +57,6 @@ def test_grid_is_whole_clusters_and_no_more_than_there_is_work(max_clusters: int
         tiles = -(-m // 256) * -(-n // 256) * batch
         blocks = grid_blocks(spec, replace(PROBLEM, m=m, n=n, batch=batch), max_clusters)
         assert blocks == 2 * min(tiles, max_clusters)
-
-
-def test_a_kernel_fits_its_own_problem_and_no_other() -> None:
-    assert mismatch(CONFIG, PROBLEM) is None
-    others: list[tuple[GemmProblem, str]] = [
-        (replace(PROBLEM, a_dtype="f16"), "k-major bf16 A; the problem has a k-major f16 A"),
-        (replace(PROBLEM, b_major="mn"), "k-major bf16 B; the problem has a mn-major"),
-        (replace(PROBLEM, c_dtype="bf16", c_major="n"), "no C; the problem has a n-major bf16 C"),
-        (replace(PROBLEM, d_major="m"), "n-major bf16 D"),
-        (replace(PROBLEM, a_align=8), "A aligned to 16 bytes; address or strides are aligned to 8"),
-        (replace(PROBLEM, accumulator="f16"), "accumulates in f32"),
-    ]
-    for problem, says in others:
-        assert says in str(mismatch(CONFIG, problem))
-
-
-def test_a_kernel_with_c_does_not_fit_a_problem_without() -> None:
-    with_c = GemmConfig.model_validate(CONFIG.model_dump() | {"c": CONFIG.d.model_dump()})
-    assert "the problem has no C" in str(mismatch(with_c, PROBLEM))
 
 
 class Stream:

@@ -20,7 +20,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision, read_decisions
 from gemmill.runtime.model import Columns, estimate
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import RUNNERS_UP, Selector
+from gemmill.runtime.selector import RUNNERS_UP, Selector, faults
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -135,6 +135,22 @@ def test_the_constraint_and_the_nearest_kernel_are_named(selector: Selector) -> 
     accumulator = replace(problem(64, 64, 64), accumulator="f16")
     with pytest.raises(UnsupportedProblemError, match=r"accumulator f32 \(it has f16\)$"):
         selector.select(accumulator)
+
+
+def test_a_kernel_serves_its_own_problem_and_no_other() -> None:
+    config, own = parse_name(KERNELS[0]), problem(256, 256, 256)
+    assert faults(config, own) == []
+    others: list[tuple[GemmProblem, str]] = [
+        (replace(own, a_dtype="f16"), "A's dtype bf16 (it has f16)"),
+        (replace(own, b_major="mn"), "B's major k (it has mn)"),
+        (replace(own, d_major="m"), "D's major n (it has m)"),
+        (replace(own, a_align=8), "A's alignment of at least 16 bytes (it has 8)"),
+        (replace(own, accumulator="f16"), "accumulator f32 (it has f16)"),
+    ]
+    for other, says in others:
+        assert faults(config, other) == [says]
+    with_c = replace(own, c_dtype="bf16", c_major="n")
+    assert faults(config, with_c) == ["C's dtype none (it has bf16)", "C's major none (it has n)"]
 
 
 def test_c_is_served_by_kernels_with_that_c_alone(selector: Selector) -> None:

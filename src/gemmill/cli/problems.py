@@ -36,9 +36,8 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.sweep import Listener, sweep, units
-from gemmill.runtime.plan import mismatch
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice
+from gemmill.runtime.selector import Choice, faults
 from gemmill.runtime.store import Store
 
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
@@ -104,8 +103,8 @@ def run(
     """
     if kernel_ is not None:
         configs = [kernel(kernel_)]
-        if why := mismatch(configs[0], problem):
-            raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: {why}")
+        if wrong := faults(configs[0], problem):
+            raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
     else:
         chosen = registry(manifest, [], records)
         configs = [chosen.configs()[name] for name in best(chosen.select(problem), top)]
