@@ -200,8 +200,18 @@ class Kernel:
         return config
 
     def prepare(self, blocks: int, arguments: int) -> PreparedLaunch:
-        """A launch of ``blocks`` blocks; ``arguments`` is the address of the ``void*`` that points at the struct."""
-        return PreparedLaunch(self, self._launch_config(blocks), arguments)
+        """A launch of ``blocks`` blocks; ``arguments`` is the address of the ``void*`` that points at the struct.
+
+        The kernel's prologue may overlap the end of the kernel before it in the stream (programmatic dependent launch);
+        it waits for that kernel before it touches global memory.
+        """
+        driver = bindings()
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config = self._launch_config(blocks)
+        config.attrs, config.numAttrs = [overlap], 1
+        return PreparedLaunch(self, config, arguments)
 
 
 class PreparedLaunch:

@@ -35,6 +35,37 @@ def poisoned(like: Any) -> Any:
     return torch.full_like(like, float("nan"))
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("n", [256, 4096])
+def test_a_launch_sees_what_the_ones_before_it_wrote(n: int, between: bool, captured: bool) -> None:
+    """Launches overlap at their ends; here each reads what the last one wrote, and overwrites what that one read."""
+    steps = 40
+    start = torch.randint(-2, 3, (1000, n), device="cuda").to(torch.bfloat16)
+    order = torch.randperm(n, device="cuda")
+    permute = torch.eye(n, device="cuda", dtype=torch.bfloat16)[order]  # start @ permute moves columns, exactly
+    buffers = [start.clone(), torch.empty_like(start)]
+
+    def chain() -> None:
+        for step in range(steps):
+            gemmill.matmul(buffers[step % 2], permute, out=buffers[1 - step % 2])
+            if between:
+                buffers[1 - step % 2].neg_()
+
+    gemmill.matmul(start, permute, out=buffers[1])
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain()
+        graph.replay()
+    else:
+        chain()
+    wanted = start.float()
+    for _ in range(steps):
+        wanted = wanted @ permute.float()
+    assert torch.equal(buffers[0].float(), wanted)
+
+
 @pytest.mark.parametrize("how", ["current", "torch", "handle", "plan", "pinned plan"])
 def test_work_goes_to_the_callers_stream(how: str) -> None:
     a, b, wanted = operands()

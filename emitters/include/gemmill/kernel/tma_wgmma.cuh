@@ -90,6 +90,8 @@ struct TmaWgmmaGemm {
       cutlass::arch::fence_barrier_init();
     }
     sync_cluster();
+    // All of the above may overlap the end of the kernel before; nothing below may.
+    wait_for_prerequisites();
 
     Scheduler const scheduler(params.m, params.n, params.batch, rank);
     int const k_tiles = ceil_div(params.k, Config::kTileK);
@@ -105,6 +107,10 @@ struct TmaWgmmaGemm {
   }
 
  private:
+  // Programmatic dependent launch (PTX ISA, "griddepcontrol"); without it in the launch, neither does anything.
+  __device__ static void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+  __device__ static void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
   __device__ static void sync_cluster() {
     if constexpr (kClusterSize == 1) {
       __syncthreads();
@@ -139,6 +145,7 @@ struct TmaWgmmaGemm {
         load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, tile.n, k, batch_b);
       }
     }
+    launch_dependents();
   }
 
   __device__ static void consume(GemmParams const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
