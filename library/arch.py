@@ -23,17 +23,9 @@ class Arch:
     """Compute capability a GPU must have."""
     shared_bytes: int
     """Most dynamic shared memory of a block."""
-    registers: int
-    """32-bit registers of an SM."""
-    max_thread_registers: int
-    """Most registers of one thread."""
-    max_cluster: int
-    """Most blocks of a portable cluster."""
 
 
-ARCHS: Mapping[str, Arch] = MappingProxyType(
-    {a.name: a for a in (Arch("sm90a", "sm_90a", (9, 0), 232_448, 65_536, 255, 8),)}
-)
+ARCHS: Mapping[str, Arch] = MappingProxyType({a.name: a for a in (Arch("sm90a", "sm_90a", (9, 0), 232_448),)})
 """Every compilation target, by name."""
 
 

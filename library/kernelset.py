@@ -122,7 +122,9 @@ class KernelSet:
                     yield config_of(fields)
         if empty:
             suffix = f" passes {where!r}" if where else " is legal"
-            raise ManifestError(f"{self.name}: no kernel of {whole}{suffix}; see count() for what became of them")
+            raise ManifestError(
+                f"{self.name}: no kernel of {whole}{suffix}; count() or `gemmill list --count` says why"
+            )
 
     def count(self, preset: str | None = None, where: str | None = None) -> Count:
         """How many candidates there are and what becomes of them, without making a single config.

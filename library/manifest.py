@@ -97,9 +97,9 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
     for name, item in _items(document, data, "presets", dict):
         if preset := validated(document, PresetSpec, item, ("presets", name)):
             source.presets[name] = preset
-    if head and head.extends is None and not data.get("sets"):
+    if "extends" not in rest and not data.get("sets"):
         document.fault(("sets",), "there are no kernels: list sets, or name a manifest to extend")
-    target = _extended(source, (*chain, path)) if head else None
+    target = _extended(document, rest.get("extends"), (*chain, path))
     if target:
         try:
             source.parent = _read(target, (*chain, path))
@@ -107,7 +107,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
         except ManifestError as error:
             document.fault(("extends",), f"{target} has faults")
             raise ManifestError(f"{error}\n{document.report()}") from None
-    if head is None or (head.extends and not target):
+    if head is None or (head.extends is not None and target is None):
         document.check()
     return source
 
@@ -121,10 +121,9 @@ def _items(document: Document, data: dict[str, object], key: str, kind: type[Any
     return ()
 
 
-def _extended(source: _Source, chain: tuple[Path, ...]) -> Path | None:
+def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path | None:
     """The file that a manifest extends; None, with a fault, where there is no such file."""
-    name, document = source.head.extends, source.document
-    if name is None:
+    if not isinstance(name, str):  # it extends none, or the schema has found the fault
         return None
     if name in shipped_manifests():
         target = shipped_manifest(name)

@@ -33,6 +33,14 @@ class GemmProblem:
     c_align: int = 16
     d_align: int = 16
 
+    def __str__(self) -> str:
+        batch = f"x{self.batch}" if self.batch != 1 else ""
+        c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
+        return (
+            f"{self.m}x{self.n}x{self.k}{batch} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
+            f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator})"
+        )
+
     @classmethod
     def packed(
         cls,

@@ -129,7 +129,7 @@ def read_records(path: Path) -> Iterator[Measurement]:
             yield Measurement.model_validate_json(line)
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
-            if fault["type"] == "json_invalid":
+            if fault["type"] == "json_invalid" and line.startswith("{"):
                 logging.getLogger(__name__).warning("%s:%d: skipped an unfinished record", path, number)
                 continue
             field = ".".join(map(str, fault["loc"])) or "record"

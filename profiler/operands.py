@@ -29,7 +29,7 @@ def torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise DeviceError(f"profiling needs PyTorch ({error}); pip install 'gemmill[torch]'") from error
+        raise DeviceError(f"profiling needs PyTorch ({error}); pip install 'gemmill[cu13,torch]'") from error
 
 
 def torch_dtype(name: str) -> Any:

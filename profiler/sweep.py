@@ -27,8 +27,6 @@ from gemmill.profiler.worker import Machine, Options, Outcome, Report, Setup, Un
 from gemmill.runtime import pool
 from gemmill.runtime.store import Store
 
-ALIGNMENT = 16
-"""Largest alignment, in bytes, that problems distinguish."""
 DEFAULT_OPTIONS = Options()
 
 

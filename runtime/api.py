@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,9 @@ from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
+
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""Largest finite float32."""
 
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
@@ -109,8 +113,8 @@ def matmul(
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
     Raises OperandError for operands that do not fit, UnsupportedProblemError where no kernel serves the problem,
-    CompileError or ToolchainError where its kernel cannot be built, CaptureError where the kernel is not loaded yet and
-    the stream is being captured.
+    CompileError or ToolchainError where its kernel cannot be built, DeviceError where the GPU cannot run it,
+    CaptureError where the kernel is not loaded yet and the stream is being captured.
     """
     if type(alpha) is not float:
         alpha = float(alpha)
@@ -186,7 +190,7 @@ def plan(
     if stream is None and is_torch(a):
         follow = functools.partial(_torch_stream(), tensors["a"].device)
     else:
-        follow = functools.partial(int, handle)
+        follow = functools.partial(_fixed_stream, handle, stream)
     return Plan(gemm.problem, tensors, out, choice, launcher, follow)
 
 
@@ -201,6 +205,11 @@ def stream_handle(stream: Stream) -> int:
     raise OperandError(
         f"stream is {stream!r}; pass a CUstream handle as an int, a torch.cuda.Stream or an object with __cuda_stream__"
     )
+
+
+def _fixed_stream(handle: int, _stream: Stream) -> int:
+    """A plan's stream, bound together with the object it was given as, which may destroy the stream when it goes."""
+    return handle
 
 
 @functools.cache
@@ -276,6 +285,9 @@ def _choose(
     alpha, beta, _, accumulator, registry, named = options
     if "c" not in tensors and beta:
         raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
+    for factor, value in (("alpha", alpha), ("beta", beta)):
+        if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
+            raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
     if accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
     if beta is None:

@@ -6,6 +6,7 @@ used. No GPU and no driver are needed.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -110,9 +111,10 @@ def _nvrtc(source: EmittedSource, options: list[str]) -> tuple[bytes, CompileSta
     program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), b"gemmill.cu", 0, [], []))
     try:
         start = time.perf_counter()
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [os.fsencode(option) for option in options])
         seconds = time.perf_counter() - start
-        log = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode()
+        said = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        log = said.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{source.name}: {status.name}\n{log}")
         cubin = _output(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)

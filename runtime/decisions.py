@@ -25,16 +25,18 @@ class Decision(Frozen):
 
 
 def read_decisions(paths: Iterable[Path]) -> list[Decision]:
-    """The verified times in files of measurements; of a kernel measured again, the last.
+    """The verified times in files of measurements; of a kernel measured again, the last that is not brief.
 
     Raises:
         RecordError: a file cannot be read, or a line is no record.
     """
-    decisions = {}
+    decisions: dict[tuple[GemmProblem, str, str], Decision] = {}
     for path in paths:
         for record in read_records(path):
             if record.verified and record.us is not None and record.digest:  # without a cubin it is cuBLAS
                 key = record.problem, record.gpu, record.kernel
+                if record.stage != "final" and key in decisions and decisions[key].final:
+                    continue
                 decisions[key] = Decision(
                     problem=record.problem,
                     gpu=record.gpu,

@@ -133,11 +133,6 @@ def is_capturing(device: int, stream: int) -> bool:
     return bool(capture)
 
 
-def loaded(device: int, digest: str) -> Kernel | None:
-    """The kernel with this cubin digest if :func:`load` has loaded it on a GPU."""
-    return _kernels.get((device, digest))
-
-
 def load(device: int, artifact: Artifact) -> Kernel:
     """Load a kernel on a GPU, once; it stays for the life of the process, since CUDA graphs may refer to it.
 

@@ -11,8 +11,8 @@ from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.tensors import TensorView
 
-MAX_EXTENT = (1 << 31) - 1
-"""Largest extent that kernels count in (int32)."""
+MAX_EXTENT = (1 << 31) - 4096
+"""Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def bind(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None, accu
         matrices_c = _matrices("c", spread, batch_shape, m, n, row_axis, column_axis)
 
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
-    if batch > 1 and matrices_b.batch_stride == 0 and all(_stacks(x) for x in stacked):
+    if 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
         m, batch = m * batch, 1
         matrices_a, matrices_d = _stack(matrices_a, m), _stack(matrices_d, m)
@@ -234,5 +234,5 @@ def _refuse_overlap(x: _Matrices, d: Operand, batch: int) -> None:
     inner, outer = (x.columns, x.rows) if d.major == "n" else (x.rows, x.columns)
     if 0 in (inner, outer, batch):
         return
-    if (outer > 1 and d.stride < inner) or (batch > 1 and d.batch_stride == 0):
+    if (outer > 1 and abs(d.stride) < inner) or (batch > 1 and d.batch_stride == 0):
         raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")

@@ -55,7 +55,7 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> in
     """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
     along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
     tiles = -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
-    if tiles > _INT32_MAX - max_clusters:
+    if tiles > _INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
         raise UnsupportedProblemError(
             f"{spec.entry}: {tiles} output tiles; kernels count up to 2^31: split the problem"
         )

@@ -33,6 +33,8 @@ from gemmill.runtime.store import Store
 if TYPE_CHECKING:
     from gemmill.runtime.compiler import Compiler
 
+_LAST_WORDS_SECONDS = 10
+"""A worker whose end of the pipe has closed gets this long to print its traceback and to end by itself."""
 _WORKER = "import sys; sys.path[:] = sys.argv[2:]; from gemmill.runtime.pool import work; work(int(sys.argv[1]))"
 
 
@@ -79,7 +81,10 @@ def compile_many(
 
     Raises:
         ToolchainError: NVRTC or headers are missing or clash.
+        ValueError: fewer than one worker process is asked for.
     """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs={jobs}: at least 1 process must compile; None takes one for each processor")
     configs = list(configs)
     if not configs:
         return []
@@ -124,6 +129,13 @@ class _Worker:
         self.index, self.start = index, time.perf_counter()
         self._send(name)
 
+    def status(self) -> int:
+        """How the process ended, whose end of the pipe has closed: exit status, or the negative of a signal."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LAST_WORDS_SECONDS)
+        self.end()
+        return self.process.returncode
+
     def end(self) -> None:
         """Kill the process, whatever it is doing."""
         self.connection.close()
@@ -160,9 +172,9 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                     try:
                         reply, artifact = json.loads(ready.recv_bytes()), ready.recv_bytes()
                     except (EOFError, OSError):
+                        status = worker.status()
                         del workers[ready]
-                        worker.end()
-                        yield worker.index, _died(config, worker.process.returncode, seconds)
+                        yield worker.index, _died(config, status, seconds)
                         hire(directory)
                         continue
                     if store is not None and reply["problem"]:
@@ -171,8 +183,8 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                     if (task := next(todo, None)) is not None:
                         worker.begin(task[0], kernel_name(task[1]))
                     else:
-                        del workers[ready]
                         worker.end()
+                        del workers[ready]
         finally:
             for worker in workers.values():
                 worker.end()

@@ -138,6 +138,8 @@ class Selector:
         }
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
         needs = " and ".join(wanting[nearest])
+        if "alignment" in needs:
+            needs += ": pad the contiguous extents, or copy the operands into aligned memory"
         return UnsupportedProblemError(
             f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )

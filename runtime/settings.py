@@ -25,7 +25,7 @@ class Settings:
     """``GEMMILL_JOBS``: processes that compile at the same time."""
     include: tuple[Path, ...] | None
     """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
-    headers that would be found."""
+    headers that would be found. The store tells headers apart by their versions: after an edit, clear it."""
     debug: bool = False
     """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
 
@@ -46,7 +46,7 @@ class Settings:
             None if size is None else _bytes("GEMMILL_STORE_BYTES", size),
             None if jobs is None else _count("GEMMILL_JOBS", jobs),
             None if include is None else tuple(_directory("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
-            _switch("GEMMILL_DEBUG", debug or "0"),
+            debug is not None and _switch("GEMMILL_DEBUG", debug),
         )
 
 

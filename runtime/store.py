@@ -72,7 +72,8 @@ class Store:
     def __init__(self, path: Path | str | None = None, max_bytes: int | None = None) -> None:
         settings = Settings.read()
         self.path = Path(path) if path is not None else settings.store or default_path()
-        self.max_bytes = max_bytes if max_bytes is not None else settings.store_bytes or DEFAULT_MAX_BYTES
+        caps = (max_bytes, settings.store_bytes, DEFAULT_MAX_BYTES)
+        self.max_bytes = next(cap for cap in caps if cap is not None)
         self.problem: str | None = None
         """Why the store is not written to; None while it is."""
         self._until_prune = 0

@@ -77,13 +77,15 @@ def describe(
     row = -(-extents[0] * size // ALIGNMENT) * ALIGNMENT
     row_stride = stride * size if strided > 1 else row
     matrix_stride = batch_stride * size if batch > 1 else row
-    name = box.operand
+    name = "out" if box.operand == "d" else box.operand
     check_address(name, address)
     for along, value in ((box.strided, row_stride), ("batch", matrix_stride)):
         if value <= 0 or value % ALIGNMENT or value >= MAX_STRIDE:
+            copy = f"pass {name}.expand(...).contiguous()"
+            pad = f"pad the contiguous extent to a multiple of {ALIGNMENT // size} elements"
             raise OperandError(
                 f"{name}: neighbours along {along} are {value} bytes apart; TMA needs a positive multiple "
-                f"of {ALIGNMENT} below 2^40: pad the contiguous extent to a multiple of {ALIGNMENT // size} elements"
+                f"of {ALIGNMENT} below 2^40: {pad if value > 0 and value % ALIGNMENT else copy}"
             )
     for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
         if extent > MAX_EXTENT:

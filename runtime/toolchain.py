@@ -57,12 +57,12 @@ class Toolchain:
 @cache
 def _find() -> Toolchain:
     include = Settings.read().include
+    nvrtc, nvrtc_via = _nvrtc()  # first: it tells of missing packages that the search for headers imports
     roots: dict[str, tuple[tuple[Path, ...], str]]
     if include is None:
         roots = {piece: _locate(piece) for piece in ("cutlass", "cccl", "cudart")}
     else:
         roots = dict.fromkeys(("cutlass", "cccl", "cudart"), (include, "GEMMILL_INCLUDE"))
-    nvrtc, nvrtc_via = _nvrtc()
     toolchain = Toolchain(
         nvrtc,
         _cutlass_version(roots["cutlass"][0]),

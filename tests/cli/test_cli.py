@@ -116,6 +116,12 @@ def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path,
         ("pack", "bf16"),
         ("profile", "bf16", "--shapes", "no_such_suite", "--records", "records.jsonl"),
         ("explain", "SMALL", "two"),
+        ("explain", "no_such_file.yaml"),
+        ("explain", "bf16"),
+        ("list", "--count"),
+        ("list", "bf16", "--count", "--refused"),
+        ("list", "bf16", "--where", "tile.n >"),
+        ("select", "--mnkl", "64,64,64", "--c-major", "m"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(arguments: tuple[str, ...]) -> None:

@@ -140,6 +140,7 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[GemmillError], str]]:
         "overlapping out": ({"out": a[:1].expand(64, 64)}, OperandError, "overlap"),
         "sparse": ({"a": a.float().to_sparse_csr()}, OperandError, "layout"),
         "accumulator": ({"accumulator": "f64"}, OperandError, "accumulator is 'f64'"),
+        "alpha": ({"alpha": 1e39}, OperandError, r"alpha is 1e\+39; kernels take a float32"),
         "f16 accumulator": ({"accumulator": "f16"}, UnsupportedProblemError, "accumulator"),
         "stream": ({"stream": "default"}, OperandError, "stream is 'default'"),
         "kernel": (

@@ -180,6 +180,10 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         (GOOD + "extends: m.yaml\n", ["10:10: extends: manifests extend each other in a circle: m"]),
         (GOOD + "extends: gone.yaml\n", ["10:10: extends: 'gone.yaml' cannot be read: No such file"]),
         (GOOD + "extends: bf61\n", ["10:10: extends: no manifest 'bf61' ships, did you mean bf16?"]),
+        (
+            GOOD.replace("sets:", "extends: bf61\nwhere: 3\nsets:").replace("f32", "f23"),
+            ["5:16: defaults.accumulator: is 'f23'", "7:10: extends: no manifest 'bf61'", "8:8: where: must be text"],
+        ),
         (GOOD + "\tstages: 4\n", ["10:1: YAML: a tab cannot indent YAML; use spaces"]),
         (GOOD + "    stages: [4\n", ["11:1: YAML: did not find expected ',' or ']'"]),
         (GOOD + "    stages: *four\n", ["10:13: YAML: found undefined alias"]),

@@ -105,6 +105,12 @@ def test_a_wrong_record_is_an_error_with_its_place(tmp_path: Path) -> None:
         list(read_records(path))
 
 
+def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: projections")
+    with pytest.raises(RecordError, match=rf"{path}:1:1: record: "):
+        list(read_records(path))
+
+
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])
 def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecordError, match="cannot be read"):

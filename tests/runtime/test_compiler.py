@@ -290,6 +290,27 @@ def test_a_worker_that_is_killed_is_reported_by_its_kernel(configs: tuple[GemmCo
     assert all(outcome.artifact is not None for outcome in outcomes if outcome not in failed)
 
 
+def test_a_worker_that_raises_tells_how_it_ended(configs: tuple[GemmConfig, ...]) -> None:
+    # The worker's interpreter loses the one function that makes its replies.
+    done = python(
+        "import sys\n"
+        "from gemmill.library.names import parse_name\n"
+        "from gemmill.runtime import pool\n"
+        "pool._WORKER = pool._WORKER.replace('; work(', '; del sys.modules[work.__module__]._compiled; work(')\n"
+        "[outcome] = pool.compile_many([parse_name(sys.argv[1])], jobs=1)\n"
+        "print(outcome.error)\n",
+        kernel_name(configs[0]),
+    )
+    assert "died (exit status 1)" in done.stdout
+    assert "NameError" in done.stderr, "its traceback is not lost"
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_no_worker_at_all_is_refused(jobs: int, configs: tuple[GemmConfig, ...]) -> None:
+    with pytest.raises(ValueError, match=f"jobs={jobs}.*at least 1"):
+        compile_many(configs, jobs=jobs)
+
+
 BUILD = """
 import sys
 from gemmill.library.names import parse_name

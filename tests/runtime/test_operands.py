@@ -164,6 +164,13 @@ def test_one_b_for_a_whole_batch_is_one_gemm() -> None:
     assert (strided_k.problem.batch, strided_k.problem.a_major) == (4, "mn"), "as rows, neither extent is contiguous"
 
 
+@pytest.mark.parametrize(("rows", "stacked"), [(1 << 29, True), (1 << 30, False)])
+def test_a_batch_becomes_rows_only_as_far_as_kernels_count(rows: int, stacked: bool) -> None:
+    tall = read(empty(1), shape=(2, rows, 8), strides=(rows * 8, 8, 1))
+    gemm = bind(tall, read(empty(8, 8)), tall, None, "f32")
+    assert (gemm.problem.m, gemm.problem.batch) == ((2 * rows, 1) if stacked else (rows, 2))
+
+
 def test_vectors_are_bound_where_they_are_aligned() -> None:
     memory = np.empty(2048, np.float32)
     start = -memory.ctypes.data // 4 % 4

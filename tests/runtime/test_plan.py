@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +72,27 @@ def test_streams_by_handle_and_by_protocol() -> None:
     for wrong in ("default", True, 1.5):
         with pytest.raises(OperandError, match="stream is"):
             stream_handle(wrong)
+
+
+class Empty:
+    """A tensor of (0, 8) elements, which needs no GPU."""
+
+    __cuda_array_interface__ = {"shape": (0, 8), "typestr": "<f2", "data": (0, False), "version": 3}  # noqa: RUF012
+
+
+class Weights(Empty):
+    __cuda_array_interface__ = Empty.__cuda_array_interface__ | {"shape": (8, 8)}
+
+
+def test_a_plan_keeps_its_stream_alive() -> None:
+    stream = Stream()
+    alive = weakref.ref(stream)
+    launch = plan(Empty(), Weights(), out=Empty(), stream=stream)
+    del stream
+    assert alive() is not None, "its owner would have destroyed the stream that later launches go to"
+    launch()
+    del launch
+    assert alive() is None
 
 
 @pytest.mark.parametrize("call", [matmul, plan])

@@ -329,6 +329,14 @@ def test_the_least_recently_used_are_evicted(store: Store, entry: Path, artifact
     assert small.get(artifacts[1].key) == artifacts[1], "what was just written stays"
 
 
+def test_a_cap_of_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, artifact: Artifact) -> None:
+    monkeypatch.setenv("GEMMILL_STORE_BYTES", "0")
+    store = Store(tmp_path)
+    store.put(artifact.key, artifact)
+    assert store.stats().max_bytes == 0
+    assert not store.list()
+
+
 def test_reading_counts_as_use(store: Store, entry: Path, artifact: Artifact) -> None:
     os.utime(entry, (1000, 1000))
     store.get(artifact.key)

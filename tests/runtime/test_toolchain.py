@@ -85,7 +85,7 @@ def test_directories_given_replace_those_found(tmp_path: Path) -> None:
         run(code, GEMMILL_INCLUDE=str(tmp_path))
 
 
-@pytest.mark.parametrize("module", ["cuda.bindings", "elftools"])
+@pytest.mark.parametrize("module", ["cuda.bindings", "cuda.pathfinder", "elftools"])
 def test_a_missing_package_is_named_with_the_way_out(module: str) -> None:
     code = f"""
 import sys
@@ -124,6 +124,7 @@ def test_settings_are_read() -> None:
         ("GEMMILL_STORE_BYTES", "-1", "500M or 10G"),
         ("GEMMILL_JOBS", "0", "1 to 9999"),
         ("GEMMILL_JOBS", "two", "1 to 9999"),
+        ("GEMMILL_DEBUG", "", "neither 0 nor 1"),
         ("GEMMILL_STOER", "/a", "GEMMILL_STORE"),
     ],
 )

@@ -97,7 +97,11 @@ def list_(
       gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
       gemmill list my_kernels.yaml --count
     """
+    if count and refused:
+        raise typer.BadParameter("--count and --refused exclude each other")
     if manifest is None:
+        if preset is not None or where is not None or count or refused:
+            raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
         _list_shipped(as_json)
         return
     kernels = kernel_set(manifest)

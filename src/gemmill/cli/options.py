@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -10,13 +11,25 @@ from typing import Annotated, Literal, get_type_hints
 
 import typer
 
+from gemmill.library import expression
 from gemmill.library.config import GemmConfig, MajorCD
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.errors import ExpressionError
 from gemmill.library.kernelset import KernelSet
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.shapes import Shape, load_shapes
+
+
+def _filter(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            expression.parse(text)
+        except ExpressionError as error:
+            raise typer.BadParameter(f"{text!r}, column {error.column + 1}: {error}") from None
+    return text
+
 
 Manifest = Annotated[str, typer.Argument(metavar="MANIFEST", help="A manifest file, or the name of one that ships.")]
 Kernel = Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel name, or a manifest with exactly one config.")]
@@ -25,6 +38,7 @@ Where = Annotated[
     str | None,
     typer.Option(
         metavar="FILTER",
+        callback=_filter,
         help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\".",
     ),
 ]
@@ -75,11 +89,13 @@ def kernel_set(source: str) -> KernelSet:
 
 def kernel(source: str) -> GemmConfig:
     """The config that a KERNEL argument means; it may break a legality rule."""
-    if not Path(source).is_file():
+    if not Path(source).is_file() and source not in shipped_manifests():
+        if "/" in source or source.endswith((".yaml", ".yml")):
+            raise typer.BadParameter(f"there is no file {source!r}")
         return parse_name(source)
-    configs = list(load_manifest(Path(source), legal=False).expand(legal=False))
-    if len(configs) != 1:
-        raise typer.BadParameter(f"{source} holds {len(configs)} configs; name one (gemmill list {source})")
+    configs = list(itertools.islice(load_manifest(manifest_path(source), legal=False).expand(legal=False), 2))
+    if len(configs) > 1:
+        raise typer.BadParameter(f"{source} holds more than one config; name one (gemmill list {source})")
     return configs[0]
 
 
@@ -134,6 +150,8 @@ def _problem(
     d_dtype: Annotated[DTypeName | None, typer.Option(help="Type of D; default: A's.")] = None,
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
+    if c_major and not c_dtype:
+        raise typer.BadParameter("--c-major is of no use without --c-dtype")
     return GemmProblem.packed(
         _extents(mnkl),
         (a_dtype, "k" if a_major == "k" else "mn"),

@@ -118,7 +118,9 @@ def run(
 def profile(
     manifest: Manifest,
     shapes: Annotated[str, typer.Option(metavar="FILE", help="A shape suite: a file, or the name of one that ships.")],
-    records: Annotated[Path, typer.Option(dir_okay=False, help="Append measurements to this file.")],
+    records: Annotated[
+        Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
+    ] = Path("records.jsonl"),
     preset: Preset = None,
     where: Where = None,
     jobs: Jobs = None,
@@ -133,7 +135,7 @@ def profile(
 
     \b
     Examples:
-      gemmill profile bf16 --shapes large --records records.jsonl
+      gemmill profile bf16 --shapes large
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     configs = list(kernel_set(manifest).expand(preset, where))
