@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def process(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
+        # Where tests run in the background of a shell, Ctrl-C is ignored, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
