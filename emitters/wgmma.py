@@ -1,7 +1,7 @@
 """The WGMMA instruction of a config as a C++ struct around one PTX statement.
 
 CuTe has the same atoms, thousands of them in 77,000 lines: parsing those took a third of a cold compilation and made
-the precompiled header four times larger (docs/performance.md).
+the precompiled header twice as large (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from string import Template
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.resources import SUBTILE_M, WARPGROUP
-
-INSTRUCTION_K_BYTES = 32
-"""Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
+from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP
 
 _TEMPLATE = Template("""\
 struct Atom {

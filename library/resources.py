@@ -18,6 +18,8 @@ from gemmill.library.fields import Fields
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
+INSTRUCTION_K_BYTES = 32
+"""Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
 SUBTILE_M = 64
 """Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
 MAX_AUTO_STAGES = 16

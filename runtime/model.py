@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import SUBTILE_M
+from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,8 +25,6 @@ BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM", "power
 """What can set the pace of a kernel, in the order of :attr:`Estimate.bound`."""
 
 # Of Hopper's SM, per clock.
-_MMA_BYTES_K = 32
-"""Bytes along K that one WGMMA takes."""
 _MMA_COLUMNS_PER_CYCLE = 2
 """Columns of a 64-row WGMMA that the tensor cores of an SM finish in a clock."""
 _SHARED_BYTES_PER_CYCLE = 128
@@ -125,9 +123,9 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
 
     # One step along K of one tile.
     mma_cycles = np.maximum(
-        k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * _MMA_BYTES_K / _SHARED_BYTES_PER_CYCLE
+        k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
     )
-    mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / _MMA_BYTES_K
+    mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
     loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
     loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
