@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-ArchName = Literal["sm90a"]
+ArchName = Literal["sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120"]
 """Names of :data:`ARCHS`."""
 
 
@@ -25,7 +25,20 @@ class Arch:
     """Most dynamic shared memory of a block."""
 
 
-ARCHS: Mapping[str, Arch] = MappingProxyType({a.name: a for a in (Arch("sm90a", "sm_90a", (9, 0), 232_448),)})
+ARCHS: Mapping[str, Arch] = MappingProxyType(
+    {
+        a.name: a
+        for a in (
+            Arch("sm70", "sm_70", (7, 0), 98_304),
+            Arch("sm80", "sm_80", (8, 0), 166_912),
+            Arch("sm86", "sm_86", (8, 6), 101_376),
+            Arch("sm89", "sm_89", (8, 9), 101_376),
+            Arch("sm90", "sm_90", (9, 0), 232_448),
+            Arch("sm90a", "sm_90a", (9, 0), 232_448),
+            Arch("sm120", "sm_120", (12, 0), 101_376),
+        )
+    }
+)
 """Every compilation target, by name."""
 
 

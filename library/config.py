@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,11 +11,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from gemmill.library.arch import ARCHS, Arch, ArchName
 from gemmill.library.dtypes import DTYPES, DType, DTypeName
 
-MajorAB = Literal["k", "mn"]
-MajorCD = Literal["n", "m"]
-ScheduleName = Literal["cooperative", "pingpong"]
+MajorAB = Literal["k", "mn", "any"]
+MajorCD = Literal["n", "m", "any"]
+ScaleName = Literal["none", "1x128", "128x128", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
+ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
+DecompositionName = Literal["tiles", "split", "fused", "stream"]
+BatchingName = Literal["strided", "array", "grouped", "masked", "kgrouped"]
 EpilogueName = Literal["linear"]
+
+FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
+FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
+    {"cooperative": "wgmma", "pingpong": "wgmma", "multistage": "mma", "simt": "simt", "gemv": "gemv"}
+)
+"""Kernel family by schedule: a family is a kernel template, an emitter and rules."""
 
 
 class Frozen(BaseModel):
@@ -28,9 +39,11 @@ class InputOperand(Frozen):
     dtype: DTypeName
     """Element type in memory."""
     major: MajorAB
-    """The contiguous extent: ``k``, or ``mn`` (M for A, N for B)."""
+    """The contiguous extent: ``k``, or ``mn`` (M for A, N for B); ``any``: strides along both extents are read."""
     align: int = Field(default=16, gt=0)
     """Alignment in bytes that base address and strides must have."""
+    scale: ScaleName = "none"
+    """Block scales that multiply it: elements along M or N, and along K, that share one; ``z``: and a zero point."""
 
     @property
     def type(self) -> DType:
@@ -44,7 +57,7 @@ class OutputOperand(Frozen):
     dtype: DTypeName
     """Element type in memory."""
     major: MajorCD
-    """The contiguous extent: ``n`` (row-major) or ``m`` (column-major)."""
+    """The contiguous extent: ``n`` (row-major) or ``m`` (column-major); ``any``: strides along both are followed."""
     align: int = Field(default=16, gt=0)
     """Alignment in bytes that base address and strides must have."""
 
@@ -77,7 +90,14 @@ class Scheduler(Frozen):
     swizzle: int = Field(default=1, gt=0)
     """Tiles across the raster direction that are walked as one band, for L2 reuse."""
     splits: int = Field(default=1, gt=0)
-    """Parts that K is split into."""
+    """Parts that K is split into; 1 but for ``split`` and ``fused``."""
+    decomposition: DecompositionName = "tiles"
+    """``tiles``: a block sums all of K. ``split``: parts of K, added up by a second kernel. ``fused``: the same, added
+    up by the block that finishes a tile. ``stream``: each block takes an equal share of all MMAs (stream-K)."""
+    batching: BatchingName = "strided"
+    """How the matrices of a batch are found. ``strided``: at one stride. ``array``: at an array of addresses.
+    ``grouped``: A and D one after the other along M, at offsets. ``masked``: in slots of equal capacity along M, with
+    counts of rows. ``kgrouped``: A and B one after the other along K, at offsets."""
 
 
 class GemmConfig(Frozen):
@@ -89,18 +109,26 @@ class GemmConfig(Frozen):
     b: InputOperand
     accumulator: DTypeName
     """Type the products are summed in."""
+    promote: Literal[0, 4] = 0
+    """WGMMAs after which fp8 sums, which the tensor cores keep in 14 bits or so, move to f32 registers; 0: never."""
     c: OutputOperand | None
     """The added matrix; None for kernels that take no C."""
     d: OutputOperand
     tile: Tile
     cluster: Cluster
     schedule: ScheduleName
-    """``cooperative``: two or three consumer warpgroups share a tile. ``pingpong``: two take turns, a tile each."""
+    """``cooperative``: two or three consumer warpgroups share a tile. ``pingpong``: two take turns, a tile each.
+    ``multistage``: mma.sync behind a cp.async pipeline. ``simt``: FMAs. ``gemv``: dot products, for a few rows."""
     stages: int = Field(gt=0)
     """Stages of the shared-memory pipeline of A and B tiles."""
     scheduler: Scheduler
     epilogue: EpilogueName = "linear"
     """``linear``: D = alpha * acc + beta * C."""
+
+    @property
+    def family(self) -> FamilyName:
+        """The kernel template that the schedule belongs to."""
+        return FAMILIES[self.schedule]
 
     @property
     def target(self) -> Arch:

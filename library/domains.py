@@ -8,7 +8,16 @@ from types import MappingProxyType
 from typing import get_args
 
 from gemmill.library.arch import ArchName
-from gemmill.library.config import EpilogueName, MajorAB, MajorCD, RasterName, ScheduleName
+from gemmill.library.config import (
+    BatchingName,
+    DecompositionName,
+    EpilogueName,
+    MajorAB,
+    MajorCD,
+    RasterName,
+    ScaleName,
+    ScheduleName,
+)
 from gemmill.library.dtypes import DTypeName
 
 _DTYPES: tuple[str, ...] = get_args(DTypeName)
@@ -18,8 +27,10 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "arch": get_args(ArchName),
         "a.dtype": _DTYPES,
         "a.major": get_args(MajorAB),
+        "a.scale": get_args(ScaleName),
         "b.dtype": _DTYPES,
         "b.major": get_args(MajorAB),
+        "b.scale": get_args(ScaleName),
         "accumulator": _DTYPES,
         "c.dtype": ("none", *_DTYPES),
         "c.major": ("none", *get_args(MajorCD)),
@@ -27,6 +38,8 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "d.major": get_args(MajorCD),
         "schedule": get_args(ScheduleName),
         "scheduler.raster": get_args(RasterName),
+        "scheduler.decomposition": get_args(DecompositionName),
+        "scheduler.batching": get_args(BatchingName),
         "epilogue": get_args(EpilogueName),
     }
 )

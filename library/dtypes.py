@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-DTypeName = Literal["bf16", "f16", "f32"]
+DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4"]
 """Names of :data:`DTYPES`, as a type that pydantic and the JSON Schema can list."""
 
 
@@ -30,12 +30,21 @@ class DType:
     typestr: str | None
     """``__cuda_array_interface__`` typestr; None where numpy has no such type."""
     epsilon: float
-    """Distance from 1 to the next representable number."""
+    """Distance from 1 to the next representable number; 1 for integers."""
+    stored_as: DTypeName | None = None
+    """The dtype of the tensors that hold it, where memory does not tell the two apart and the caller must."""
 
     @property
     def bytes(self) -> int:
-        """Size of one element in memory, in bytes."""
+        """Size of one element in memory, in bytes; ValueError for packed elements, which have none."""
+        if self.bits % 8:
+            raise ValueError(f"{self.name} has {self.bits} bits an element, no whole number of bytes")
         return self.bits // 8
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether sums of its products are exact."""
+        return self.dlpack[0] < 2
 
 
 DTYPES: Mapping[str, DType] = MappingProxyType(
@@ -45,6 +54,16 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
             DType("bf16", 16, "gemmill::bf16", "BFLOAT16", (4, 16), "bfloat16", None, 2.0**-7),
             DType("f16", 16, "gemmill::f16", "FLOAT16", (2, 16), "float16", "<f2", 2.0**-10),
             DType("f32", 32, "float", "FLOAT32", (2, 32), "float32", "<f4", 2.0**-23),
+            DType("tf32", 32, "gemmill::tf32", "TFLOAT32", (2, 32), "float32", "<f4", 2.0**-10, stored_as="f32"),
+            DType("f64", 64, "double", "FLOAT64", (2, 64), "float64", "<f8", 2.0**-52),
+            DType("e4m3", 8, "gemmill::e4m3", "UINT8", (10, 8), "float8_e4m3fn", None, 2.0**-3),
+            DType("e5m2", 8, "gemmill::e5m2", "UINT8", (12, 8), "float8_e5m2", None, 2.0**-2),
+            DType("s8", 8, "int8_t", "UINT8", (0, 8), "int8", "|i1", 1.0),
+            DType("u8", 8, "uint8_t", "UINT8", (1, 8), "uint8", "|u1", 1.0),
+            DType("s32", 32, "int32_t", "INT32", (0, 32), "int32", "<i4", 1.0),
+            # Two in a byte, the even one in the low half.
+            DType("s4", 4, "gemmill::s4", "UINT8", (0, 4), "int8", None, 1.0, stored_as="s8"),
+            DType("u4", 4, "gemmill::u4", "UINT8", (1, 4), "uint8", None, 1.0, stored_as="u8"),
         )
     }
 )

@@ -20,10 +20,13 @@ FIELD_NAMES: tuple[str, ...] = (
     "a.dtype",
     "a.major",
     "a.align",
+    "a.scale",
     "b.dtype",
     "b.major",
     "b.align",
+    "b.scale",
     "accumulator",
+    "promote",
     "c.dtype",
     "c.major",
     "c.align",
@@ -40,6 +43,8 @@ FIELD_NAMES: tuple[str, ...] = (
     "scheduler.raster",
     "scheduler.swizzle",
     "scheduler.splits",
+    "scheduler.decomposition",
+    "scheduler.batching",
     "epilogue",
 )
 """Every leaf of a config in the order of its name; C's are ``"none"`` and 0 where a config has no C."""

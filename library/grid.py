@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmill.library import resources
+from gemmill.library.families.wgmma import AUTO_STAGES_FIELDS, MIN_STAGES
 from gemmill.library.fields import FIELD_NAMES, Fields, Value
-from gemmill.library.rules import AUTO_STAGES_FIELDS, MIN_STAGES
 
 BLOCK_CELLS = 1 << 20
 """Most cells of a grid that are held in memory at a time."""

@@ -1,8 +1,9 @@
 """Kernel names: every config has exactly one, and a name parses back to exactly that config.
 
 ``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear`` reads: arch, A, B (dtype, major,
-alignment), accumulator, C, D, tile, cluster, schedule, stages, raster and swizzle, splits of K, epilogue. Names are
-C identifiers.
+alignment), accumulator, C, D, tile, cluster, schedule, stages, raster and swizzle, splits of K, epilogue. What is
+unusual is appended to its part: block scales of an operand (``e4m3k16s1x128``), promotion (``f32p4``), batching
+(``m8grouped``), the decomposition of K (``k4split``). Names are C identifiers.
 """
 
 from __future__ import annotations
@@ -18,25 +19,38 @@ from gemmill.library.fields import Value, config_of
 
 _INT = "([1-9][0-9]{0,17})"
 _DTYPE = f"({'|'.join(DTYPES)})"
-_AB = f"{_DTYPE}(k|mn){_INT}"
-_CD = f"{_DTYPE}(n|m){_INT}"
+_AB = f"{_DTYPE}(k|mn|any){_INT}(?:s([0-9x]+z?))?"
+_CD = f"{_DTYPE}(n|m|any){_INT}"
 
 _PARTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("arch", "([a-z][a-z0-9]*)", ("arch",), "sm90a"),
-    ("A", _AB, ("a.dtype", "a.major", "a.align"), "bf16k16"),
-    ("B", _AB, ("b.dtype", "b.major", "b.align"), "bf16k16"),
-    ("accumulator", _DTYPE, ("accumulator",), "f32"),
+    ("A", _AB, ("a.dtype", "a.major", "a.align", "a.scale"), "bf16k16"),
+    ("B", _AB, ("b.dtype", "b.major", "b.align", "b.scale"), "bf16k16"),
+    ("accumulator", f"{_DTYPE}(?:p{_INT})?", ("accumulator", "promote"), "f32"),
     ("C", f"(?:none|{_CD})", ("c.dtype", "c.major", "c.align"), "none or bf16n16"),
     ("D", _CD, ("d.dtype", "d.major", "d.align"), "bf16n16"),
     ("tile", f"{_INT}x{_INT}x{_INT}", ("tile.m", "tile.n", "tile.k"), "128x256x64"),
     ("cluster", f"{_INT}x{_INT}", ("cluster.m", "cluster.n"), "2x1"),
     ("schedule", "([a-z]+)", ("schedule",), "cooperative"),
     ("stages", f"s{_INT}", ("stages",), "s4"),
-    ("scheduler", f"(m|n){_INT}", ("scheduler.raster", "scheduler.swizzle"), "m8"),
-    ("splits", f"k{_INT}", ("scheduler.splits",), "k1"),
+    (
+        "scheduler",
+        f"(m|n){_INT}([a-z]+)?",
+        ("scheduler.raster", "scheduler.swizzle", "scheduler.batching"),
+        "m8",
+    ),
+    ("splits", f"k{_INT}([a-z]+)?", ("scheduler.splits", "scheduler.decomposition"), "k1"),
     ("epilogue", "([a-z][a-z0-9]*)", ("epilogue",), "linear"),
 )
 """For each part of a name: what it is, its pattern, the fields in the pattern's groups, an example."""
+
+_UNSAID: dict[str, Value] = {
+    "promote": 0,
+    "c.align": 0,
+    "scheduler.batching": "strided",
+    "scheduler.decomposition": "tiles",
+}
+"""Values of what a name leaves out; ``none`` for the other fields."""
 
 
 def kernel_name(config: GemmConfig) -> str:
@@ -47,15 +61,15 @@ def kernel_name(config: GemmConfig) -> str:
             config.arch,
             _operand(config.a),
             _operand(config.b),
-            config.accumulator,
+            config.accumulator + (f"p{config.promote}" if config.promote else ""),
             _operand(config.c),
             _operand(config.d),
             f"{tile.m}x{tile.n}x{tile.k}",
             f"{cluster.m}x{cluster.n}",
             config.schedule,
             f"s{config.stages}",
-            f"{scheduler.raster}{scheduler.swizzle}",
-            f"k{scheduler.splits}",
+            f"{scheduler.raster}{scheduler.swizzle}{_unless(scheduler.batching, 'strided')}",
+            f"k{scheduler.splits}{_unless(scheduler.decomposition, 'tiles')}",
             config.epilogue,
         )
     )
@@ -80,7 +94,7 @@ def parse_name(name: str) -> GemmConfig:
             raise ConfigError(f"{name!r} is not a kernel name: {part!r} is no {what}, which looks like {example}")
         for field, text in zip(names, match.groups(), strict=True):
             if text is None:
-                fields[field] = 0 if field == "c.align" else "none"
+                fields[field] = _UNSAID.get(field, "none")
             else:
                 fields[field] = int(text) if text.isdecimal() else text
     try:
@@ -91,4 +105,11 @@ def parse_name(name: str) -> GemmConfig:
 
 
 def _operand(operand: InputOperand | OutputOperand | None) -> str:
-    return "none" if operand is None else f"{operand.dtype}{operand.major}{operand.align}"
+    if operand is None:
+        return "none"
+    scale = f"s{operand.scale}" if isinstance(operand, InputOperand) and operand.scale != "none" else ""
+    return f"{operand.dtype}{operand.major}{operand.align}{scale}"
+
+
+def _unless(word: str, usual: str) -> str:
+    return "" if word == usual else word

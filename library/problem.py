@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Literal
 
-from gemmill.library.config import MajorAB, MajorCD
+from gemmill.library.config import BatchingName, EpilogueName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
 
 
@@ -32,6 +33,15 @@ class GemmProblem:
     b_align: int = 16
     c_align: int = 16
     d_align: int = 16
+    a_scale: ScaleName = "none"
+    """Block scales of A; see :class:`~gemmill.library.config.InputOperand`."""
+    b_scale: ScaleName = "none"
+    promote: Literal[0, 4] = 0
+    """The least promotion that the caller accepts; see :class:`~gemmill.library.config.GemmConfig`."""
+    batching: BatchingName = "strided"
+    """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`."""
+    epilogue: EpilogueName = "linear"
+    """What is done to each sum before it is stored."""
 
     def __str__(self) -> str:
         batch = f"x{self.batch}" if self.batch != 1 else ""

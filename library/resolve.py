@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gemmill.library.expression import Expression
+from gemmill.library.families.wgmma import TMA_ALIGN
 from gemmill.library.fields import Fields, Value
 from gemmill.library.grid import Axis, Grid, Predicate
 from gemmill.library.kernelset import Preset, member
-from gemmill.library.rules import TMA_ALIGN
 from gemmill.library.schema import ClusterSpec, OutputSpec, PresetSpec, SchedulerSpec, SetSpec, Spec
 
 MAX_CANDIDATES = 10**8
@@ -19,24 +19,30 @@ MAX_CANDIDATES = 10**8
 
 BASE = SetSpec(
     arch=("sm90a",),
+    promote=(0,),
     c=("none",),
     cluster=(ClusterSpec(m=(1,), n=(1,)),),
     stages=("auto",),
-    scheduler=(SchedulerSpec(raster=("m",), swizzle=(1,), splits=(1,)),),
+    scheduler=(
+        SchedulerSpec(raster=("m",), swizzle=(1,), splits=(1,), decomposition=("tiles",), batching=("strided",)),
+    ),
     epilogue=("linear",),
 )
 """What a set falls back to where it and its manifest's defaults say nothing."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "a": ("dtype", "major", "align"),
-    "b": ("dtype", "major", "align"),
+    "a": ("dtype", "major", "align", "scale"),
+    "b": ("dtype", "major", "align", "scale"),
     "c": ("dtype", "major", "align"),
     "d": ("dtype", "major", "align"),
     "tile": ("m", "n", "k"),
     "cluster": ("m", "n"),
-    "scheduler": ("raster", "swizzle", "splits"),
+    "scheduler": ("raster", "swizzle", "splits", "decomposition", "batching"),
 }
 """Leaves of the parts that are mappings."""
+
+_LEAF_DEFAULTS: Mapping[str, tuple[Value, ...]] = {"align": (TMA_ALIGN,), "scale": ("none",)}
+"""What leaves of operands are where neither a set nor the defaults give them."""
 
 _NO_C: tuple[Value, ...] = ("none", "none", 0)
 
@@ -68,7 +74,7 @@ def missing(spec: SetSpec) -> list[str]:
         if name in _GROUPS:
             for leaf in _GROUPS[name]:
                 open_leaf = parts is None or any(isinstance(p, Spec) and getattr(p, leaf) is None for p in parts)
-                if open_leaf and leaf != "align":
+                if open_leaf and leaf not in _LEAF_DEFAULTS:
                     names.append(f"{name}.{leaf}")
         elif parts is None:
             names.append(name)
@@ -119,7 +125,7 @@ def _choices(group: str, part: Any) -> list[tuple[Value, ...]]:
     """The choices for each leaf of one part; of the words ``none`` and ``same``, one choice."""
     if not isinstance(part, Spec):
         return [(part,)]
-    return [getattr(part, leaf) or ((TMA_ALIGN,) if leaf == "align" else ()) for leaf in _GROUPS[group]]
+    return [getattr(part, leaf) or _LEAF_DEFAULTS.get(leaf, ()) for leaf in _GROUPS[group]]
 
 
 def filters(where: tuple[Expression, ...] | None) -> tuple[Predicate, ...]:

@@ -38,9 +38,9 @@ def integer(fields: Fields, name: str) -> int:
 
 
 def element_bytes(fields: Fields, operand: str) -> int:
-    """Bytes of one element of an operand; 0 for an absent C."""
+    """Bytes of one element of an operand in shared memory, packed ones unpacked; 0 for an absent C."""
     dtype = fields[f"{operand}.dtype"]
-    return 0 if dtype == "none" else DTYPES[str(dtype)].bytes
+    return 0 if dtype == "none" else max(8, DTYPES[str(dtype)].bits) // 8
 
 
 def align_up(value: int, multiple: int) -> int:
@@ -111,8 +111,8 @@ def subtile_n(fields: Fields) -> int:
 @cache
 def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
     """:func:`subtile_n` by tile N and the dtypes and majors of C and D."""
-    n_major = [DTYPES[dtype].bytes for dtype, major in operands if major == "n"]
-    m_major = [DTYPES[dtype].bytes for dtype, major in operands if major == "m"]
+    n_major = [max(8, DTYPES[dtype].bits) // 8 for dtype, major in operands if major == "n"]
+    m_major = [max(8, DTYPES[dtype].bits) // 8 for dtype, major in operands if major == "m"]
     for n in range(min(tile_n, MAX_SUBTILE_N) // 8 * 8, 8, -8):
         conflict_free = all(n * size in (128, 64, 32) or n * size // 16 % 2 == 1 for size in n_major)
         if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):

@@ -1,64 +1,28 @@
 """Legality: every reason for which a config cannot become a kernel, each stated once and with a stable id.
 
 A rule is plain Python over the few fields that it declares. Loader, expander, selector and docs all use these; kernel
-sets evaluate a rule once for each distinct combination of its fields (:mod:`gemmill.library.grid`).
+sets evaluate a rule once for each distinct combination of its fields (:mod:`gemmill.library.grid`). What holds for all
+kernels is here, the rest with its family (:mod:`gemmill.library.families`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gemmill.library import resources
-from gemmill.library.arch import ARCHS
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
+from gemmill.library.families import wgmma
+from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.resources import integer
 
-ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
-    {("bf16", "bf16"): ("f32",), ("f16", "f16"): ("f32", "f16")}
-)
-"""Accumulator types by the types of A and B."""
-D_DTYPES = ("bf16", "f16", "f32")
-"""Types the epilogue converts to."""
-TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
-"""Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
-TILE_N = tuple(range(16, 257, 16))
-TILE_K = tuple(range(32, 129, 16))
-CLUSTER = (1, 2)
 SWIZZLES = (1, 2, 4, 8, 16)
-TMA_ALIGN = 16
-"""Bytes that TMA needs base addresses and strides to be a multiple of."""
-TMA_BOX = 256
-"""Most elements of a TMA box along any extent."""
-SLICE_ROWS = 8
-"""Rows of a swizzle atom: a multicast slice must hold whole atoms."""
-MIN_STAGES = 2
-ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
-"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
-epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One fact that legal configs obey."""
-
-    id: str
-    """Stable kebab-case name."""
-    fields: tuple[str, ...]
-    """The fields that :attr:`check` reads, the one to change first in front."""
-    check: Callable[[Fields], str | None]
-    """What is wrong, with the values on both sides; None when the rule is kept."""
-    source: str
-    """Where the fact is from."""
-
-    def allows(self, fields: Fields) -> bool:
-        """Whether the rule is kept."""
-        return self.check(fields) is None
+ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
+"""The targets that each family is compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,115 +45,21 @@ class Verdict:
         return f"{self.rule}: {self.says}; nearest legal change: {changes}"
 
 
-def _mma_types(f: Fields) -> str | None:
-    a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), str(f["accumulator"])
-    accumulators = ACCUMULATORS.get((a, b))
-    if accumulators is None:
-        pairs = one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
-        return f"no kernel multiplies {a} x {b}; the types of A and B must be {pairs}"
-    if accumulator not in accumulators:
-        return f"{a} x {b} cannot accumulate in {accumulator}, only in {one_of(accumulators)}"
-    return None
+def _family(f: Fields) -> str | None:
+    schedule, arch = str(f["schedule"]), str(f["arch"])
+    targets = ARCHS_OF.get(FAMILIES[schedule], ())
+    if not targets:
+        return f"there are no {schedule} kernels yet"
+    return None if arch in targets else f"{schedule} kernels are made for {one_of(targets)}, not for {arch}"
 
 
-def _epilogue_types(f: Fields) -> str | None:
-    c, d = str(f["c.dtype"]), str(f["d.dtype"])
-    if d not in D_DTYPES:
-        return f"D is {d}; it must be {one_of(D_DTYPES)}"
-    allowed = tuple(dict.fromkeys((d, "f32")))
-    if c != "none" and c not in allowed:
-        return f"C is {c} where D is {d}; C must be {one_of(allowed)}"
-    return None
+def _scales(f: Fields) -> str | None:
+    scaled = [operand.upper() for operand in "ab" if f[f"{operand}.scale"] != "none"]
+    return f"{' and '.join(scaled)} has block scales; no kernel applies them yet" if scaled else None
 
 
-def _tile_m(f: Fields) -> str | None:
-    schedule, m = str(f["schedule"]), integer(f, "tile.m")
-    if m in TILE_M[schedule]:
-        return None
-    return f"tile M is {m}; {schedule} kernels take {one_of(TILE_M[schedule])}"
-
-
-def _tile_n(f: Fields) -> str | None:
-    n = integer(f, "tile.n")
-    return None if n in TILE_N else f"tile N is {n}; it must be a multiple of 16 from {TILE_N[0]} to {TILE_N[-1]}"
-
-
-def _tile_k(f: Fields) -> str | None:
-    k = integer(f, "tile.k")
-    return None if k in TILE_K else f"tile K is {k}; it must be a multiple of 16 from {TILE_K[0]} to {TILE_K[-1]}"
-
-
-def _cluster(f: Fields) -> str | None:
-    m, n = integer(f, "cluster.m"), integer(f, "cluster.n")
-    return None if m in CLUSTER and n in CLUSTER else f"cluster is {m}x{n}; it must be 1x1, 2x1, 1x2 or 2x2"
-
-
-def _alignment(f: Fields) -> str | None:
-    wrong = [
-        f"{operand.upper()} is aligned to {f[f'{operand}.align']} bytes"
-        for operand in "abcd"
-        if f[f"{operand}.align"] != TMA_ALIGN and not (operand == "c" and f["c.dtype"] == "none")
-    ]
-    return f"{' and '.join(wrong)}; TMA takes alignment {TMA_ALIGN}" if wrong else None
-
-
-def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
-    """Operand, the tile extent along which its stage has rows, that extent, and the blocks that share the rows."""
-    for operand, extent, cluster in (("a", "tile.m", "cluster.n"), ("b", "tile.n", "cluster.m")):
-        rows = "tile.k" if f[f"{operand}.major"] == "mn" else extent
-        yield operand, rows, integer(f, rows), integer(f, cluster)
-
-
-def _multicast_slice(f: Fields) -> str | None:
-    for operand, extent, rows, blocks in _slices(f):
-        if blocks > 1 and rows % (blocks * SLICE_ROWS):
-            return (
-                f"{operand.upper()} is multicast to {blocks} blocks that load a slice of its rows along {extent} each; "
-                f"{extent} is {rows}, not a multiple of {blocks} x {SLICE_ROWS}"
-            )
-    return None
-
-
-def _tma_box(f: Fields) -> str | None:
-    for operand, extent, rows, blocks in _slices(f):
-        if rows // blocks > TMA_BOX:
-            return f"{operand.upper()}'s TMA box has {rows // blocks} rows along {extent}; a box has at most {TMA_BOX}"
-    return None
-
-
-def _has_plain_epilogue(f: Fields) -> bool:
-    return f["c.dtype"] == "none" and f["d.major"] == "n"
-
-
-def accumulator_limit(fields: Fields) -> int:
-    """Most accumulator registers a consumer thread may hold."""
-    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)]
-
-
-def _accumulator_registers(f: Fields) -> str | None:
-    registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
-    if registers <= limit:
-        return None
-    epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
-    return (
-        f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
-        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
-    )
-
-
-def _min_stages(f: Fields) -> str | None:
-    stages = integer(f, "stages")
-    return None if stages >= MIN_STAGES else f"stages is {stages}; the pipeline needs at least {MIN_STAGES}"
-
-
-def _shared_memory(f: Fields) -> str | None:
-    needed, capacity = resources.shared_bytes(f), ARCHS[str(f["arch"])].shared_bytes
-    if needed <= capacity:
-        return None
-    return (
-        f"{f['stages']} x {sum(resources.stage_bytes(f)):,} bytes of stages and the epilogue take {needed:,} bytes of "
-        f"shared memory; a block has {capacity:,}"
-    )
+def _promote(f: Fields) -> str | None:
+    return f"promote is {f['promote']}; no kernel promotes yet, it must be 0" if f["promote"] else None
 
 
 def _swizzle(f: Fields) -> str | None:
@@ -202,91 +72,34 @@ def _splits(f: Fields) -> str | None:
     return None if splits == 1 else f"splits is {splits}; it must be 1: there is no kernel to add up parts of K"
 
 
-AUTO_STAGES_FIELDS = (
-    *("tile.n", "tile.k", "tile.m", "schedule"),
-    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "arch"),
-)
-"""The fields that :func:`gemmill.library.resources.auto_stages` reads."""
+def _decomposition(f: Fields) -> str | None:
+    decomposition = f["scheduler.decomposition"]
+    return None if decomposition == "tiles" else f"there is no {decomposition} decomposition yet; it must be tiles"
+
+
+def _batching(f: Fields) -> str | None:
+    batching = f["scheduler.batching"]
+    return None if batching == "strided" else f"there is no {batching} batching yet; it must be strided"
+
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "mma-types",
-        ("accumulator", "b.dtype", "a.dtype"),
-        _mma_types,
-        "PTX ISA, wgmma.mma_async: types of A, B and D; CUTLASS include/cute/arch/mma_sm90.hpp",
-    ),
-    Rule("epilogue-types", ("c.dtype", "d.dtype"), _epilogue_types, "gemmill: conversions the epilogue has"),
-    Rule(
-        "tma-alignment",
-        ("a.align", "b.align", "d.align", "c.align", "c.dtype"),
-        _alignment,
-        "CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides are multiples of 16 bytes",
-    ),
-    Rule(
-        "tile-m",
-        ("tile.m", "schedule"),
-        _tile_m,
-        "PTX ISA, wgmma.mma_async: M is 64; CUTLASS include/cutlass/gemm/kernel/"
-        "sm90_gemm_tma_warpspecialized_cooperative.hpp: cooperative tiles have at least 128 rows",
-    ),
-    Rule(
-        "tile-n",
-        ("tile.n",),
-        _tile_n,
-        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
-    ),
-    Rule("tile-k", ("tile.k",), _tile_k, "PTX ISA, wgmma.mma_async: K is 16 for 16-bit types"),
-    Rule(
-        "cluster-shape",
-        ("cluster.m", "cluster.n"),
-        _cluster,
-        "CUDA Programming Guide, thread block clusters: at most 8 blocks are portable; gemmill: multicast to pairs",
-    ),
+    Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
+    Rule("scales", ("a.scale", "b.scale"), _scales, "gemmill: no kernel has block scales"),
+    Rule("promote", ("promote",), _promote, "gemmill: no kernel promotes"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule("scheduler-splits", ("scheduler.splits",), _splits, "gemmill: no reduction kernel exists"),
-    Rule(
-        "min-stages",
-        ("stages",),
-        _min_stages,
-        "CUTLASS include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp: at least 2 stages",
-    ),
-    Rule(
-        "tma-box",
-        ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
-        _tma_box,
-        "CUDA driver API, cuTensorMapEncodeTiled: boxDim is at most 256",
-    ),
-    Rule(
-        "multicast-slice",
-        ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
-        _multicast_slice,
-        "PTX ISA, asynchronous warpgroup matrix shared memory layout: swizzle atoms have 8 rows",
-    ),
-    Rule(
-        "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "c.dtype", "d.major"),
-        _accumulator_registers,
-        "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
-    ),
-    Rule(
-        "shared-memory",
-        ("stages", *AUTO_STAGES_FIELDS),
-        _shared_memory,
-        "CUDA Programming Guide, Compute Capabilities: 227 KiB of shared memory a block on 9.0",
-    ),
+    Rule("decomposition", ("scheduler.decomposition",), _decomposition, "gemmill: the tile schedulers that exist"),
+    Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    *wgmma.RULES,
 )
-"""Every legality rule, in the order in which they are reported: single choices first, what several add up to last."""
+"""Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
         **{name: tuple(word for word in words if word != "none") for name, words in WORDS.items()},
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
-        "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
-        "tile.n": TILE_N,
-        "tile.k": TILE_K,
-        "cluster.m": CLUSTER,
-        "cluster.n": CLUSTER,
-        "stages": tuple(range(MIN_STAGES, resources.MAX_AUTO_STAGES + 1)),
+        **{name: WORDS[name] for name in ("a.scale", "b.scale")},
+        **wgmma.DOMAINS,
+        "promote": (0, 4),
         "scheduler.swizzle": SWIZZLES,
         "scheduler.splits": (1,),
     }
@@ -328,7 +141,7 @@ def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
 
 
 def _broken(fields: Fields) -> dict[Rule, str]:
-    return {rule: says for rule in RULES if (says := rule.check(fields)) is not None}
+    return {rule: says for rule in RULES if (says := rule.says(fields)) is not None}
 
 
 def _nearest_change(rule: Rule, fields: Fields, keep: Sequence[Rule]) -> dict[str, Value] | None:
@@ -354,5 +167,5 @@ def _distance(name: str, old: Value, new: Value) -> float:
     group = name.partition(".")[0]
     weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
     if isinstance(old, int) and isinstance(new, int):
-        return weight * abs(math.log2(new / max(old, 1)))
+        return weight * abs(math.log2(max(new, 1) / max(old, 1)))
     return weight

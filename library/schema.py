@@ -29,7 +29,16 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from gemmill.library import expression
 from gemmill.library.arch import ArchName
-from gemmill.library.config import EpilogueName, MajorAB, MajorCD, RasterName, ScheduleName
+from gemmill.library.config import (
+    BatchingName,
+    DecompositionName,
+    EpilogueName,
+    MajorAB,
+    MajorCD,
+    RasterName,
+    ScaleName,
+    ScheduleName,
+)
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import ExpressionError
 from gemmill.library.expression import Expression
@@ -108,9 +117,11 @@ class InputSpec(Spec):
     dtype: OneOrMore[DTypeName] | None = None
     """Element type in memory."""
     major: OneOrMore[MajorAB] | None = None
-    """The contiguous extent: k, or mn (M for A, N for B)."""
+    """The contiguous extent: k, or mn (M for A, N for B); any: no extent need be contiguous."""
     align: OneOrMore[Positive] | None = None
     """Bytes that base address and strides are a multiple of; 16."""
+    scale: OneOrMore[ScaleName] | None = None
+    """Elements along M or N, and along K, that share a scale (z: and a zero point); none."""
 
 
 class OutputSpec(Spec):
@@ -119,7 +130,7 @@ class OutputSpec(Spec):
     dtype: OneOrMore[DTypeName] | None = None
     """Element type in memory."""
     major: OneOrMore[MajorCD] | None = None
-    """The contiguous extent: n (row-major) or m (column-major)."""
+    """The contiguous extent: n (row-major) or m (column-major); any: no extent need be contiguous."""
     align: OneOrMore[Positive] | None = None
     """Bytes that base address and strides are a multiple of; 16."""
 
@@ -172,6 +183,11 @@ class SchedulerSpec(Spec):
     """Tiles across the raster direction that are walked as one band; 1."""
     splits: OneOrMore[Positive] | None = None
     """Parts that K is split into; 1."""
+    decomposition: OneOrMore[DecompositionName] | None = None
+    """tiles, the default: a block sums all of K; split: a second kernel adds up parts of K; fused: the same in one
+    kernel; stream: stream-K."""
+    batching: OneOrMore[BatchingName] | None = None
+    """How the matrices of a batch are found: strided, the default; array; grouped, masked or kgrouped."""
 
 
 def _no_matrix(value: object) -> object:
@@ -204,6 +220,8 @@ class SetSpec(Spec):
     b: OneOrMore[InputSpec] | None = None
     accumulator: OneOrMore[DTypeName] | None = None
     """Type the products are summed in."""
+    promote: OneOrMore[Literal[0, 4]] | None = None
+    """WGMMAs after which fp8 sums move to f32 registers; 0, the default: never."""
     c: OneOrMore[C] | None = None
     """The added matrix: none (the default), same (as D), or a mapping."""
     d: OneOrMore[OutputSpec] | None = None
@@ -211,7 +229,8 @@ class SetSpec(Spec):
     cluster: OneOrMore[ClusterSpec] | None = None
     """1x1 by default."""
     schedule: OneOrMore[ScheduleName] | None = None
-    """cooperative: the consumer warpgroups share a tile; pingpong: they take turns, a tile each."""
+    """cooperative: the consumer warpgroups share a tile; pingpong: they take turns, a tile each; multistage: mma.sync;
+    simt: FMAs; gemv: dot products."""
     stages: OneOrMore[Stages] | None = None
     """Depth of the shared-memory pipeline; auto, the default: as deep as fits."""
     scheduler: OneOrMore[SchedulerSpec] | None = None

@@ -102,7 +102,8 @@ class Launcher:
             ("d_batch_stride", "q", gemm.d.batch_stride),
         )
         for name, layout, value in scalars:
-            block.write(spec.offsets[name], layout, value)
+            if name in spec.offsets:
+                block.write(spec.offsets[name], layout, value)
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)

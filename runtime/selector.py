@@ -23,9 +23,12 @@ RUNNERS_UP = 4
 _CACHED = 4096
 """Problems whose choice is remembered."""
 
-_FORMATS = ("a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "c_dtype", "c_major", "d_dtype", "d_major")
+_FORMATS = (
+    *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
+    *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
+)
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
-Format = tuple[str | None, ...]
+Format = tuple[str | int | None, ...]
 Integers = npt.NDArray[np.int64]
 
 
@@ -151,13 +154,18 @@ def _format(config: GemmConfig) -> Format:
     return (
         a.dtype,
         a.major,
+        a.scale,
         b.dtype,
         b.major,
+        b.scale,
         config.accumulator,
+        config.promote,
         c.dtype if c else None,
         c.major if c else None,
         d.dtype,
         d.major,
+        config.scheduler.batching,
+        config.epilogue,
     )
 
 

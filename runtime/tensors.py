@@ -12,7 +12,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime import driver
 
-TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values()}
+TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 """gemmill's dtype by the name of PyTorch's."""
 
 _DLPACK_CUDA = 2

@@ -26,10 +26,13 @@ _DEFAULTS: Mapping[str, Value] = {
     "a.dtype": "bf16",
     "a.major": "k",
     "a.align": 16,
+    "a.scale": "none",
     "b.dtype": "bf16",
     "b.major": "k",
     "b.align": 16,
+    "b.scale": "none",
     "accumulator": "f32",
+    "promote": 0,
     "c.dtype": "none",
     "c.major": "none",
     "c.align": 0,
@@ -45,6 +48,8 @@ _DEFAULTS: Mapping[str, Value] = {
     "scheduler.raster": "m",
     "scheduler.swizzle": 1,
     "scheduler.splits": 1,
+    "scheduler.decomposition": "tiles",
+    "scheduler.batching": "strided",
     "epilogue": "linear",
 }
 

@@ -139,7 +139,7 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[GemmillError], str]]:
         "expanded rows": ({"a": a[:1].expand(64, 64)}, OperandError, "along m are 0 bytes apart"),
         "overlapping out": ({"out": a[:1].expand(64, 64)}, OperandError, "overlap"),
         "sparse": ({"a": a.float().to_sparse_csr()}, OperandError, "layout"),
-        "accumulator": ({"accumulator": "f64"}, OperandError, "accumulator is 'f64'"),
+        "accumulator": ({"accumulator": "f65"}, OperandError, "accumulator is 'f65'"),
         "alpha": ({"alpha": 1e39}, OperandError, r"alpha is 1e\+39; kernels take a float32"),
         "f16 accumulator": ({"accumulator": "f16"}, UnsupportedProblemError, "accumulator"),
         "stream": ({"stream": "default"}, OperandError, "stream is 'default'"),

@@ -9,19 +9,30 @@ from hypothesis import strategies as st
 
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.expression import parse
+from gemmill.library.families.wgmma import MIN_STAGES
 from gemmill.library.fields import FIELD_NAMES, Value, fields_of
 from gemmill.library.grid import Axis, Grid, Predicate
 from gemmill.library.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name
 from gemmill.library.resources import auto_stages
-from gemmill.library.rules import MIN_STAGES, RULES, legal
+from gemmill.library.rules import RULES, legal
 
 CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
     ("arch",): [("sm90a",)],
-    ("a.dtype", "a.major", "a.align"): [("bf16", "k", 16), ("bf16", "mn", 16), ("f16", "k", 16), ("bf16", "k", 8)],
-    ("b.dtype", "b.major", "b.align"): [("bf16", "k", 16), ("bf16", "mn", 16), ("f16", "k", 16)],
+    ("a.dtype", "a.major", "a.align", "a.scale"): [
+        ("bf16", "k", 16, "none"),
+        ("bf16", "mn", 16, "none"),
+        ("f16", "k", 16, "none"),
+        ("bf16", "k", 8, "none"),
+    ],
+    ("b.dtype", "b.major", "b.align", "b.scale"): [
+        ("bf16", "k", 16, "none"),
+        ("bf16", "mn", 16, "none"),
+        ("f16", "k", 16, "none"),
+    ],
     ("accumulator",): [("f32",), ("f16",)],
+    ("promote",): [(0,)],
     ("c.dtype", "c.major", "c.align", "d.dtype", "d.major", "d.align"): [
         ("none", "none", 0, "bf16", "n", 16),
         ("bf16", "n", 16, "bf16", "n", 16),
@@ -32,6 +43,7 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
     ("cluster.m", "cluster.n"): [(1, 1), (2, 1), (1, 2), (4, 1)],
     ("schedule",): [("cooperative",), ("pingpong",)],
     ("scheduler.raster", "scheduler.swizzle", "scheduler.splits"): [("m", 1, 1), ("m", 3, 1), ("n", 8, 1), ("n", 1, 2)],
+    ("scheduler.decomposition", "scheduler.batching"): [("tiles", "strided"), ("stream", "strided")],
     ("epilogue",): [("linear",)],
 }
 STAGES: list[list[tuple[Value, ...]]] = [[("auto",)], [(2,), (4,), (9,)], [(1,)]]

@@ -6,30 +6,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.config import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile
+from gemmill.library.domains import WORDS
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import ConfigError
-from gemmill.library.fields import config_of, fields_of
+from gemmill.library.fields import Value, config_of, fields_of
 from gemmill.library.names import kernel_name, parse_name
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
 
 # Any config that validates, legal or not.
 EXTENT = st.integers(1, 10**9)
-DTYPE = st.sampled_from(["bf16", "f16", "f32"])
-INPUT = st.builds(InputOperand, dtype=DTYPE, major=st.sampled_from(["k", "mn"]), align=EXTENT)
-OUTPUT = st.builds(OutputOperand, dtype=DTYPE, major=st.sampled_from(["n", "m"]), align=EXTENT)
+DTYPE = st.sampled_from([*DTYPES])
+INPUT = st.builds(
+    InputOperand,
+    dtype=DTYPE,
+    major=st.sampled_from(WORDS["a.major"]),
+    align=EXTENT,
+    scale=st.sampled_from(WORDS["a.scale"]),
+)
+OUTPUT = st.builds(OutputOperand, dtype=DTYPE, major=st.sampled_from(["n", "m", "any"]), align=EXTENT)
 CONFIGS = st.builds(
     GemmConfig,
-    arch=st.just("sm90a"),
+    arch=st.sampled_from(WORDS["arch"]),
     a=INPUT,
     b=INPUT,
     accumulator=DTYPE,
+    promote=st.sampled_from([0, 4]),
     c=st.none() | OUTPUT,
     d=OUTPUT,
     tile=st.builds(Tile, m=EXTENT, n=EXTENT, k=EXTENT),
     cluster=st.builds(Cluster, m=EXTENT, n=EXTENT),
-    schedule=st.sampled_from(["cooperative", "pingpong"]),
+    schedule=st.sampled_from(WORDS["schedule"]),
     stages=EXTENT,
-    scheduler=st.builds(Scheduler, raster=st.sampled_from(["m", "n"]), swizzle=EXTENT, splits=EXTENT),
+    scheduler=st.builds(
+        Scheduler,
+        raster=st.sampled_from(["m", "n"]),
+        swizzle=EXTENT,
+        splits=EXTENT,
+        decomposition=st.sampled_from(WORDS["scheduler.decomposition"]),
+        batching=st.sampled_from(WORDS["scheduler.batching"]),
+    ),
     epilogue=st.just("linear"),
 )
 
@@ -58,8 +74,12 @@ def test_nothing_that_changes_the_kernel_is_missing_from_the_name(config: GemmCo
     fields = fields_of(config)
     assert config_of(fields) == config
     for field, value in fields.items():
-        if isinstance(value, int) and not (field == "c.align" and config.c is None):
-            assert kernel_name(config_of({**fields, field: value + 1})) != kernel_name(config)
+        others: list[Value] = [word for word in WORDS.get(field, ()) if word not in (value, "none")]
+        if isinstance(value, int):
+            others = [4 - value if field == "promote" else value + 1]
+        if not (field.startswith("c.") and config.c is None):
+            for other in others:
+                assert kernel_name(config_of({**fields, field: other})) != kernel_name(config)
 
 
 def test_the_documented_name() -> None:
@@ -72,7 +92,7 @@ def test_the_documented_name() -> None:
         ("", "1 parts between underscores; a name has 13"),
         ("gemm_kernel", "2 parts"),
         (NAME + "_x", "14 parts"),
-        (NAME.replace("sm90a", "sm80"), "arch is 'sm80'"),
+        (NAME.replace("sm90a", "sm81"), "arch is 'sm81'"),
         (NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16"), "'bf16n16' is no A, which looks like bf16k16"),
         (NAME.replace("none", "bf16k16"), "'bf16k16' is no C, which looks like none or bf16n16"),
         (NAME.replace("128x256x64", "128x256"), "'128x256' is no tile"),

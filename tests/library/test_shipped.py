@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from gemmill.library.errors import ManifestError
+from gemmill.library.families.wgmma import TILE_K, TILE_M, TILE_N
 from gemmill.library.fields import fields_of
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import kernel_name
-from gemmill.library.rules import TILE_K, TILE_M, TILE_N
 from gemmill.library.schema import json_schema, schema_text
 
 NAMES = ["bf16", "f16"]
