@@ -32,6 +32,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::$schedule;
   static constexpr int kConsumers = $consumers;
   static constexpr int kProducerRegisters = $producer_registers, kConsumerRegisters = $consumer_registers;
+  static constexpr bool kPromote = $promote, kBlockScales = $block_scales;
   static constexpr int kStages = $stages, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
@@ -51,11 +52,10 @@ $entry(__grid_constant__ gemmill::GemmParams const params) {
 }
 """)
 
-_CPP_EPILOGUE = {"linear": "LinearEpilogue"}
-
 _PARAMETERS = {
     **dict.fromkeys(("m", "n", "k", "batch", "batched", "alpha", "beta"), 4),
     **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
+    **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
 }
 """Bytes of each scalar of ``GemmParams``, in their order after the four descriptors."""
 
@@ -167,13 +167,15 @@ def text(config: GemmConfig) -> str:
         consumers=resources.consumer_warpgroups(fields),
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
+        promote=str(config.promote > 0).lower(),
+        block_scales=str(config.a.scale != "none").lower(),
         stages=config.stages,
         buffers_c=resources.c_buffers(fields),
         buffers_d=resources.d_buffers(fields),
         raster=config.scheduler.raster.upper(),
         swizzle=config.scheduler.swizzle,
         atom=wgmma_atom(config),
-        epilogue=_CPP_EPILOGUE[config.epilogue],
+        epilogue="IntegerEpilogue" if resources.computes_in_integers(fields) else "LinearEpilogue",
         spec_symbol=f"{launch.entry}_spec",
         entry=launch.entry,
     )

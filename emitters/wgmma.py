@@ -25,7 +25,7 @@ struct Atom {
         "{\\n.reg .pred p;\\nsetp.ne.b32 p, %$accumulate, 0;\\n"
         "$instruction "
 $registers
-        "%$a, %$b, p, 1, 1, $transpose_a, $transpose_b;\\n}\\n"
+        "%$a, %$b, p$modifiers;\\n}\\n"
 $operands
         : "l"(a), "l"(b), "r"(int(accumulate)));
   }
@@ -33,12 +33,16 @@ $operands
 """)
 
 
+_REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t", "r")}
+"""C++ type and asm constraint of an accumulator register, by accumulator type; f16 accumulators lie there in pairs."""
+
+
 def wgmma_atom(config: GemmConfig) -> str:
     """``struct Atom``: 64 x tile N x 32 bytes of K, A and B from shared memory (PTX ISA, "wgmma.mma_async")."""
     accumulator = DTYPES[config.accumulator]
     k = INSTRUCTION_K_BYTES // config.a.type.bytes
     count = SUBTILE_M * config.tile.n * accumulator.bits // (32 * WARPGROUP)
-    register, constraint = ("float", "f") if accumulator.bits == 32 else ("uint32_t", "r")
+    register, constraint = _REGISTERS[config.accumulator]
     return _TEMPLATE.substitute(
         register=register,
         count=count,
@@ -54,9 +58,15 @@ def wgmma_atom(config: GemmConfig) -> str:
         a=count,
         b=count + 1,
         accumulate=count + 2,
-        transpose_a=int(config.a.major == "mn"),
-        transpose_b=int(config.b.major == "mn"),
+        modifiers="".join(f", {immediate}" for immediate in _modifiers(config)),
     )
+
+
+def _modifiers(config: GemmConfig) -> tuple[int, ...]:
+    """What follows the predicate: signs of A and B but for integers, and majors for 16-bit operands alone."""
+    signs = () if config.a.type.is_integer else (1, 1)
+    majors = (int(config.a.major == "mn"), int(config.b.major == "mn")) if config.a.type.bits == 16 else ()
+    return signs + majors
 
 
 def _wrapped(items: Iterable[str], opening: str, closing: str) -> list[str]:

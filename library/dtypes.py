@@ -68,3 +68,15 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
     }
 )
 """Every dtype gemmill knows, by name."""
+
+
+def default_accumulator(dtype: str) -> DTypeName:
+    """The type that products of operands of a type are summed in where nobody asks for another."""
+    return "s32" if DTYPES[dtype].is_integer else "f64" if dtype == "f64" else "f32"
+
+
+def default_output(dtype: DTypeName) -> DTypeName:
+    """The type of D where nobody asks for another: the operands', or for 8 bits and fewer, one that holds the sums."""
+    if DTYPES[dtype].bits > 8:
+        return dtype
+    return "s32" if DTYPES[dtype].is_integer else "bf16"

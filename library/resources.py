@@ -73,9 +73,14 @@ def register_budget(fields: Fields) -> tuple[int, int]:
 
 
 def accumulator_registers(fields: Fields) -> int:
-    """32-bit accumulator registers of a consumer thread."""
-    bits = DTYPES[str(fields["accumulator"])].bits
+    """32-bit accumulator registers of a consumer thread; promoted sums are held twice."""
+    bits = DTYPES[str(fields["accumulator"])].bits * (2 if fields["promote"] else 1)
     return warpgroup_m(fields) * integer(fields, "tile.n") * bits // (32 * WARPGROUP)
+
+
+def computes_in_integers(fields: Fields) -> bool:
+    """Whether the epilogue computes in int32, exactly, rather than in f32."""
+    return fields["accumulator"] == "s32" and fields["d.dtype"] == "s32"
 
 
 def swizzle_bytes(contiguous_bytes: int) -> int:
@@ -120,10 +125,15 @@ def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
     return 8
 
 
+def column_bytes(fields: Fields, operand: str) -> int:
+    """Bytes of a column of a panel of an m-major C or D subtile."""
+    return min(128, SUBTILE_M * element_bytes(fields, operand))
+
+
 def subtile_swizzle(fields: Fields, operand: str) -> int:
     """Swizzle span in bytes of a C or D subtile; 16 means none."""
     if fields[f"{operand}.major"] == "m":
-        return 128
+        return column_bytes(fields, operand)
     row = subtile_n(fields) * element_bytes(fields, operand)
     return row if row in (128, 64, 32) else 16
 
@@ -131,7 +141,7 @@ def subtile_swizzle(fields: Fields, operand: str) -> int:
 def subtile_box(fields: Fields, operand: str) -> tuple[int, int]:
     """TMA box of a C or D subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
     if fields[f"{operand}.major"] == "m":
-        return 128 // element_bytes(fields, operand), subtile_n(fields)
+        return column_bytes(fields, operand) // element_bytes(fields, operand), subtile_n(fields)
     return subtile_n(fields), SUBTILE_M
 
 

@@ -53,15 +53,6 @@ def _family(f: Fields) -> str | None:
     return None if arch in targets else f"{schedule} kernels are made for {one_of(targets)}, not for {arch}"
 
 
-def _scales(f: Fields) -> str | None:
-    scaled = [operand.upper() for operand in "ab" if f[f"{operand}.scale"] != "none"]
-    return f"{' and '.join(scaled)} has block scales; no kernel applies them yet" if scaled else None
-
-
-def _promote(f: Fields) -> str | None:
-    return f"promote is {f['promote']}; no kernel promotes yet, it must be 0" if f["promote"] else None
-
-
 def _swizzle(f: Fields) -> str | None:
     swizzle = integer(f, "scheduler.swizzle")
     return None if swizzle in SWIZZLES else f"swizzle is {swizzle}; it must be {one_of(SWIZZLES)}"
@@ -84,8 +75,6 @@ def _batching(f: Fields) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
-    Rule("scales", ("a.scale", "b.scale"), _scales, "gemmill: no kernel has block scales"),
-    Rule("promote", ("promote",), _promote, "gemmill: no kernel promotes"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule("scheduler-splits", ("scheduler.splits",), _splits, "gemmill: no reduction kernel exists"),
     Rule("decomposition", ("scheduler.decomposition",), _decomposition, "gemmill: the tile schedulers that exist"),

@@ -13,12 +13,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
 from gemmill.runtime.operands import Gemm, bind, matmul_shape
-from gemmill.runtime.plan import Addresses, Launcher, Plan, is_empty
+from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
@@ -32,8 +32,9 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-_Options = tuple[float, float | None, Any, DTypeName, Registry | None, str | GemmConfig | None]
-"""``alpha beta out_dtype accumulator registry kernel`` of a call: a plain tuple, since it is made on every call."""
+_Options = tuple[float, float | None, Any, DTypeName | None, bool, bool, Registry | None, str | GemmConfig | None]
+"""``alpha beta out_dtype accumulator tf32 fast_accumulation registry kernel`` of a call, made on
+every call: a plain tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,11 @@ def matmul(
     alpha: float = 1.0,
     beta: float | None = None,
     out_dtype: Any = None,
-    accumulator: DTypeName = "f32",
+    accumulator: DTypeName | None = None,
+    tf32: bool = False,
+    fast_accumulation: bool = True,
+    a_scale: Any = None,
+    b_scale: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
@@ -107,7 +112,14 @@ def matmul(
     the strides. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand.
     ``beta`` is 1 where ``c`` is given. With ``beta=0`` the values of ``c`` are not read.
 
-    ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: the dtype of ``a``).
+    ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: the dtype of ``a``; bf16
+    for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64 for f64. f32 operands are
+    multiplied as f32, or with ``tf32`` in the 10 bits of mantissa that tensor cores read. fp8 sums stay in the tensor
+    cores, which keep about 14 bits, or without ``fast_accumulation`` move to f32 registers every 128 products.
+
+    ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
+    of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted.
+
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets).
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
@@ -118,9 +130,11 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = alpha, beta, out_dtype, accumulator, registry, kernel
+    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
+    if a_scale is not None or b_scale is not None:
+        return _matmul_views(a, b, c, out, stream, options, a_scale=a_scale, b_scale=b_scale)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
-        pointers = (
+        pointers: Addresses = (
             a.data_ptr(),
             b.data_ptr(),
             0 if c is None else c.data_ptr(),
@@ -151,9 +165,9 @@ def matmul(
     return out
 
 
-def _matmul_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options) -> Any:
-    """:func:`matmul` where not all operands are PyTorch's."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream)
+def _matmul_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, **scales: Any) -> Any:
+    """:func:`matmul` where not all operands are PyTorch's, or some have scales."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, **scales)
     key = (tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items()), options)
     ready = _ready.get(key)
     if ready is None:
@@ -173,7 +187,11 @@ def plan(
     alpha: float = 1.0,
     beta: float | None = None,
     out_dtype: Any = None,
-    accumulator: DTypeName = "f32",
+    accumulator: DTypeName | None = None,
+    tf32: bool = False,
+    fast_accumulation: bool = True,
+    a_scale: Any = None,
+    b_scale: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
@@ -183,8 +201,8 @@ def plan(
     Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
     current one by then.
     """
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
-    options = float(alpha), beta, out_dtype, accumulator, registry, kernel
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, a_scale=a_scale, b_scale=b_scale)
+    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
     gemm, choice, launcher = _choose(tensors, handle, options)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
@@ -219,7 +237,9 @@ def _torch_stream() -> Callable[[int], int]:
     return get
 
 
-def _read(a: Any, b: Any, c: Any, out: Any, out_dtype: Any, stream: Stream) -> tuple[dict[str, TensorView], Any, int]:
+def _read(
+    a: Any, b: Any, c: Any, out: Any, out_dtype: Any, stream: Stream, **scales: Any
+) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
     handle = 0 if stream is None else stream_handle(stream)
     tensors = {"a": view(a, "a", handle)}
@@ -229,7 +249,8 @@ def _read(a: Any, b: Any, c: Any, out: Any, out_dtype: Any, stream: Stream) -> t
     tensors["b"] = view(b, "b", handle)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
-    dtype = tensors["a"].dtype if out_dtype is None else _dtype_name(out_dtype)
+    tensors |= {name: view(scale, name, handle) for name, scale in scales.items() if scale is not None}
+    dtype = default_output(tensors["a"].dtype) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
         out = _allocate(a, matmul_shape(tensors["a"].shape, tensors["b"].shape), dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
@@ -239,8 +260,7 @@ def _read(a: Any, b: Any, c: Any, out: Any, out_dtype: Any, stream: Stream) -> t
 
 
 def _addresses(tensors: dict[str, TensorView]) -> Addresses:
-    c = tensors.get("c")
-    return tensors["a"].ptr, tensors["b"].ptr, c.ptr if c else 0, tensors["out"].ptr
+    return tuple(tensors[name].ptr if name in tensors else 0 for name in OPERANDS)
 
 
 def _dtype_name(dtype: Any) -> DTypeName:
@@ -282,17 +302,32 @@ def _choose(
     tensors: dict[str, TensorView], handle: int, options: _Options
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
-    alpha, beta, _, accumulator, registry, named = options
+    alpha, beta, _, accumulator, tf32, fast, registry, named = options
     if "c" not in tensors and beta:
         raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
             raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
-    if accumulator not in DTYPES:
+    if accumulator is None:
+        accumulator = default_accumulator(tensors["a"].dtype)
+    elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
     if beta is None:
         beta = 1.0 if "c" in tensors else 0.0
-    gemm = bind(tensors["a"], tensors["b"], tensors["out"], tensors.get("c"), accumulator)
+    for factor, value in (("alpha", alpha), ("beta", beta)):
+        if tensors["out"].dtype == "s32" and value not in range(-(1 << 31), 1 << 31):
+            raise OperandError(f"{factor} is {value}; an s32 D is exact and takes whole numbers: use out_dtype f32")
+    gemm = bind(
+        tensors["a"],
+        tensors["b"],
+        tensors["out"],
+        tensors.get("c"),
+        accumulator,
+        tf32=tf32,
+        promote=0 if fast else 4,
+        a_scale=tensors.get("a_scale"),
+        b_scale=tensors.get("b_scale"),
+    )
     if is_empty(gemm.problem):
         return gemm, None, None
     if registry is None:

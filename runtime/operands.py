@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
@@ -13,6 +13,8 @@ from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
 """Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
+SCALE_BLOCK = 128
+"""Elements along K, and columns of B, that share a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,20 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Block scales of A or B in memory: f32; strides in elements."""
+
+    ptr: int
+    """Address of the first scale."""
+    stride: int
+    """From a row of A, or a block of columns of B, to the next."""
+    k_stride: int
+    """From a block of K to the next."""
+    batch_stride: int
+    """From a matrix to the next; 0 where all of the batch share their scales."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gemm:
     """A problem and the tensors it is solved on."""
 
@@ -41,6 +57,8 @@ class Gemm:
     b: Operand
     c: Operand | None
     d: Operand
+    a_scale: Scale | None = None
+    b_scale: Scale | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +91,25 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
-def bind(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None, accumulator: DTypeName) -> Gemm:
+def bind(
+    a: TensorView,
+    b: TensorView,
+    d: TensorView,
+    c: TensorView | None,
+    accumulator: DTypeName,
+    *,
+    tf32: bool = False,
+    promote: Literal[0, 4] = 0,
+    a_scale: TensorView | None = None,
+    b_scale: TensorView | None = None,
+) -> Gemm:
     """The GEMM that writes ``alpha * a @ b + beta * c`` to ``d``.
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``d`` as :func:`matmul_shape` says, ``c`` broadcasts to
-    ``d``. Batch extents must collapse to one stride. OperandError names the operand and the way out.
+    ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. OperandError
+    names the operand and the way out.
     """
-    for name, tensor in (("b", b), ("c", c), ("out", d)):
+    for name, tensor in (("b", b), ("c", c), ("out", d), ("a_scale", a_scale), ("b_scale", b_scale)):
         if tensor is not None and tensor.device != a.device:
             raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
     shape = matmul_shape(a.shape, b.shape)
@@ -106,8 +136,19 @@ def bind(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None, accu
         spread = replace(c, shape=shape, strides=_broadcast("c", c, shape))
         matrices_c = _matrices("c", spread, batch_shape, m, n, row_axis, column_axis)
 
+    scale_a = scale_b = None
+    if a_scale is not None and b_scale is not None:
+        blocks = -(-k // SCALE_BLOCK)
+        scale_a = _scale("a_scale", a_scale, batch_shape, (m, blocks), k_axis=1)
+        scale_b = _scale("b_scale", b_scale, batch_shape, (blocks, -(-n // SCALE_BLOCK)), k_axis=0)
+    elif a_scale is not b_scale:
+        given, wanting = ("b", "a") if a_scale is None else ("a", "b")
+        raise OperandError(f"{given} has scales and {wanting} has none; pass {wanting}_scale as well")
+    scaled = scale_a is not None
+
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
-    if 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and all(_stacks(x) for x in stacked):
+    stackable = 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and not scaled
+    if stackable and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
         m, batch = m * batch, 1
         matrices_a, matrices_d = _stack(matrices_a, m), _stack(matrices_d, m)
@@ -123,9 +164,9 @@ def bind(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None, accu
         n=n,
         k=k,
         batch=batch,
-        a_dtype=a.dtype,
+        a_dtype=_multiplied(a.dtype, tf32),
         a_major=_literal(operand_a.major),
-        b_dtype=b.dtype,
+        b_dtype=_multiplied(b.dtype, tf32),
         b_major=_literal(operand_b.major),
         accumulator=accumulator,
         d_dtype=d.dtype,
@@ -136,8 +177,28 @@ def bind(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None, accu
         b_align=operand_b.align,
         c_align=operand_c.align if operand_c else 16,
         d_align=operand_d.align,
+        a_scale="1x128" if scaled else "none",
+        b_scale="128x128" if scaled else "none",
+        promote=4 if scaled else promote,
     )
-    return Gemm(problem, operand_a, operand_b, operand_c, operand_d)
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, scale_a, scale_b)
+
+
+def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:
+    """What the tensor cores take a tensor for."""
+    return "tf32" if tf32 and dtype == "f32" else dtype
+
+
+def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[int, int], k_axis: int) -> Scale:
+    """Read the scales of blocks; ``shape`` is what the last two extents must be."""
+    if tensor.dtype != "f32":
+        raise OperandError(f"{name} is {tensor.dtype}; scales are f32: pass {name}.float()")
+    if tensor.shape[-2:] != shape:
+        raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
+    outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
+    batch_stride = _collapse(name, batch, _broadcast(name, outer, batch))
+    strides = tensor.strides[-2:]
+    return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride)
 
 
 def _literal(major: str) -> Any:

@@ -17,10 +17,12 @@ from gemmill.runtime.operands import Gemm
 from gemmill.runtime.selector import Choice
 from gemmill.runtime.tensors import TensorView, view
 
-Addresses = tuple[int, int, int, int]
-"""Addresses of A, B, C and D; C's is 0 where there is none."""
+Addresses = tuple[int, ...]
+"""Addresses of :data:`OPERANDS`; 0 where a GEMM lacks one."""
 
-_OPERANDS = ("a", "b", "c", "d")
+OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
+"""What the tensors of a GEMM are called."""
+_INDEX = {**{name: index for index, name in enumerate(OPERANDS)}, "d": OPERANDS.index("out")}
 _INT32_MAX = (1 << 31) - 1
 
 
@@ -87,28 +89,42 @@ class Launcher:
             described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
             described.encode(block.address + box.offset)
             if not unread:
-                descriptors.append((_OPERANDS.index(box.operand), block.address + box.offset))
+                descriptors.append((_INDEX[box.operand], block.address + box.offset))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
-        scalars = (
+        layout = "i" if problem.d_dtype == "s32" else "f"
+        scalars = [
             ("m", "i", problem.m),
             ("n", "i", problem.n),
             ("k", "i", problem.k),
             ("batch", "i", problem.batch),
             ("batched", "I", batched),
-            ("alpha", "f", alpha),
-            ("beta", "f", beta),
+            ("alpha", layout, int(alpha) if layout == "i" else alpha),
+            ("beta", layout, int(beta) if layout == "i" else beta),
             ("d_pointer", "Q", gemm.d.ptr),
             ("d_stride", "q", gemm.d.stride),
             ("d_batch_stride", "q", gemm.d.batch_stride),
-        )
+        ]
+        for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
+            if scale is not None:
+                scalars += [
+                    (f"{name}_pointer", "Q", scale.ptr),
+                    (f"{name}_stride", "q", scale.stride),
+                    (f"{name}_k_stride", "q", scale.k_stride),
+                    (f"{name}_batch_stride", "q", scale.batch_stride),
+                ]
         for name, layout, value in scalars:
             if name in spec.offsets:
                 block.write(spec.offsets[name], layout, value)
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
-        self._d_pointer = ctypes.c_uint64.from_address(block.address + spec.offsets["d_pointer"])
-        self._addresses: Addresses = gemm.a.ptr, gemm.b.ptr, gemm.c.ptr if gemm.c else 0, gemm.d.ptr
+        self._pointers = tuple(
+            (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
+            for name, index in _INDEX.items()
+            if f"{name}_pointer" in spec.offsets
+        )
+        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
+        self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
         self._launch = kernel.prepare(grid_blocks(spec, problem, kernel.max_clusters), block.arguments)
         self._lock = threading.Lock()
 
@@ -119,7 +135,8 @@ class Launcher:
                 for index, descriptor in self._descriptors:
                     if addresses[index] != self._addresses[index]:
                         tma.replace_address(descriptor, addresses[index])
-                self._d_pointer.value = addresses[3]
+                for index, pointer in self._pointers:
+                    pointer.value = addresses[index]
                 self._addresses = addresses
             self._launch(stream)
 
@@ -161,7 +178,16 @@ class Plan:
         elif self._closed:
             raise self._error()
 
-    def rebind(self, *, a: Any = None, b: Any = None, c: Any = None, out: Any = None) -> None:
+    def rebind(
+        self,
+        *,
+        a: Any = None,
+        b: Any = None,
+        c: Any = None,
+        out: Any = None,
+        a_scale: Any = None,
+        b_scale: Any = None,
+    ) -> None:
         """Use other tensors from the next call on, each with the shape, strides, dtype and GPU of the one it replaces.
 
         OperandError where one has not; the plan is then unchanged.
@@ -169,17 +195,19 @@ class Plan:
         if self._closed:
             raise self._error()
         tensors = dict(self._tensors)
-        for name, tensor in (("a", a), ("b", b), ("c", c), ("out", out)):
+        for name, tensor in zip(OPERANDS, (a, b, c, out, a_scale, b_scale), strict=True):
             if tensor is None:
                 continue
             if name not in tensors:
-                raise OperandError("c: this plan was made without one; make a new plan with gemmill.plan(..., c=c)")
+                raise OperandError(
+                    f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
+                )
             new, old = view(tensor, name, self._stream()), tensors[name]
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
             if name == "out" and not new.writable:
                 raise OperandError("out is read-only")
-            if 0 not in new.shape:
+            if 0 not in new.shape and not name.endswith("_scale"):
                 tma.check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = tensors
@@ -201,8 +229,7 @@ class Plan:
         self.close()
 
     def _current_addresses(self) -> Addresses:
-        pointers = {name: tensor.ptr for name, tensor in self._tensors.items()}
-        return pointers["a"], pointers["b"], pointers.get("c", 0), pointers["out"]
+        return tuple(self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)
 
     @staticmethod
     def _error() -> GemmillError:

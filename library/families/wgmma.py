@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
 
+FP8 = ("e4m3", "e5m2")
+INT8 = ("s8", "u8")
 ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
-    {("bf16", "bf16"): ("f32",), ("f16", "f16"): ("f32", "f16")}
+    {
+        ("bf16", "bf16"): ("f32",),
+        ("f16", "f16"): ("f32", "f16"),
+        ("tf32", "tf32"): ("f32",),
+        **{(a, b): ("f32", "f16") for a in FP8 for b in FP8},
+        **{(a, b): ("s32",) for a in INT8 for b in INT8},
+    }
 )
 """Accumulator types by the types of A and B."""
-D_DTYPES = ("bf16", "f16", "f32")
-"""Types the epilogue converts to."""
+D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("f32", "f16"), ("bf16", "f16", "f32", *FP8)),
+        "s32": ("s32", "f32", "bf16", "f16", *INT8),
+    }
+)
+"""Types the epilogue converts sums to, by the accumulator's."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
 TILE_N = tuple(range(16, 257, 16))
-TILE_K = tuple(range(32, 129, 16))
+TILE_K_BYTES = tuple(range(64, 257, 32))
+"""Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
+PROMOTION_K = 128
+"""K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a promoted stage."""
 CLUSTER = (1, 2)
 TMA_ALIGN = 16
 """Bytes that TMA needs base addresses and strides to be a multiple of."""
@@ -51,11 +69,41 @@ def _mma_types(f: Fields) -> str | None:
     return None
 
 
+def _mma_majors(f: Fields) -> str | None:
+    loose = [operand for operand in "ab" if DTYPES[str(f[f"{operand}.dtype"])].bits != 16]
+    wrong = [f"{x.upper()} is {f[f'{x}.dtype']} and {f[f'{x}.major']}-major" for x in loose if f[f"{x}.major"] == "mn"]
+    return f"{' and '.join(wrong)}; WGMMA reads only 16-bit operands that are not K-major" if wrong else None
+
+
+def _promote(f: Fields) -> str | None:
+    if not f["promote"]:
+        return None
+    for operand in "ab":
+        if f[f"{operand}.dtype"] not in FP8:
+            return f"{operand.upper()} is {f[f'{operand}.dtype']}; promotion is for {one_of(FP8)}"
+    if f["accumulator"] != "f32":
+        return f"sums of {f['accumulator']} are not promoted; accumulate in f32"
+    return None if f["tile.k"] == PROMOTION_K else f"tile K is {f['tile.k']}; promoted stages have {PROMOTION_K}"
+
+
+def _block_scales(f: Fields) -> str | None:
+    a, b, n = f["a.scale"], f["b.scale"], integer(f, "tile.n")
+    if (a, b) == ("none", "none"):
+        return None
+    if (a, b) != ("1x128", "128x128"):
+        return f"A is scaled {a} and B {b}; it must be none and none, or 1x128 and 128x128"
+    if not f["promote"]:
+        return "promote is 0; scales multiply promoted sums, so it must be 4"
+    if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:
+        return f"tiles of {n} columns meet three blocks of B's scales of {PROMOTION_K} columns; kernels hold two"
+    return None
+
+
 def _epilogue_types(f: Fields) -> str | None:
-    c, d = str(f["c.dtype"]), str(f["d.dtype"])
-    if d not in D_DTYPES:
-        return f"D is {d}; it must be {one_of(D_DTYPES)}"
-    allowed = tuple(dict.fromkeys((d, "f32")))
+    accumulator, c, d = str(f["accumulator"]), str(f["c.dtype"]), str(f["d.dtype"])
+    if d not in D_DTYPES.get(accumulator, ()):
+        return f"D is {d} where sums are {accumulator}; it must be {one_of(D_DTYPES.get(accumulator, ('f32',)))}"
+    allowed = (d,) if d == "s32" else tuple(dict.fromkeys((d, "f32")))
     if c != "none" and c not in allowed:
         return f"C is {c} where D is {d}; C must be {one_of(allowed)}"
     return None
@@ -74,8 +122,11 @@ def _tile_n(f: Fields) -> str | None:
 
 
 def _tile_k(f: Fields) -> str | None:
-    k = integer(f, "tile.k")
-    return None if k in TILE_K else f"tile K is {k}; it must be a multiple of 16 from {TILE_K[0]} to {TILE_K[-1]}"
+    k, size = integer(f, "tile.k"), resources.element_bytes(f, "a")
+    if k * size in TILE_K_BYTES:
+        return None
+    low, high, step = (depth // size for depth in (TILE_K_BYTES[0], TILE_K_BYTES[-1], resources.INSTRUCTION_K_BYTES))
+    return f"tile K is {k}; with {f['a.dtype']} operands it must be a multiple of {step} from {low} to {high}"
 
 
 def _cluster(f: Fields) -> str | None:
@@ -129,6 +180,11 @@ def _accumulator_registers(f: Fields) -> str | None:
     registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
     if registers <= limit:
         return None
+    if f["promote"]:
+        return (
+            f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, held twice to be promoted, take {registers} registers a "
+            f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
+        )
     epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
@@ -172,7 +228,20 @@ RULES: tuple[Rule, ...] = (
         "CUDA driver API, cuTensorMapEncodeTiled: the first extent is contiguous",
         "wgmma",
     ),
-    Rule("epilogue-types", ("c.dtype", "d.dtype"), _epilogue_types, "gemmill: conversions the epilogue has", "wgmma"),
+    Rule(
+        "mma-majors",
+        ("a.major", "b.major", "a.dtype", "b.dtype"),
+        _mma_majors,
+        "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone",
+        "wgmma",
+    ),
+    Rule(
+        "epilogue-types",
+        ("d.dtype", "c.dtype", "accumulator"),
+        _epilogue_types,
+        "gemmill: conversions the epilogue has",
+        "wgmma",
+    ),
     Rule(
         "tma-alignment",
         ("a.align", "b.align", "d.align", "c.align", "c.dtype"),
@@ -195,7 +264,21 @@ RULES: tuple[Rule, ...] = (
         "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
         "wgmma",
     ),
-    Rule("tile-k", ("tile.k",), _tile_k, "PTX ISA, wgmma.mma_async: K is 16 for 16-bit types", "wgmma"),
+    Rule("tile-k", ("tile.k", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
+    Rule(
+        "promotion",
+        ("promote", "tile.k", "accumulator", "a.dtype", "b.dtype"),
+        _promote,
+        "CUTLASS include/cutlass/gemm/collective/fp8_accumulation.hpp: promotion every 4 MMAs",
+        "wgmma",
+    ),
+    Rule(
+        "block-scales",
+        ("a.scale", "b.scale", "promote", "tile.n"),
+        _block_scales,
+        "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales a row",
+        "wgmma",
+    ),
     Rule(
         "cluster-shape",
         ("cluster.m", "cluster.n"),
@@ -226,7 +309,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "c.dtype", "d.major"),
+        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major"),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
         "wgmma",
@@ -246,7 +329,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
         **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,
-        "tile.k": TILE_K,
+        "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4)})),
         "cluster.m": CLUSTER,
         "cluster.n": CLUSTER,
         "stages": tuple(range(MIN_STAGES, resources.MAX_AUTO_STAGES + 1)),

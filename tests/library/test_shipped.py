@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.wgmma import TILE_K, TILE_M, TILE_N
+from gemmill.library.families.wgmma import TILE_K_BYTES, TILE_M, TILE_N
 from gemmill.library.fields import fields_of
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import kernel_name
@@ -69,7 +69,7 @@ def test_the_sets_reach_every_member_of_the_family() -> None:
             seen.setdefault(field, set()).add(value)
     assert seen["tile.n"] == set(TILE_N)
     assert seen["tile.m"] == {m for rows in TILE_M.values() for m in rows}
-    assert {min(TILE_K), 64, max(TILE_K)} <= seen["tile.k"]
+    assert {min(TILE_K_BYTES) // 2, 64, max(TILE_K_BYTES) // 2} <= seen["tile.k"]
     assert seen["scheduler.raster"] == {"m", "n"}
     clusters = {(c.cluster.m, c.cluster.n) for c in load_manifest("bf16").expand()}
     assert clusters == {(1, 1), (2, 1), (1, 2), (2, 2)}

@@ -5,12 +5,21 @@
 
 namespace gemmill {
 
-/// 16-bit floats are bits here: WGMMA and TMA interpret them, and conversions are single PTX instructions.
+/// Floats that C++ lacks are bits here: WGMMA and TMA interpret them, and conversions are single PTX instructions.
 struct bf16 {
   uint16_t bits;
 };
 struct f16 {
   uint16_t bits;
+};
+struct tf32 {
+  uint32_t bits;
+};
+struct e4m3 {
+  uint8_t bits;
+};
+struct e5m2 {
+  uint8_t bits;
 };
 
 /// The contiguous extent of an input: K, or the other one (M for A, N for B).
@@ -30,7 +39,8 @@ constexpr int align_up(int value, int multiple) { return ceil_div(value, multipl
 constexpr int min_of(int a, int b) { return a < b ? a : b; }
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
-/// Two values of a 16-bit type in one register, the first in the low half (PTX ISA, `cvt`).
+/// Two values of a type of at most 16 bits, the first in the low half: rounded to nearest, ties to even, and 8-bit ones
+/// saturated (PTX ISA, `cvt`). The first argument names the type.
 __device__ inline uint32_t pack(bf16, float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -42,6 +52,32 @@ __device__ inline uint32_t pack(f16, float low, float high) {
   return packed;
 }
 
+__device__ inline uint16_t pack(e4m3, float low, float high) {
+  uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ inline uint16_t pack(e5m2, float low, float high) {
+  uint16_t packed;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ inline uint16_t pack(int8_t, float low, float high) {
+  int32_t values[2];
+  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(values[0]) : "f"(low));
+  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(values[1]) : "f"(high));
+  return uint16_t(values[0] & 0xff | values[1] << 8);
+}
+__device__ inline uint16_t pack(uint8_t, float low, float high) {
+  uint32_t values[2];
+  asm("cvt.rni.sat.u8.f32 %0, %1;" : "=r"(values[0]) : "f"(low));
+  asm("cvt.rni.sat.u8.f32 %0, %1;" : "=r"(values[1]) : "f"(high));
+  return uint16_t(values[0] & 0xff | values[1] << 8);
+}
+
+__device__ inline float to_float(int32_t value) { return __int2float_rn(value); }
+__device__ inline float to_float(int8_t value) { return float(value); }
+__device__ inline float to_float(uint8_t value) { return float(value); }
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(bf16 value) { return __uint_as_float(uint32_t(value.bits) << 16); }
 __device__ inline float to_float(f16 value) {
@@ -49,6 +85,19 @@ __device__ inline float to_float(f16 value) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
   return wide;
 }
+__device__ inline float to_float(e4m3 value) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(uint16_t(value.bits)));
+  return to_float(f16{uint16_t(pair)});
+}
+__device__ inline float to_float(e5m2 value) { return to_float(f16{uint16_t(value.bits << 8)}); }
+
+/// A value as an epilogue computes with it; the first argument names that type. Integers stay exact.
+template <class Element>
+__device__ inline float to_compute(float, Element value) {
+  return to_float(value);
+}
+__device__ inline int32_t to_compute(int32_t, int32_t value) { return value; }
 
 /// Size of an element; 0 for an absent C.
 template <class Element>

@@ -39,6 +39,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Cooperative;
   static constexpr int kConsumers = 3;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 152;
+  static constexpr bool kPromote = false, kBlockScales = false;
   static constexpr int kStages = 4, kBuffersC = 2, kBuffersD = 3;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;

@@ -36,6 +36,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Pingpong;
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr bool kPromote = false, kBlockScales = false;
   static constexpr int kStages = 4, kBuffersC = 2, kBuffersD = 4;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;

@@ -5,17 +5,23 @@
 
 namespace gemmill {
 
-/// D = alpha * acc + beta * C.
-struct LinearEpilogue {
-  float alpha;
-  float beta;
+/// D = alpha * acc + beta * C, computed in one type: float, or int32_t, in which whole alpha and beta keep D exact.
+template <class Compute_>
+struct Linear {
+  using Compute = Compute_;
+  Compute alpha;
+  Compute beta;
 
-  __device__ explicit LinearEpilogue(GemmParams const& params) : alpha(params.alpha), beta(params.beta) {}
+  __device__ explicit Linear(GemmParams const& params)
+      : alpha(reinterpret_cast<Compute const&>(params.alpha)), beta(reinterpret_cast<Compute const&>(params.beta)) {}
 
   /// C is neither loaded nor read when this is false, so it may hold NaN or be unmapped.
-  __device__ bool needs_c() const { return beta != 0.0f; }
-  __device__ float operator()(float accumulator) const { return alpha * accumulator; }
-  __device__ float operator()(float accumulator, float c) const { return alpha * accumulator + beta * c; }
+  __device__ bool needs_c() const { return beta != Compute(0); }
+  __device__ Compute operator()(Compute accumulator) const { return alpha * accumulator; }
+  __device__ Compute operator()(Compute accumulator, Compute c) const { return alpha * accumulator + beta * c; }
 };
+
+using LinearEpilogue = Linear<float>;
+using IntegerEpilogue = Linear<int32_t>;
 
 }  // namespace gemmill

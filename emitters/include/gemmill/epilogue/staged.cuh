@@ -8,9 +8,13 @@
 
 namespace gemmill {
 
-/// Float value of accumulator `index` of a fragment: an f32 register, or half of an f16x2 one.
-__device__ inline float accumulator_value(float const* registers, int index) { return registers[index]; }
-__device__ inline float accumulator_value(uint32_t const* registers, int index) {
+/// Accumulator `index` of a fragment, as an epilogue computes with it: a register, or half of an f16x2 one.
+template <class Compute, class Register>
+__device__ inline Compute accumulator_value(Register const* registers, int index) {
+  return to_compute(Compute{}, registers[index]);
+}
+template <>
+__device__ inline float accumulator_value<float, uint32_t>(uint32_t const* registers, int index) {
   return to_float(f16{uint16_t(registers[index / 2] >> (index % 2 * 16))});
 }
 
@@ -107,16 +111,17 @@ struct StagedEpilogue {
   template <int Units, class Register>
   __device__ void convert(Operation const& operation, Register const* registers, int first, int column,
                           char const* subtile_c, bool needs_c, char* subtile_d) {
-    float values[4 * Units];
+    using Compute = typename Operation::Compute;
+    Compute values[4 * Units];
 #pragma unroll
     for (int unit = 0; unit < Units; ++unit) {
-      float c[4] = {};
+      Compute c[4] = {};
       if constexpr (kHasC) {
         if (needs_c) SubtileC::read(subtile_c, warp(), lane(), column + unit * 8, c);
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float const accumulator = accumulator_value(registers, (first + column + unit * 8) / 2 + j);
+        Compute const accumulator = accumulator_value<Compute>(registers, (first + column + unit * 8) / 2 + j);
         values[unit * 4 + j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
       }
     }

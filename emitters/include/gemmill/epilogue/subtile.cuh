@@ -31,12 +31,14 @@ constexpr int subtile_n(int tile_n) {
   return 8;
 }
 
-/// Layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes, in one panel or (f32) two.
+/// Layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes (8-bit: 64), in one panel or, with
+/// elements of 32 bits, two.
 template <class Element_, MajorOut Major, int N>
 struct Subtile {
   using Element = Element_;
   static constexpr int kRowBytes = N * sizeof(Element);
-  static constexpr int kPanelRows = Major == MajorOut::N ? kSubtileM : 128 / int(sizeof(Element));
+  static constexpr int kColumnBytes = min_of(128, kSubtileM * int(sizeof(Element)));
+  static constexpr int kPanelRows = Major == MajorOut::N ? kSubtileM : kColumnBytes / int(sizeof(Element));
   static constexpr int kPanels = kSubtileM / kPanelRows;
   static constexpr int kPanelBytes = kPanelRows * N * int(sizeof(Element));
   static constexpr int kDataBytes = kPanels * kPanelBytes;
@@ -44,21 +46,21 @@ struct Subtile {
   static constexpr int kBoxContiguous = Major == MajorOut::N ? N : kPanelRows;
   static constexpr int kBoxStrided = Major == MajorOut::N ? kPanelRows : N;
   static constexpr int kSpan =
-      Major == MajorOut::M ? 128 : kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32 ? kRowBytes : 16;
+      Major == MajorOut::M ? kColumnBytes : kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32 ? kRowBytes : 16;
 
   __device__ static int offset(int row, int column) {
     if constexpr (Major == MajorOut::N) {
       return swizzled<kSpan>(row * kRowBytes + column * int(sizeof(Element)));
     } else {
       return row / kPanelRows * kPanelBytes +
-             swizzled<kSpan>(column * 128 + row % kPanelRows * int(sizeof(Element)));
+             swizzled<kSpan>(column * kColumnBytes + row % kPanelRows * int(sizeof(Element)));
     }
   }
 
   /// Writes `Units` (1 or 2) adjacent 16 x 8 fragments of a warp; `values` are a thread's four elements of each:
   /// (row, 2 columns), (row + 8, 2 columns) (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
-  template <int Units>
-  __device__ static void write(char* subtile, int warp, int lane, int column, float const (&values)[4 * Units]) {
+  template <int Units, class Compute>
+  __device__ static void write(char* subtile, int warp, int lane, int column, Compute const (&values)[4 * Units]) {
     if constexpr (sizeof(Element) == 2) {
       uint32_t packed[2 * Units];
 #pragma unroll
@@ -76,22 +78,31 @@ struct Subtile {
       for (int i = 0; i < 2 * Units; ++i) {
         int const r = row + i % 2 * 8;
         int const c = column + i / 2 * 8 + lane % 4 * 2;
-        if constexpr (Major == MajorOut::N) {
-          *reinterpret_cast<float2*>(subtile + offset(r, c)) = make_float2(values[2 * i], values[2 * i + 1]);
+        Pair pair;
+        if constexpr (sizeof(Element) == 1) {
+          pair.bits = pack(Element{}, values[2 * i], values[2 * i + 1]);
         } else {
-          *reinterpret_cast<float*>(subtile + offset(r, c)) = values[2 * i];
-          *reinterpret_cast<float*>(subtile + offset(r, c + 1)) = values[2 * i + 1];
+          pair.elements[0] = values[2 * i];
+          pair.elements[1] = values[2 * i + 1];
+        }
+        if constexpr (Major == MajorOut::N) {
+          *reinterpret_cast<Pair*>(subtile + offset(r, c)) = pair;
+        } else {
+          *reinterpret_cast<Element*>(subtile + offset(r, c)) = pair.elements[0];
+          *reinterpret_cast<Element*>(subtile + offset(r, c + 1)) = pair.elements[1];
         }
       }
     }
   }
 
   /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`.
-  __device__ static void read(char const* subtile, int warp, int lane, int column, float (&values)[4]) {
+  template <class Compute>
+  __device__ static void read(char const* subtile, int warp, int lane, int column, Compute (&values)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const row = warp * 16 + lane / 4 + i / 2 * 8;
-      values[i] = to_float(*reinterpret_cast<Element const*>(subtile + offset(row, column + lane % 4 * 2 + i % 2)));
+      int const at = offset(row, column + lane % 4 * 2 + i % 2);
+      values[i] = to_compute(Compute{}, *reinterpret_cast<Element const*>(subtile + at));
     }
   }
 
@@ -141,6 +152,12 @@ struct Subtile {
   }
 
  private:
+  /// Neighbours along N, as fragments hold them.
+  union alignas(2 * sizeof(Element)) Pair {
+    uint16_t bits;
+    Element elements[2];
+  };
+
   __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[4]) {
     if constexpr (Major == MajorOut::N) {
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]),

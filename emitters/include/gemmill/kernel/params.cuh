@@ -5,6 +5,13 @@
 
 namespace gemmill {
 
+/// Scales of blocks of A or B: f32, strides in elements.
+struct ScaleParams {
+  float const* pointer;
+  /// From a row of A or a block of columns of B to the next, from a block of K to the next, from a matrix to the next.
+  int64_t stride, k_stride, batch_stride;
+};
+
 /// The kernel's only parameter. Descriptors first: they need 64-byte alignment.
 struct GemmParams {
   cute::TmaDescriptor a, b, c, d;
@@ -15,6 +22,7 @@ struct GemmParams {
   /// Address of D, and strides in elements of its strided extent and its batch.
   char* d_pointer;
   int64_t d_stride, d_batch_stride;
+  ScaleParams a_scale, b_scale;
 };
 
 }  // namespace gemmill

@@ -10,6 +10,7 @@
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/mma/scales.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/persistent.cuh>
@@ -20,7 +21,9 @@ namespace gemmill {
 struct KernelSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, cluster_m, cluster_n, params_bytes;
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
-      offset_alpha, offset_beta, offset_d_pointer, offset_d_stride, offset_d_batch_stride;
+      offset_alpha, offset_beta, offset_d_pointer, offset_d_stride, offset_d_batch_stride,
+      offset_a_scale_pointer, offset_a_scale_stride, offset_a_scale_k_stride, offset_a_scale_batch_stride,
+      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride;
   uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
 };
@@ -51,6 +54,8 @@ struct TmaWgmmaGemm {
       Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
   using Position = RingPosition<Config::kStages>;
 
+  using Scales = cute::conditional_t<Config::kBlockScales, BlockScales<kBlocks, Config::kTileN>, Unscaled>;
+
   static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
   static constexpr int kOffsetA = kOffsetC + kConsumers * Config::kBuffersC * SubtileC::kBytes;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
@@ -67,7 +72,11 @@ struct TmaWgmmaGemm {
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
             offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
             offsetof(GemmParams, beta), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
-            offsetof(GemmParams, d_batch_stride), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
+            offsetof(GemmParams, d_batch_stride), offsetof(GemmParams, a_scale.pointer),
+            offsetof(GemmParams, a_scale.stride), offsetof(GemmParams, a_scale.k_stride),
+            offsetof(GemmParams, a_scale.batch_stride), offsetof(GemmParams, b_scale.pointer),
+            offsetof(GemmParams, b_scale.stride), offsetof(GemmParams, b_scale.k_stride),
+            offsetof(GemmParams, b_scale.batch_stride), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
             B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
             SubtileD::kBoxStrided, SubtileD::kSpan};
   }
@@ -175,23 +184,40 @@ struct TmaWgmmaGemm {
       epilogue.prefetch(m, tile.n, tile.batch);
 
       Accumulator accumulators;
-      if (k_tiles == 0) accumulators.clear();
+      if (Config::kPromote || k_tiles == 0) accumulators.clear();
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-        pipeline.wait_full(at);
-        accumulators.multiply(a, b, at.stage, k_tile == 0);
-        // One batch of MMAs stays in flight; the one before it has read its stage.
-        wgmma_wait<1>();
-        if (k_tile > 0) pipeline.release(at.previous(), lane, scheduler.rank);
-        at.advance();
+      if constexpr (Config::kPromote) {
+        Scales scales(params, m, tile.n, tile.batch);
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+          scales.load(params, k_tile);
+          pipeline.wait_full(at);
+          Accumulator partial;
+          partial.multiply(a, b, at.stage, true);
+          wgmma_wait<0>();
+          partial.fence();
+          pipeline.release(at.stage, lane, scheduler.rank);
+          accumulators.add(partial, scales);
+          at.advance();
+        }
+      } else {
+        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+          pipeline.wait_full(at);
+          accumulators.multiply(a, b, at.stage, k_tile == 0);
+          // One batch of MMAs stays in flight; the one before it has read its stage.
+          wgmma_wait<1>();
+          if (k_tile > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+          at.advance();
+        }
       }
       if constexpr (kPingpong) {
         turns.pass(warpgroup, lane);
         turn ^= 1;
       }
-      wgmma_wait<0>();
-      accumulators.fence();
-      if (k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+      if constexpr (!Config::kPromote) {
+        wgmma_wait<0>();
+        accumulators.fence();
+        if (k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+      }
       if constexpr (kPingpong) at.advance((kConsumers - 1) * k_tiles);
 
       epilogue.store(accumulators, m, tile.n, tile.batch);

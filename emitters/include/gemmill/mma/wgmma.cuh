@@ -36,6 +36,7 @@ __device__ inline void wgmma_wait() {
 /// Keeps the compiler from moving accesses to a register across asynchronous MMAs.
 __device__ inline void pin(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 __device__ inline void pin(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
+__device__ inline void pin(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
 /// Accumulators of one consumer warpgroup: `Blocks` stacked 64 x N fragments, and the MMAs that fill them.
 template <class Atom, class LayoutA, class LayoutB, int Blocks, int TileK>
@@ -71,6 +72,16 @@ struct Accumulators {
     }
     wgmma_commit();
     fence();
+  }
+
+  /// Adds the sums of one stage, each multiplied by its scale: what the tensor cores keep of fp8 sums, 14 bits or so,
+  /// then loses nothing along K (DeepSeek-V3 technical report, 3.3.2).
+  template <class Scales>
+  __device__ void add(Accumulators const& partial, Scales const& scales) {
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < Atom::kRegisters; ++i) values[block][i] += scales(block, i) * partial.values[block][i];
   }
 };
 
