@@ -45,8 +45,9 @@ struct TmaWgmmaGemm {
                                   Config::kBuffersC, Config::kBuffersD>;
 
   using Accumulator = Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>;
-  using Scheduler = PersistentScheduler<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
-                                        Config::kRaster, Config::kSwizzle>;
+  using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
+                          Config::kSwizzle>;
+  using Scheduler = PersistentScheduler<Order, Config::kTileK>;
   using StagePipeline =
       Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
   using Position = RingPosition<Config::kStages>;
@@ -93,14 +94,13 @@ struct TmaWgmmaGemm {
     // All of the above may overlap the end of the kernel before; nothing below may.
     wait_for_prerequisites();
 
-    Scheduler const scheduler(params.m, params.n, params.batch, rank);
-    int const k_tiles = ceil_div(params.k, Config::kTileK);
+    Scheduler const scheduler(params, rank);
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
-      if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler, k_tiles);
+      if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler);
     } else {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-      consume(params, shared, pipeline, full_c, turns, scheduler, k_tiles, warp - 4);
+      consume(params, shared, pipeline, full_c, turns, scheduler, warp - 4);
     }
     // Peers write to this block's shared memory and barriers until they are done.
     if constexpr (kClusterSize > 1) sync_cluster();
@@ -122,7 +122,7 @@ struct TmaWgmmaGemm {
   }
 
   __device__ static void produce(GemmParams const& params, char* shared, StagePipeline& pipeline,
-                                 Scheduler const& scheduler, int k_tiles) {
+                                 Scheduler const& scheduler) {
     int const m = scheduler.rank % Config::kClusterM;
     int const n = scheduler.rank / Config::kClusterM;
     // A is shared by the blocks of a row of the cluster (same m), B by those of a column (same n).
@@ -133,23 +133,23 @@ struct TmaWgmmaGemm {
     StageLoad<B, Config::kClusterM> const load_b{m, uint16_t(column)};
 
     Position at;
-    for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
-      TileOrigin const tile = scheduler.origin(index);
-      int const batch_a = params.batched & 1 ? tile.batch : 0;
-      int const batch_b = params.batched & 2 ? tile.batch : 0;
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Work const work = scheduler.work(index);
+      int const batch_a = params.batched & 1 ? work.batch : 0;
+      int const batch_b = params.batched & 2 ? work.batch : 0;
+      for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         pipeline.acquire(at, A::kBytes + B::kBytes);
         uint64_t& full = pipeline.full[at.stage];
         int const k = k_tile * Config::kTileK;
-        load_a(params.a, full, shared + kOffsetA + at.stage * A::kBytes, tile.m, k, batch_a);
-        load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, tile.n, k, batch_b);
+        load_a(params.a, full, shared + kOffsetA + at.stage * A::kBytes, work.m, k, batch_a);
+        load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, work.n, k, batch_b);
       }
     }
     launch_dependents();
   }
 
   __device__ static void consume(GemmParams const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
-                                 Turns& turns, Scheduler const& scheduler, int k_tiles, int consumer_warp) {
+                                 Turns& turns, Scheduler const& scheduler, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
@@ -162,22 +162,22 @@ struct TmaWgmmaGemm {
 
     Position at;
     uint32_t turn = warpgroup == 0;
-    int index = Scheduler::first();
-    int stride = Scheduler::stride();
+    int index = scheduler.first();
+    int stride = scheduler.stride();
     if constexpr (kPingpong) {
+      at.advance(warpgroup * scheduler.k_tiles(index));
       index += warpgroup * stride;
-      at.advance(warpgroup * k_tiles);
-      stride *= kConsumers;
+      stride *= 2;
     }
     for (; index < scheduler.total; index += stride) {
-      TileOrigin const tile = scheduler.origin(index);
-      int const m = tile.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
-      epilogue.prefetch(m, tile.n, tile.batch);
+      Work const work = scheduler.work(index);
+      int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
+      epilogue.prefetch(m, work.n, work.batch);
 
       Accumulator accumulators;
-      if (k_tiles == 0) accumulators.clear();
+      if (work.k_tiles == 0) accumulators.clear();
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
         pipeline.wait_full(at);
         accumulators.multiply(a, b, at.stage, k_tile == 0);
         // One batch of MMAs stays in flight; the one before it has read its stage.
@@ -191,10 +191,10 @@ struct TmaWgmmaGemm {
       }
       wgmma_wait<0>();
       accumulators.fence();
-      if (k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
-      if constexpr (kPingpong) at.advance((kConsumers - 1) * k_tiles);
+      if (work.k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+      if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 
-      epilogue.store(accumulators, m, tile.n, tile.batch);
+      epilogue.store(accumulators, m, work.n, work.batch_d);
     }
     epilogue.finish();
   }
