@@ -36,6 +36,8 @@ struct Config {
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
   static constexpr int kSwizzle = $swizzle;
+  template <class Order, int TileK>
+  using Scheduler = gemmill::$scheduler;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::$epilogue;
@@ -46,7 +48,7 @@ using Kernel = gemmill::TmaWgmmaGemm<Config>;
 extern "C" __constant__ gemmill::KernelSpec $spec_symbol = Kernel::spec();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-$entry(__grid_constant__ gemmill::GemmParams const params) {
+$entry(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }
 """)
@@ -172,6 +174,7 @@ def text(config: GemmConfig) -> str:
         buffers_d=resources.d_buffers(fields),
         raster=config.scheduler.raster.upper(),
         swizzle=config.scheduler.swizzle,
+        scheduler="PersistentScheduler<Order, TileK>",
         atom=wgmma_atom(config),
         epilogue=_CPP_EPILOGUE[config.epilogue],
         spec_symbol=f"{launch.entry}_spec",

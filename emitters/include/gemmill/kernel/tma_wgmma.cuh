@@ -47,7 +47,9 @@ struct TmaWgmmaGemm {
   using Accumulator = Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>;
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle>;
-  using Scheduler = PersistentScheduler<Order, Config::kTileK>;
+  using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
+  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it.
+  using Params = typename Scheduler::Params;
   using StagePipeline =
       Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
   using Position = RingPosition<Config::kStages>;
@@ -64,7 +66,7 @@ struct TmaWgmmaGemm {
     using LoadA = StageLoad<A, Config::kClusterN>;
     using LoadB = StageLoad<B, Config::kClusterM>;
     return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
-            sizeof(GemmParams), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
+            sizeof(Params), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
             offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
             offsetof(GemmParams, beta), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
@@ -73,7 +75,7 @@ struct TmaWgmmaGemm {
             SubtileD::kBoxStrided, SubtileD::kSpan};
   }
 
-  __device__ static void run(GemmParams const& params) {
+  __device__ static void run(Params const& params) {
     extern __shared__ __align__(1024) char shared[];
     auto& pipeline = *reinterpret_cast<StagePipeline*>(shared + kOffsetBarriers);
     auto* const full_c = reinterpret_cast<uint64_t*>(&pipeline + 1);
@@ -121,7 +123,7 @@ struct TmaWgmmaGemm {
     }
   }
 
-  __device__ static void produce(GemmParams const& params, char* shared, StagePipeline& pipeline,
+  __device__ static void produce(Params const& params, char* shared, StagePipeline& pipeline,
                                  Scheduler const& scheduler) {
     int const m = scheduler.rank % Config::kClusterM;
     int const n = scheduler.rank / Config::kClusterM;
@@ -148,7 +150,7 @@ struct TmaWgmmaGemm {
     launch_dependents();
   }
 
-  __device__ static void consume(GemmParams const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
+  __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
                                  Turns& turns, Scheduler const& scheduler, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;

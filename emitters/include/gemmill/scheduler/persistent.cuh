@@ -1,18 +1,20 @@
 /// Static persistent scheduling: each cluster walks the output tiles with the stride of the grid, and sums all of K.
 #pragma once
 
+#include <gemmill/kernel/params.cuh>
 #include <gemmill/scheduler/work.cuh>
 
 namespace gemmill {
 
 template <class Order, int TileK>
 struct PersistentScheduler {
+  using Params = GemmParams;
+
   Order order;
   int k_extent;
   int total;
   int rank;
 
-  template <class Params>
   __device__ PersistentScheduler(Params const& params, int rank_)
       : order(params.m, params.n),
         k_extent(ceil_div(params.k, TileK)),

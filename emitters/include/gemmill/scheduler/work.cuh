@@ -1,6 +1,7 @@
 /// What a scheduler hands out, and the order of output tiles that all schedulers share.
 ///
-/// A scheduler is made from the parameters and a block's rank in its cluster. Producer and consumers each walk
+/// A scheduler is made from the parameters (its `Params`: GemmParams or a struct derived from it) and a block's rank in
+/// its cluster. A config names it as a template over order and tile K. Producer and consumers each walk
 ///
 ///     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride())
 ///       Work const work = scheduler.work(index);
