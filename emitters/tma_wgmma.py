@@ -37,6 +37,8 @@ struct Config {
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
   static constexpr int kSwizzle = $swizzle;
+  template <class Order, int TileK>
+  using Scheduler = gemmill::$scheduler;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::$epilogue;
@@ -47,7 +49,7 @@ using Kernel = gemmill::TmaWgmmaGemm<Config>;
 extern "C" __constant__ gemmill::KernelSpec $spec_symbol = Kernel::spec();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-$entry(__grid_constant__ gemmill::GemmParams const params) {
+$entry(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }
 """)
@@ -174,6 +176,7 @@ def text(config: GemmConfig) -> str:
         buffers_d=resources.d_buffers(fields),
         raster=config.scheduler.raster.upper(),
         swizzle=config.scheduler.swizzle,
+        scheduler="PersistentScheduler<Order, TileK>",
         atom=wgmma_atom(config),
         epilogue="IntegerEpilogue" if resources.computes_in_integers(fields) else "LinearEpilogue",
         spec_symbol=f"{launch.entry}_spec",

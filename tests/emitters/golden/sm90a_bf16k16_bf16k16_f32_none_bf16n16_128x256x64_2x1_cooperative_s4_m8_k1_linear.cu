@@ -59,6 +59,8 @@ struct Config {
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
+  template <class Order, int TileK>
+  using Scheduler = gemmill::PersistentScheduler<Order, TileK>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::LinearEpilogue;
@@ -69,6 +71,6 @@ using Kernel = gemmill::TmaWgmmaGemm<Config>;
 extern "C" __constant__ gemmill::KernelSpec gemmill_sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear_spec = Kernel::spec();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-gemmill_sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear(__grid_constant__ gemmill::GemmParams const params) {
+gemmill_sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }

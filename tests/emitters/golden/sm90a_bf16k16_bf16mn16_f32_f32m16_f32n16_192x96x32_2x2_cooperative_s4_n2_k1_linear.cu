@@ -44,6 +44,8 @@ struct Config {
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;
   static constexpr int kSwizzle = 2;
+  template <class Order, int TileK>
+  using Scheduler = gemmill::PersistentScheduler<Order, TileK>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::LinearEpilogue;
@@ -54,6 +56,6 @@ using Kernel = gemmill::TmaWgmmaGemm<Config>;
 extern "C" __constant__ gemmill::KernelSpec gemmill_sm90a_bf16k16_bf16mn16_f32_f32m16_f32n16_192x96x32_2x2_cooperative_s4_n2_k1_linear_spec = Kernel::spec();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-gemmill_sm90a_bf16k16_bf16mn16_f32_f32m16_f32n16_192x96x32_2x2_cooperative_s4_n2_k1_linear(__grid_constant__ gemmill::GemmParams const params) {
+gemmill_sm90a_bf16k16_bf16mn16_f32_f32m16_f32n16_192x96x32_2x2_cooperative_s4_n2_k1_linear(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }

@@ -41,6 +41,8 @@ struct Config {
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;
   static constexpr int kSwizzle = 1;
+  template <class Order, int TileK>
+  using Scheduler = gemmill::PersistentScheduler<Order, TileK>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::LinearEpilogue;
@@ -51,6 +53,6 @@ using Kernel = gemmill::TmaWgmmaGemm<Config>;
 extern "C" __constant__ gemmill::KernelSpec gemmill_sm90a_f16mn16_f16k16_f16_f16n16_f16m16_128x112x64_1x2_pingpong_s4_n1_k1_linear_spec = Kernel::spec();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-gemmill_sm90a_f16mn16_f16k16_f16_f16n16_f16m16_128x112x64_1x2_pingpong_s4_n1_k1_linear(__grid_constant__ gemmill::GemmParams const params) {
+gemmill_sm90a_f16mn16_f16k16_f16_f16n16_f16m16_128x112x64_1x2_pingpong_s4_n1_k1_linear(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }

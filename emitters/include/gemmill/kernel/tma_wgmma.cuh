@@ -48,8 +48,11 @@ struct TmaWgmmaGemm {
                                   Config::kBuffersC, Config::kBuffersD>;
 
   using Accumulator = Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>;
-  using Scheduler = PersistentScheduler<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
-                                        Config::kRaster, Config::kSwizzle>;
+  using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
+                          Config::kSwizzle>;
+  using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
+  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it.
+  using Params = typename Scheduler::Params;
   using StagePipeline =
       Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
   using Position = RingPosition<Config::kStages>;
@@ -68,7 +71,7 @@ struct TmaWgmmaGemm {
     using LoadA = StageLoad<A, Config::kClusterN>;
     using LoadB = StageLoad<B, Config::kClusterM>;
     return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
-            sizeof(GemmParams), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
+            sizeof(Params), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
             offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
             offsetof(GemmParams, beta), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
@@ -81,7 +84,7 @@ struct TmaWgmmaGemm {
             SubtileD::kBoxStrided, SubtileD::kSpan};
   }
 
-  __device__ static void run(GemmParams const& params) {
+  __device__ static void run(Params const& params) {
     extern __shared__ __align__(1024) char shared[];
     auto& pipeline = *reinterpret_cast<StagePipeline*>(shared + kOffsetBarriers);
     auto* const full_c = reinterpret_cast<uint64_t*>(&pipeline + 1);
@@ -102,14 +105,13 @@ struct TmaWgmmaGemm {
     // All of the above may overlap the end of the kernel before; nothing below may.
     wait_for_prerequisites();
 
-    Scheduler const scheduler(params.m, params.n, params.batch, rank);
-    int const k_tiles = ceil_div(params.k, Config::kTileK);
+    Scheduler const scheduler(params, rank);
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
-      if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler, k_tiles);
+      if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler);
     } else {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-      consume(params, shared, pipeline, full_c, turns, scheduler, k_tiles, warp - 4);
+      consume(params, shared, pipeline, full_c, turns, scheduler, warp - 4);
     }
     // Peers write to this block's shared memory and barriers until they are done.
     if constexpr (kClusterSize > 1) sync_cluster();
@@ -130,8 +132,8 @@ struct TmaWgmmaGemm {
     }
   }
 
-  __device__ static void produce(GemmParams const& params, char* shared, StagePipeline& pipeline,
-                                 Scheduler const& scheduler, int k_tiles) {
+  __device__ static void produce(Params const& params, char* shared, StagePipeline& pipeline,
+                                 Scheduler const& scheduler) {
     int const m = scheduler.rank % Config::kClusterM;
     int const n = scheduler.rank / Config::kClusterM;
     // A is shared by the blocks of a row of the cluster (same m), B by those of a column (same n).
@@ -142,23 +144,23 @@ struct TmaWgmmaGemm {
     StageLoad<B, Config::kClusterM> const load_b{m, uint16_t(column)};
 
     Position at;
-    for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
-      TileOrigin const tile = scheduler.origin(index);
-      int const batch_a = params.batched & 1 ? tile.batch : 0;
-      int const batch_b = params.batched & 2 ? tile.batch : 0;
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Work const work = scheduler.work(index);
+      int const batch_a = params.batched & 1 ? work.batch : 0;
+      int const batch_b = params.batched & 2 ? work.batch : 0;
+      for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         pipeline.acquire(at, A::kBytes + B::kBytes);
         uint64_t& full = pipeline.full[at.stage];
         int const k = k_tile * Config::kTileK;
-        load_a(params.a, full, shared + kOffsetA + at.stage * A::kBytes, tile.m, k, batch_a);
-        load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, tile.n, k, batch_b);
+        load_a(params.a, full, shared + kOffsetA + at.stage * A::kBytes, work.m, k, batch_a);
+        load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, work.n, k, batch_b);
       }
     }
     launch_dependents();
   }
 
-  __device__ static void consume(GemmParams const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
-                                 Turns& turns, Scheduler const& scheduler, int k_tiles, int consumer_warp) {
+  __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
+                                 Turns& turns, Scheduler const& scheduler, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
@@ -171,25 +173,25 @@ struct TmaWgmmaGemm {
 
     Position at;
     uint32_t turn = warpgroup == 0;
-    int index = Scheduler::first();
-    int stride = Scheduler::stride();
+    int index = scheduler.first();
+    int stride = scheduler.stride();
     if constexpr (kPingpong) {
+      at.advance(warpgroup * scheduler.k_tiles(index));
       index += warpgroup * stride;
-      at.advance(warpgroup * k_tiles);
-      stride *= kConsumers;
+      stride *= 2;
     }
     for (; index < scheduler.total; index += stride) {
-      TileOrigin const tile = scheduler.origin(index);
-      int const m = tile.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
-      epilogue.prefetch(m, tile.n, tile.batch);
+      Work const work = scheduler.work(index);
+      int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
+      epilogue.prefetch(m, work.n, work.batch);
 
       Accumulator accumulators;
-      if (Config::kPromote || k_tiles == 0) accumulators.clear();
+      if (Config::kPromote || work.k_tiles == 0) accumulators.clear();
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        Scales scales(params, m, tile.n, tile.batch);
-        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-          scales.load(params, k_tile);
+        Scales scales(params, m, work.n, work.batch);
+        for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
+          scales.load(params, work.k_tile + k_tile);
           pipeline.wait_full(at);
           Accumulator partial;
           partial.multiply(a, b, at.stage, true);
@@ -200,7 +202,7 @@ struct TmaWgmmaGemm {
           at.advance();
         }
       } else {
-        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
           pipeline.wait_full(at);
           accumulators.multiply(a, b, at.stage, k_tile == 0);
           // One batch of MMAs stays in flight; the one before it has read its stage.
@@ -216,11 +218,11 @@ struct TmaWgmmaGemm {
       if constexpr (!Config::kPromote) {
         wgmma_wait<0>();
         accumulators.fence();
-        if (k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+        if (work.k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
       }
-      if constexpr (kPingpong) at.advance((kConsumers - 1) * k_tiles);
+      if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 
-      epilogue.store(accumulators, m, tile.n, tile.batch);
+      epilogue.store(accumulators, m, work.n, work.batch_d);
     }
     epilogue.finish();
   }

@@ -1,0 +1,60 @@
+/// What a scheduler hands out, and the order of output tiles that all schedulers share.
+///
+/// A scheduler is made from the parameters (its `Params`: GemmParams or a struct derived from it) and a block's rank in
+/// its cluster. A config names it as a template over order and tile K. Producer and consumers each walk
+///
+///     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride())
+///       Work const work = scheduler.work(index);
+///
+/// and see the same units in the same order; the blocks of a cluster see the same part of K. `k_tiles(index)` is
+/// `work(index).k_tiles` for less, and may be asked beyond `total`: pingpong skips what the other warpgroup multiplies.
+#pragma once
+
+#include <gemmill/types.cuh>
+
+namespace gemmill {
+
+/// A unit of work of one block: an output tile, and the part of K that is multiplied for it.
+struct Work {
+  /// Origin of the tile, in elements.
+  int m, n;
+  /// The matrix of A, B and C. That of D is the same, but where parts of K are stored one after the other.
+  int batch, batch_d;
+  /// The part of K, in tiles: its first, and how many. None may be left: the sum is then 0.
+  int k_tile, k_tiles;
+};
+
+/// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
+/// direction are walked one after the other, so that the tiles in flight form a block whose operands stay in L2.
+template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle>
+struct TileOrder {
+  static constexpr int kClusterSize = ClusterM * ClusterN;
+
+  struct Origin {
+    int m, n;
+  };
+
+  int clusters_m;
+  int clusters_n;
+
+  __device__ TileOrder(int m, int n)
+      : clusters_m(ceil_div(m, TileM * ClusterM)), clusters_n(ceil_div(n, TileN * ClusterN)) {}
+
+  __device__ int count() const { return clusters_m * clusters_n; }
+
+  /// Origin in elements of the tile of block `rank` of the cluster tile `index`.
+  __device__ Origin origin(int index, int rank) const {
+    int const along_extent = RasterAlong == Raster::M ? clusters_m : clusters_n;
+    int const across_extent = RasterAlong == Raster::M ? clusters_n : clusters_m;
+    int const band = index / (Swizzle * along_extent);
+    int const in_band = index - band * Swizzle * along_extent;
+    int const width = min(Swizzle, across_extent - band * Swizzle);
+    int const along = in_band / width;
+    int const across = band * Swizzle + in_band - along * width;
+    int const cluster_m = RasterAlong == Raster::M ? along : across;
+    int const cluster_n = RasterAlong == Raster::M ? across : along;
+    return {(cluster_m * ClusterM + rank % ClusterM) * TileM, (cluster_n * ClusterN + rank / ClusterM) * TileN};
+  }
+};
+
+}  // namespace gemmill
