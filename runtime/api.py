@@ -314,9 +314,13 @@ def _choose(
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
     if beta is None:
         beta = 1.0 if "c" in tensors else 0.0
-    for factor, value in (("alpha", alpha), ("beta", beta)):
-        if tensors["out"].dtype == "s32" and value not in range(-(1 << 31), 1 << 31):
-            raise OperandError(f"{factor} is {value}; an s32 D is exact and takes whole numbers: use out_dtype f32")
+    beta = float(beta)
+    if tensors["out"].dtype == "s32":
+        for factor, value in (("alpha", alpha), ("beta", beta)):
+            if not value.is_integer() or abs(value) >= 1 << 31:
+                raise OperandError(
+                    f"{factor} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
+                )
     gemm = bind(
         tensors["a"],
         tensors["b"],
@@ -342,7 +346,7 @@ def _choose(
         if wrong := faults(config, gemm.problem):
             raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
     kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, float(beta))
+    return gemm, choice, Launcher(gemm, kernel, alpha, beta)
 
 
 def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options) -> _Ready:

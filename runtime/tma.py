@@ -22,7 +22,7 @@ MAX_STRIDE = 1 << 40
 MAX_EXTENT = 1 << 32
 """Extents are at most this."""
 
-_DATA_TYPES = {"UINT8": 0, "INT32": 4, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8, "BFLOAT16": 9, "TFLOAT32": 11}
+_DATA_TYPES = {"UINT8": 0, "INT32": 3, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8, "BFLOAT16": 9, "TFLOAT32": 11}
 """``CUtensorMapDataType`` (cuda.h), the part that :data:`~gemmill.library.dtypes.DTYPES` names."""
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by span in bytes; 16 means none."""

@@ -190,11 +190,13 @@ struct TmaWgmmaGemm {
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
         Scales scales(params, m, work.n, work.batch);
+        if (work.k_tiles > 0) scales.load(params, work.k_tile);
         for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
-          scales.load(params, work.k_tile + k_tile);
           pipeline.wait_full(at);
           Accumulator partial;
           partial.multiply(a, b, at.stage, true);
+          scales.multiply();
+          if (k_tile + 1 < work.k_tiles) scales.load(params, work.k_tile + k_tile + 1);
           wgmma_wait<0>();
           partial.fence();
           pipeline.release(at.stage, lane, scheduler.rank);

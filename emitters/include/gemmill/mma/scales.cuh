@@ -12,6 +12,7 @@ inline constexpr int kScaleBlock = 128;
 struct Unscaled {
   __device__ Unscaled(GemmParams const&, int, int, int) {}
   __device__ void load(GemmParams const&, int) {}
+  __device__ void multiply() {}
   __device__ float operator()(int, int) const { return 1.0f; }
 };
 
@@ -22,6 +23,7 @@ template <int Blocks, int TileN>
 struct BlockScales {
   /// Whether all tiles lie within one block of columns.
   static constexpr bool kAligned = kScaleBlock % TileN == 0;
+  static constexpr int kBlocksN = kAligned ? 1 : 2;
 
   float const* a;
   float const* b;
@@ -29,7 +31,10 @@ struct BlockScales {
   uint32_t inside;
   /// Columns of the tile in its first block of columns.
   int first;
-  float scales[Blocks][2][kAligned ? 1 : 2];
+  /// Scales of rows and of blocks of columns, read a stage ahead: nothing waits for them.
+  float rows[2 * Blocks];
+  float columns[kBlocksN];
+  float scales[2 * Blocks][kBlocksN];
 
   /// For the rows from m on and the columns from n on of a matrix of the batch.
   __device__ BlockScales(GemmParams const& params, int m, int n, int batch) {
@@ -44,26 +49,28 @@ struct BlockScales {
     if (first >= params.n - n) first = TileN;
   }
 
-  /// Reads the scales of one block of K.
+  /// Starts to read the scales of one block of K.
   __device__ void load(GemmParams const& params, int k_block) {
-    float columns[kAligned ? 1 : 2];
     columns[0] = b[k_block * params.b_scale.k_stride];
-    if constexpr (!kAligned) {
-      columns[1] = 0;
-      if (first < TileN) columns[1] = b[k_block * params.b_scale.k_stride + params.b_scale.stride];
-    }
+    if constexpr (!kAligned) columns[1] = first < TileN ? b[k_block * params.b_scale.k_stride + params.b_scale.stride] : 0;
 #pragma unroll
     for (int i = 0; i < 2 * Blocks; ++i) {
-      float row = 0;
-      if (inside >> i & 1) row = a[k_block * params.a_scale.k_stride + (i * 8 + i / 2 * 48) * params.a_scale.stride];
-#pragma unroll
-      for (int j = 0; j < (kAligned ? 1 : 2); ++j) scales[i / 2][i % 2][j] = row * columns[j];
+      int const row = i * 8 + i / 2 * 48;
+      rows[i] = inside >> i & 1 ? a[k_block * params.a_scale.k_stride + row * params.a_scale.stride] : 0;
     }
+  }
+
+  /// Multiplies what `load` has read.
+  __device__ void multiply() {
+#pragma unroll
+    for (int i = 0; i < 2 * Blocks; ++i)
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) scales[i][j] = rows[i] * columns[j];
   }
 
   /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").
   __device__ float operator()(int block, int index) const {
-    float const (&row)[kAligned ? 1 : 2] = scales[block][index / 2 % 2];
+    float const (&row)[kBlocksN] = scales[2 * block + index / 2 % 2];
     if constexpr (kAligned) return row[0];
     return index / 4 * 8 < first ? row[0] : row[1];
   }
