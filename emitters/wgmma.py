@@ -12,7 +12,8 @@ from string import Template
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP
+from gemmill.library.fields import fields_of
+from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP, atom_parts
 
 _TEMPLATE = Template("""\
 struct Atom {
@@ -38,17 +39,18 @@ _REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t"
 
 
 def wgmma_atom(config: GemmConfig) -> str:
-    """``struct Atom``: 64 x tile N x 32 bytes of K, A and B from shared memory (PTX ISA, "wgmma.mma_async")."""
+    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K, A and B from shared memory (PTX ISA, "wgmma.mma_async")."""
     accumulator = DTYPES[config.accumulator]
     k = INSTRUCTION_K_BYTES // config.a.type.bytes
-    count = SUBTILE_M * config.tile.n * accumulator.bits // (32 * WARPGROUP)
+    n = config.tile.n // atom_parts(fields_of(config))
+    count = SUBTILE_M * n * accumulator.bits // (32 * WARPGROUP)
     register, constraint = _REGISTERS[config.accumulator]
     return _TEMPLATE.substitute(
         register=register,
         count=count,
         k=k,
         instruction=(
-            f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{config.tile.n}k{k}"
+            f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
             f".{config.accumulator}.{config.a.dtype}.{config.b.dtype}"
         ),
         registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),

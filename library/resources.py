@@ -5,7 +5,7 @@ cubin whose constants differ from what stands here.
 
 Shared memory of a block, each region aligned to 1,024 bytes (the period of the 128-byte swizzle)::
 
-    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | mbarriers |
+    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages | mbarriers |
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ MAX_AUTO_STAGES = 16
 """Deepest pipeline that ``stages: auto`` asks for; more hides no further latency."""
 MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
+MAX_PROMOTED_N = 160
+"""Most columns of a WGMMA whose sums are promoted."""
 MIN_D_BUFFERS = 2
 """D subtiles of a warpgroup: one is written while another is stored."""
 
@@ -73,9 +75,15 @@ def register_budget(fields: Fields) -> tuple[int, int]:
 
 
 def accumulator_registers(fields: Fields) -> int:
-    """32-bit accumulator registers of a consumer thread; promoted sums are held twice."""
-    bits = DTYPES[str(fields["accumulator"])].bits * (2 if fields["promote"] else 1)
-    return warpgroup_m(fields) * integer(fields, "tile.n") * bits // (32 * WARPGROUP)
+    """32-bit accumulator registers of a consumer thread, those of the sums that wait for promotion included."""
+    n, bits = integer(fields, "tile.n"), DTYPES[str(fields["accumulator"])].bits
+    waiting = SUBTILE_M * n // atom_parts(fields) if fields["promote"] else 0
+    return (warpgroup_m(fields) * n + waiting) * bits // (32 * WARPGROUP)
+
+
+def atom_parts(fields: Fields) -> int:
+    """Parts of tile N that one WGMMA each multiplies: two where sums are promoted and a whole one would not fit."""
+    return 2 if fields["promote"] and integer(fields, "tile.n") > MAX_PROMOTED_N else 1
 
 
 def computes_in_integers(fields: Fields) -> bool:
@@ -160,12 +168,17 @@ def c_buffers(fields: Fields) -> int:
     return 0 if fields["c.dtype"] == "none" else min(2, subtiles(fields))
 
 
+def scale_bytes(fields: Fields) -> int:
+    """Bytes of the block scales of one stage: one f32 for each row of A's tile, and four for B's blocks of columns."""
+    return 0 if fields["a.scale"] == "none" else (integer(fields, "tile.m") + 4) * 4
+
+
 def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
     """Shared memory beside the A and B stages."""
     per_warpgroup = d_buffers * subtile_bytes(fields, "d") + c_buffers(fields) * subtile_bytes(fields, "c")
     turns = 2 if fields["schedule"] == "pingpong" else 0
     barriers = 8 * (2 * stages + consumer_warpgroups(fields) * c_buffers(fields) + turns)
-    return consumer_warpgroups(fields) * per_warpgroup + barriers
+    return consumer_warpgroups(fields) * per_warpgroup + barriers + stages * scale_bytes(fields)
 
 
 def auto_stages(fields: Fields) -> int:

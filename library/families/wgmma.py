@@ -182,8 +182,8 @@ def _accumulator_registers(f: Fields) -> str | None:
         return None
     if f["promote"]:
         return (
-            f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, held twice to be promoted, take {registers} registers a "
-            f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
+            f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
+            f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
     epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
     return (
@@ -209,7 +209,7 @@ def _shared_memory(f: Fields) -> str | None:
 
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
-    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "arch"),
+    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "a.scale", "arch"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 

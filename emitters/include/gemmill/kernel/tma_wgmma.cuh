@@ -1,7 +1,7 @@
 /// The sm_90a GEMM: TMA + WGMMA, warp-specialised, persistent; cooperative or pingpong.
 ///
 /// Warpgroup 0 loads; the others multiply and store. Shared memory:
-/// | D subtiles | C subtiles | A stages | B stages | mbarriers |, as library/resources.py lays it out for the host.
+/// | D subtiles | C subtiles | A stages | B stages | scales of stages | mbarriers |, as library/resources.py lays it out for the host.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -10,7 +10,7 @@
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
-#include <gemmill/mma/scales.cuh>
+#include <gemmill/mma/promoted.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/persistent.cuh>
@@ -47,22 +47,28 @@ struct TmaWgmmaGemm {
   using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, Config::kTileN, kSubtileN,
                                   Config::kBuffersC, Config::kBuffersD>;
 
-  using Accumulator = Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>;
+  using Scales = ScaleStage<Config::kTileM>;
+  using ThreadScales = cute::conditional_t<Config::kBlockScales,
+                                           BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
+  using Accumulator = cute::conditional_t<
+      Config::kPromote,
+      PromotedAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
+      Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>>;
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   /// The kernel's only parameter: GemmParams, or what a scheduler adds to it.
   using Params = typename Scheduler::Params;
   using StagePipeline =
-      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
+      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers),
+               Config::kBlockScales ? Scales::kArrivals : 0>;
   using Position = RingPosition<Config::kStages>;
-
-  using Scales = cute::conditional_t<Config::kBlockScales, BlockScales<kBlocks, Config::kTileN>, Unscaled>;
 
   static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
   static constexpr int kOffsetA = kOffsetC + kConsumers * Config::kBuffersC * SubtileC::kBytes;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
-  static constexpr int kOffsetBarriers = kOffsetB + Config::kStages * B::kBytes;
+  static constexpr int kOffsetScales = kOffsetB + Config::kStages * B::kBytes;
+  static constexpr int kOffsetBarriers = kOffsetScales + (Config::kBlockScales ? Config::kStages * Scales::kBytes : 0);
   static constexpr int kOffsetTurns =
       kOffsetBarriers + int(sizeof(StagePipeline)) + kConsumers * Config::kBuffersC * int(sizeof(uint64_t));
   static constexpr int kSharedBytes = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
@@ -109,6 +115,7 @@ struct TmaWgmmaGemm {
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
       if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler);
+      if (Config::kBlockScales && warp == 1) produce_scales(params, shared, pipeline, scheduler);
     } else {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
       consume(params, shared, pipeline, full_c, turns, scheduler, warp - 4);
@@ -159,6 +166,45 @@ struct TmaWgmmaGemm {
     launch_dependents();
   }
 
+  /// One warp: fills the scales of each stage, beside `produce`.
+  __device__ static void produce_scales(Params const& params, char* shared, StagePipeline& pipeline,
+                                        Scheduler const& scheduler) {
+    uint32_t const stages = cute::cast_smem_ptr_to_uint(shared + kOffsetScales);
+    uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
+    Position at;
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Work const work = scheduler.work(index);
+      ScaleLoad<Config::kTileM> load(params, work.m, work.n, work.k_tile, work.batch);
+#pragma unroll 1
+      for (int i = 0; i < work.k_tiles; ++i, at.advance()) {
+        pipeline.wait_empty(at);
+        load(stages + at.stage * Scales::kBytes, full + at.stage * int(sizeof(uint64_t)));
+      }
+    }
+  }
+
+  /// The stages as a consumer warp walks them.
+  struct ConsumerStages {
+    StagePipeline& pipeline;
+    Position& at;
+    int lane;
+    int rank;
+
+    __device__ int index() const { return at.stage; }
+    __device__ void wait() { pipeline.wait_full(at); }
+    __device__ void advance() { at.advance(); }
+    __device__ void release(int stage) { pipeline.release(stage, lane, rank); }
+  };
+
+  /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
+  __device__ static ThreadScales scales(char const* shared, int m, int n) {
+    if constexpr (Config::kBlockScales) {
+      return {shared + kOffsetScales, m, n};
+    } else {
+      return {};
+    }
+  }
+
   __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
                                  Turns& turns, Scheduler const& scheduler, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
@@ -186,24 +232,12 @@ struct TmaWgmmaGemm {
       epilogue.prefetch(m, work.n, work.batch);
 
       Accumulator accumulators;
-      if (Config::kPromote || work.k_tiles == 0) accumulators.clear();
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        Scales scales(params, m, work.n, work.batch);
-        if (work.k_tiles > 0) scales.load(params, work.k_tile);
-        for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
-          pipeline.wait_full(at);
-          Accumulator partial;
-          partial.multiply(a, b, at.stage, true);
-          scales.multiply();
-          if (k_tile + 1 < work.k_tiles) scales.load(params, work.k_tile + k_tile + 1);
-          wgmma_wait<0>();
-          partial.fence();
-          pipeline.release(at.stage, lane, scheduler.rank);
-          accumulators.add(partial, scales);
-          at.advance();
-        }
+        accumulators.multiply(a, b, ConsumerStages{pipeline, at, lane, scheduler.rank}, work.k_tiles,
+                              scales(shared, m - work.m, work.n));
       } else {
+        if (work.k_tiles == 0) accumulators.clear();
         for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
           pipeline.wait_full(at);
           accumulators.multiply(a, b, at.stage, k_tile == 0);

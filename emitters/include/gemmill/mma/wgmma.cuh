@@ -73,16 +73,6 @@ struct Accumulators {
     wgmma_commit();
     fence();
   }
-
-  /// Adds the sums of one stage, each multiplied by its scale: what the tensor cores keep of fp8 sums, 14 bits or so,
-  /// then loses nothing along K (DeepSeek-V3 technical report, 3.3.2).
-  template <class Scales>
-  __device__ void add(Accumulators const& partial, Scales const& scales) {
-#pragma unroll
-    for (int block = 0; block < Blocks; ++block)
-#pragma unroll
-      for (int i = 0; i < Atom::kRegisters; ++i) values[block][i] += scales(block, i) * partial.values[block][i];
-  }
 };
 
 }  // namespace gemmill

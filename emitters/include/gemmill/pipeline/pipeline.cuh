@@ -30,9 +30,10 @@ struct RingPosition {
 
 /// A full and an empty mbarrier for each stage.
 ///
-/// full: one arrival, by this block's producer, and the bytes of A and B from every block that multicasts here.
+/// full: an arrival by this block's producer, `MoreArrivals` by others who fill the stage, and the bytes of A and B from
+/// every block that multicasts here.
 /// empty: one arrival for each consumer warp of every block that this block's producer writes to.
-template <int Stages, int ClusterM, int ClusterN, int ConsumerWarps>
+template <int Stages, int ClusterM, int ClusterN, int ConsumerWarps, int MoreArrivals = 0>
 struct Pipeline {
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
@@ -45,16 +46,19 @@ struct Pipeline {
   __device__ void init() {
 #pragma unroll
     for (int stage = 0; stage < Stages; ++stage) {
-      Full::init(&full[stage], 1);
+      Full::init(&full[stage], 1 + MoreArrivals);
       Empty::init(&empty[stage], ConsumerWarps * kPeers);
     }
   }
 
   /// Producer: waits until every peer has emptied the stage, and announces the bytes to come.
   __device__ void acquire(RingPosition<Stages> at, uint32_t bytes) {
-    Empty::wait(&empty[at.stage], at.phase ^ 1);
+    wait_empty(at);
     Full::arrive_and_expect_tx(&full[at.stage], bytes);
   }
+
+  /// Producer: waits until every peer has emptied the stage.
+  __device__ void wait_empty(RingPosition<Stages> at) { Empty::wait(&empty[at.stage], at.phase ^ 1); }
 
   /// Consumer: waits until the stage is filled.
   __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }

@@ -1,0 +1,117 @@
+/// Scales of blocks of A and B, on their way to the sums they multiply.
+#pragma once
+
+#include <gemmill/kernel/params.cuh>
+
+namespace gemmill {
+
+/// K that shares a scale; a stage is as deep.
+inline constexpr int kScaleBlock = 128;
+
+/// The scales of one stage in shared memory: A's, one for each row of the tile, and B's, for the two blocks of columns
+/// that a tile meets at most (rule `block-scales`).
+template <int TileM>
+struct ScaleStage {
+  static constexpr int kBytes = (TileM + 4) * int(sizeof(float));
+  static constexpr int kArrivals = 32;
+};
+
+/// Copies the scales of one tile, stage by stage. One warp does, with cp.async, 4 bytes at a time, so that scales of any
+/// strides come straight from where the caller has them. Each lane arrives at the stage's full barrier (PTX ISA,
+/// "cp.async.mbarrier.arrive"). Addresses are made once a tile: they took as long as the MMAs of a stage.
+template <int TileM>
+struct ScaleLoad {
+  float const* row;
+  float const* column;
+  /// Elements from a row of this lane to its next, and from a block of K to the next.
+  int64_t row_stride, row_step, column_step;
+  /// Rows of the tile from this lane's first on that lie inside the problem.
+  int rows;
+  /// Bytes to read of this lane's block of columns: 4 or 0.
+  int column_bytes;
+
+  __device__ ScaleLoad(GemmParams const& params, int m, int n, int k_block, int batch) {
+    ScaleParams const& a = params.a_scale;
+    ScaleParams const& b = params.b_scale;
+    int const lane = threadIdx.x % 32;
+    int const block = n / kScaleBlock + lane;
+    row = a.pointer + batch * a.batch_stride + k_block * a.k_stride + (m + lane) * a.stride;
+    column = b.pointer + batch * b.batch_stride + k_block * b.k_stride + block * b.stride;
+    row_stride = 32 * a.stride;
+    row_step = a.k_stride;
+    column_step = b.k_stride;
+    rows = params.m - m - lane;
+    column_bytes = block * kScaleBlock < params.n ? 4 : 0;
+  }
+
+  /// Starts to fill a stage with the scales of the next block of K.
+  __device__ void operator()(uint32_t stage, uint32_t full) {
+    int const lane = threadIdx.x % 32;
+    uint32_t const target = stage + lane * 4;
+    float const* source = row;
+#pragma unroll
+    for (int i = 0; i < TileM; i += 32, source += row_stride) copy(target + i * 4, source, i < rows ? 4 : 0);
+    if (lane < 2) copy(target + TileM * 4, column, column_bytes);
+    row += row_step;
+    column += column_step;
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
+  }
+
+ private:
+  static_assert(TileM % 32 == 0, "each lane copies the scales of as many rows");
+
+  /// 4 bytes, or zeros in their place: nothing is then read.
+  __device__ static void copy(uint32_t target, float const* source, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+  }
+};
+
+/// No scales: sums move as they are.
+struct NoScales {
+  __device__ void read(int) {}
+  __device__ float operator()(int, int) const { return 1.0f; }
+};
+
+/// The scales of one thread's sums: of two rows in each of `Blocks` blocks of 64, and of two blocks of columns.
+template <class Stage, int Blocks, int TileM, int TileN>
+struct BlockScales {
+  /// Blocks of columns that a tile may meet.
+  static constexpr int kColumns = kScaleBlock % TileN == 0 ? 1 : 2;
+  /// Columns that lie in one block, wherever the tile begins: the largest power of two in tile N, at most 128.
+  static constexpr int kStep = min_of(TileN & -TileN, kScaleBlock);
+
+  char const* stages;
+  /// This thread's first row within the tile.
+  int row;
+  /// Columns of the tile in its first block of columns.
+  int first;
+  float scales[2 * Blocks][kColumns] = {};
+
+  __device__ BlockScales(char const* stages_, int warpgroup_row, int n)
+      : stages(stages_),
+        row(warpgroup_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
+        first(kScaleBlock - n % kScaleBlock) {}
+
+  /// Reads the scales of a stage.
+  __device__ void read(int stage) {
+    float const* const values = reinterpret_cast<float const*>(stages + stage * Stage::kBytes);
+    float columns[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) columns[i] = values[TileM + i];
+#pragma unroll
+    for (int i = 0; i < 2 * Blocks; ++i) {
+      float const scale = values[row + i / 2 * 64 + i % 2 * 8];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) scales[i][j] = scale * columns[j];
+    }
+  }
+
+  /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").
+  __device__ float operator()(int block, int index) const {
+    float const (&columns)[kColumns] = scales[2 * block + index / 2 % 2];
+    if constexpr (kColumns == 1) return columns[0];
+    return index * 2 / kStep * kStep < first ? columns[0] : columns[1];
+  }
+};
+
+}  // namespace gemmill
