@@ -33,7 +33,7 @@ DEFAULT_OPTIONS = Options()
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape."""
     a, b, c, d = config.a, config.b, config.c, config.d
-    return GemmProblem.packed(
+    packed = GemmProblem.packed(
         (shape.m, shape.n, shape.k, shape.batch),
         (a.dtype, a.major),
         (b.dtype, b.major),
@@ -41,6 +41,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         (c.dtype, c.major) if c else None,
         (d.dtype, d.major),
     )
+    return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 
 
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:

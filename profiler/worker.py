@@ -21,7 +21,7 @@ from gemmill.library.errors import CompileError, DeviceError, GemmillError, Oper
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baseline import BASELINE, cublas
-from gemmill.profiler.operands import OperandSet, make_operands, torch
+from gemmill.profiler.operands import OperandSet, make_operands, natural_alpha, plan_options, poison, torch
 from gemmill.profiler.telemetry import Reading, open_telemetry
 from gemmill.profiler.telemetry import summarise as summarise_readings
 from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
@@ -30,8 +30,8 @@ from gemmill.runtime.api import plan
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.store import Store
 
-ALPHA, BETA = 1.0, 1.0
-"""Scalars of every measurement; beta counts where there is a C."""
+BETA = 1.0
+"""Beta of every measurement with a C; alpha is :func:`~gemmill.profiler.operands.natural_alpha`."""
 READ_EVERY = 4
 """Rounds between two readings of clocks and power."""
 
@@ -225,7 +225,8 @@ class _Bench:
 
         cuBLAS, if torch has this GEMM, is among them, right or not: it may sum in halves of lower precision.
         """
-        expected = reference(unit.problem, operands[0], ALPHA, BETA)
+        alpha = natural_alpha(unit.problem)
+        expected = reference(unit.problem, operands[0], alpha, BETA)
         launches: dict[str, Launch] = {}
         outcomes: dict[str, Outcome] = {}
         for config in unit.configs:
@@ -236,7 +237,7 @@ class _Bench:
             except (UnsupportedProblemError, OperandError, CompileError) as error:
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
                 continue
-            operands[0].d.fill_(math.nan)
+            poison(operands[0].d)
             outcomes[name] = _verify(name, launch, expected, operands[0])
             if outcomes[name].verified:
                 launches[name] = launch
@@ -258,11 +259,11 @@ class _Bench:
             first.b,
             out=first.d,
             c=first.c,
-            alpha=ALPHA,
+            alpha=natural_alpha(problem),
             beta=BETA if first.c is not None else 0.0,
-            accumulator=problem.accumulator,
             registry=self.registry,
             kernel=config,
+            **plan_options(problem, first),
         )
 
         def launch(index: int) -> None:
