@@ -167,13 +167,10 @@ def natural_alpha(problem: GemmProblem) -> float:
 
 def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
     """What tells :func:`gemmill.plan` of a problem beside its tensors A, B, C and D."""
-    options: dict[str, Any] = {"accumulator": problem.accumulator}
-    if problem.a_dtype == "tf32":
-        options["tf32"] = True
-    if problem.promote:
-        options["fast_accumulation"] = False
-    if operands.a_scale is not None:
-        options["a_scale"] = operands.a_scale
-    if operands.b_scale is not None:
-        options["b_scale"] = operands.b_scale
-    return options
+    return {
+        "accumulator": problem.accumulator,
+        "tf32": problem.a_dtype == "tf32",
+        "fast_accumulation": problem.promote == 0,
+        "a_scale": operands.a_scale,
+        "b_scale": operands.b_scale,
+    }

@@ -19,7 +19,7 @@ from gemmill.library.errors import RecordError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, measurement_key, read_records
-from gemmill.profiler.baseline import BASELINE
+from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.process import WorkerError, WorkerProcess
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
@@ -155,7 +155,8 @@ def measurements(
 ) -> list[Measurement]:
     """The records of a report."""
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
-    baseline, reading = timings.get(BASELINE), report.reading
+    baseline = next((timings[name] for name in BASELINES if name in timings), None)
+    reading = report.reading
     now = datetime.now(UTC)
     return [
         Measurement(
