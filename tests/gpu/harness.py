@@ -89,7 +89,7 @@ def kernel(
     chosen |= {name.replace("__", "."): value for name, value in fields.items()}
     if chosen["c.dtype"] != "none":
         chosen |= {"c.align": 16, "c.major": fields.get("c__major", "n")}
-    chosen.setdefault("stages", auto_stages(chosen))
+    chosen.setdefault("stages", max(1, auto_stages(chosen)))  # 1 is illegal: not even two fit
     return config_of(chosen)
 
 
