@@ -41,38 +41,42 @@ _C_RULES = tuple(
 
 _Domains: TypeAlias = dict[str, tuple[Value, ...]]
 
-
-def any_legal(fixed: Fields, rules: Sequence[Rule] = RULES) -> Fields | None:
-    """The first config that has these fields and keeps the rules; None where there is none."""
-    return _Search(rules, None).solve(fixed)
+Given: TypeAlias = Mapping[str, Value | tuple[Value, ...]]
+"""What some fields must be: one value, or one of several."""
 
 
-def draw_legal(generator: random.Random, fixed: Fields) -> Fields | None:
-    """A random legal config that has these fields; None where there is none, or the search has given up.
+def any_legal(given: Given, rules: Sequence[Rule] = RULES) -> Fields | None:
+    """The first config with what is given that keeps the rules; None where there is none."""
+    return _Search(rules, None).solve(given)
+
+
+def draw_legal(generator: random.Random, given: Given) -> Fields | None:
+    """A random legal config with what is given; None where there is none, or the search has given up.
 
     Each field in turn is drawn evenly from the values that leave a legal config: formats are even, whatever number of
     tiles each has.
     """
-    return _Search(RULES, generator).solve(fixed)
+    return _Search(RULES, generator).solve(given)
 
 
-def obstacle(fixed: Fields) -> Rule | None:
-    """The rule without which there would be a config that has these fields; None where there is one already.
+def obstacle(given: Given) -> Rule | None:
+    """The rule without which there would be a config with what is given; None where there is one already.
 
     Of several that forbid it, the first that suffices; where no single one does, the first of those that together do.
     """
+    fixed = {name: value for name, value in given.items() if not isinstance(value, tuple)}
     for rule in RULES:
         if all(name in fixed for name in rule.fields) and not rule.allows(fixed):
             return rule
-    if any_legal(fixed) is not None:
+    if any_legal(given) is not None:
         return None
     for rule in RULES:
-        if any_legal(fixed, [other for other in RULES if other is not rule]) is not None:
+        if any_legal(given, [other for other in RULES if other is not rule]) is not None:
             return rule
     for count, rule in enumerate(RULES, 1):
-        if any_legal(fixed, RULES[count:]) is not None:
+        if any_legal(given, RULES[count:]) is not None:
             return rule
-    raise ValueError(f"no config has {dict(fixed)}, whatever the rules")
+    raise ValueError(f"no config has {dict(given)}, whatever the rules")
 
 
 class _Search:
@@ -92,12 +96,16 @@ class _Search:
                 (name,) = rule.fields
                 self._domains[name] = tuple(v for v in self._domains[name] if rule.allows({name: v}))
 
-    def solve(self, fixed: Fields) -> Fields | None:
-        """A config that has these fields, in the order of their names; None if there is none or it takes too long."""
+    def solve(self, given: Given) -> Fields | None:
+        """A config with what is given, in the order of the names; None if there is none or it takes too long."""
         found: dict[str, Value] = {}
-        domains = self._domains | {name: (value,) for name, value in fixed.items()}
-        for name in fixed:
-            found[name] = fixed[name]
+        domains = dict(self._domains)
+        fixed = {name: value for name, value in given.items() if not isinstance(value, tuple)}
+        for name, values in given.items():
+            if isinstance(values, tuple):
+                domains[name] = tuple(value for value in domains[name] if value in values)
+        for name, value in fixed.items():
+            found[name] = value
             narrowed = self._narrowed(found, domains, name)
             if narrowed is None:
                 return None
