@@ -18,7 +18,8 @@ from gemmill.library.search import Given, any_legal, obstacle
 
 OK = "ok"
 """Stands in a cell for which there are kernels; otherwise the id of a rule does."""
-MAJORS = ("k", "mn")
+MAJORS = (*itertools.product(("k", "mn"), repeat=2), ("any", "any"))
+"""Majors of A and B; ``any``: strides along both extents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +66,17 @@ def _row(given: Mapping[str, Value]) -> Row:
 
 
 def _cell(given: Mapping[str, Value]) -> str:
-    asked: dict[str, Value | tuple[Value, ...]] = dict(given)
-    for name in ("a.major", "b.major"):
-        if name in given:
-            asked[name] = (given[name], "any")
-    rule = obstacle(asked)
-    return rule.id if rule else OK
+    served = {name: (given[name], "any") for name in ("a.major", "b.major") if name in given}
+    if any_legal({**given, **served}) is not None:
+        return OK
+    rule = obstacle(given)
+    assert rule is not None, f"{dict(given)} is legal, though not with strides of any kind"
+    return rule.id
 
 
 def _operands() -> Iterable[Row]:
     for multiplied in _legal_values({}, ("a.dtype", "b.dtype", "accumulator", "promote", "a.scale", "b.scale")):
-        for a, b in itertools.product(MAJORS, MAJORS):
+        for a, b in MAJORS:
             yield _row({**multiplied, "a.major": a, "b.major": b})
 
 
@@ -116,11 +117,10 @@ def _operand_labels(rows: Sequence[Row]) -> _Labelled:
     alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for (pairing, sums), members in answers.items():
         alike.setdefault((sums, tuple(tuple(row.cells.values()) for row in members)), []).append(pairing)
-    pairs = [f"{a}, {b}" for a, b in itertools.product(MAJORS, MAJORS)]
     for (sums, cells), pairings in alike.items():
         for answer in dict.fromkeys(cells):
-            majors = [pair for pair, other in zip(pairs, cells, strict=True) if other == answer]
-            yield (_product(pairings), sums, "all" if len(majors) == len(pairs) else " · ".join(majors)), answer
+            majors = [" x ".join(pair) for pair, other in zip(MAJORS, cells, strict=True) if other == answer]
+            yield (_product(pairings), sums, "all" if len(majors) == len(MAJORS) else _product(majors)), answer
 
 
 def _sums(given: Mapping[str, Value]) -> str:
@@ -132,7 +132,7 @@ def _sums(given: Mapping[str, Value]) -> str:
 
 
 def _product(pairings: Sequence[str]) -> str:
-    """Pairings as the product of two lists where they are one."""
+    """``a x b`` and the like as the product of two lists where they are one."""
     sides = [list(dict.fromkeys(pairing.split(" x ")[side] for pairing in pairings)) for side in (0, 1)]
     if len(sides[0]) * len(sides[1]) == len(pairings):
         return " x ".join(", ".join(side) for side in sides)
@@ -166,10 +166,10 @@ def markdown() -> str:
     lines = [
         "# Coverage",
         "",
-        "Made from the legality rules by `python -m gemmill.library.coverage`; `gemmill list --coverage` prints it. A cell",
-        "is `ok` where some tile, cluster and number of stages make a legal kernel; otherwise it names the rule that",
-        "forbids them all, or that nothing has been built for (`gemmill explain NAME` says what a rule wants). Types that no",
-        "row names are multiplied by no kernel.",
+        "Made from the legality rules by `python -m gemmill.library.coverage`; `gemmill list --coverage` prints it. A",
+        "cell is `ok` where some tile, cluster and number of stages make a legal kernel, and otherwise names the rule",
+        "without which there would be one (`gemmill explain NAME` says what a rule wants of a kernel). No kernel",
+        "multiplies types that no row pairs.",
     ]
     for table in tables():
         heads = (*table.columns, *schedules())

@@ -85,6 +85,7 @@ class _Search:
     def __init__(self, rules: Sequence[Rule], generator: random.Random | None) -> None:
         self._generator = generator
         self._steps = STEPS
+        self._contradicted = dict.fromkeys(ORDER, 0)
         self._rules_of: dict[str, list[Rule]] = {name: [] for name in ORDER}
         self._domains: _Domains = {
             name: (*DOMAINS[name], _ABSENT[name]) if name in _ABSENT else DOMAINS[name] for name in ORDER
@@ -117,7 +118,9 @@ class _Search:
     def _extend(self, found: dict[str, Value], domains: _Domains, names: Sequence[str]) -> bool:
         if not names:
             return True
-        name, *rest = names
+        # What contradictions were about first, so that the next one shows before anything else is tried.
+        name = names[0] if self._generator else max(names, key=self._contradicted.__getitem__)
+        rest = [other for other in names if other != name]
         for value in self._ordered(name, domains[name]):
             self._steps -= 1
             if self._steps < 0:
@@ -144,13 +147,12 @@ class _Search:
             undecided = [other for other in rule.fields if other not in found]
             if len(undecided) > 1:
                 continue
-            if not undecided:
-                if not rule.allows(found):
-                    return None
-                continue
-            (other,) = undecided
-            left = tuple(value for value in narrowed[other] if rule.allows({**found, other: value}))
-            if not left:
+            if undecided:
+                (other,) = undecided
+                left = tuple(value for value in narrowed[other] if rule.allows({**found, other: value}))
+                narrowed[other] = left
+            if not (left if undecided else rule.allows(found)):
+                for other in rule.fields:
+                    self._contradicted[other] += 1
                 return None
-            narrowed[other] = left
         return narrowed

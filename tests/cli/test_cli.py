@@ -145,6 +145,14 @@ def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
     assert 0 < len(few) < len(names)
 
 
+def test_coverage_names_a_rule_for_every_hole() -> None:
+    views = json.loads(ok("list", "--coverage", "--json"))
+    tf32 = [row for row in views["Operands"] if row["a.dtype"] == "tf32"]
+    assert {(row["a.major"], row["schedules"]["cooperative"]) for row in tf32} >= {("k", "ok"), ("mn", "mma-majors")}
+    assert "mma-majors" in ok("list", "--coverage")
+    assert gemmill("list", "bf16", "--coverage").exit_code == 2
+
+
 def test_a_filter_that_nothing_passes_is_an_error() -> None:
     result = gemmill("list", "bf16", "--where", "tile.m == 7")
     assert result.exit_code == 1
