@@ -42,7 +42,7 @@ KINDS: tuple[dict[str, Value], ...] = (
 def chosen() -> Iterator[GemmConfig]:
     """For every schedule, a kernel of each kind and of each decomposition of K."""
     decompositions = WORDS["scheduler.decomposition"]
-    asked = [*KINDS, *({"scheduler.decomposition": word} for word in decompositions)]
+    asked: list[dict[str, Value]] = [*KINDS, *({"scheduler.decomposition": word} for word in decompositions)]
     for schedule, kind in itertools.product(FAMILIES, asked):
         given: dict[str, Value] = {"schedule": schedule, "arch": "sm90a"}
         given |= {"scheduler.decomposition": "tiles", "scheduler.batching": "strided", **kind}
