@@ -41,9 +41,10 @@ KINDS: tuple[dict[str, Value], ...] = (
 
 def chosen() -> Iterator[GemmConfig]:
     """For every schedule, a kernel of each kind and of each decomposition of K."""
-    decompositions = WORDS["scheduler.decomposition"]
-    asked: list[dict[str, Value]] = [*KINDS, *({"scheduler.decomposition": word} for word in decompositions)]
-    for schedule, kind in itertools.product(FAMILIES, asked):
+    decompositions: Iterator[dict[str, Value]] = (
+        {"scheduler.decomposition": word} for word in WORDS["scheduler.decomposition"]
+    )
+    for schedule, kind in itertools.product(FAMILIES, (*KINDS, *decompositions)):
         given: dict[str, Value] = {"schedule": schedule, "arch": "sm90a"}
         given |= {"scheduler.decomposition": "tiles", "scheduler.batching": "strided", **kind}
         fields = any_legal({**given, "stages": 3}) or any_legal(given)
