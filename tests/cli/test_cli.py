@@ -232,6 +232,20 @@ def test_select_ranks_kernels_and_says_why() -> None:
     assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
 
 
+@pytest.mark.parametrize(
+    ("options", "formats"),
+    [
+        (("s8",), "s8k16_s8k16_s32_none_s32n16"),
+        (("tf32",), "tf32k16_tf32k16_f32_none_f32n16"),
+        (("e4m3",), "e4m3k16_e4m3k16_f32_none_bf16n16"),
+        (("e4m3", "--promoted"), "e4m3k16_e4m3k16_f32p4_none_bf16n16"),
+        (("e4m3", "--block-scaled"), "e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16"),
+    ],
+)
+def test_accumulator_and_output_follow_the_type_of_a(options: tuple[str, ...], formats: str) -> None:
+    assert ok("select", "--mnkl", "512,512,512", "--a-dtype", *options).startswith(f"sm90a_{formats}_")
+
+
 def test_select_names_the_constraint_that_no_kernel_meets() -> None:
     result = gemmill("select", "--mnkl", "64,64,63")
     assert result.exit_code == 1
