@@ -195,20 +195,22 @@ def guarded(
     batch: int | None = None,
     pad: int = 1,
     offset: int = 0,
+    align: int = 16,
+    step: int = 1,
     device: Any = "cuda",
 ) -> Guarded:
-    """A poisoned matrix, its strides padded to multiples of 16 bytes and by ``pad`` times 16 bytes more.
+    """A poisoned matrix, its strides padded to multiples of ``align`` bytes and by ``pad`` times that more.
 
-    ``offset`` moves its first element by that many times 16 bytes.
+    ``offset`` moves its first element by that many times ``align`` bytes; ``step`` is what its neighbours lie apart.
     """
-    unit = 16 // DTYPES[dtype].bytes
+    unit = max(1, align // DTYPES[dtype].bytes)
     inner, outer = (columns, rows) if columns_contiguous else (rows, columns)
-    stride = (-(-inner // unit) + pad) * unit
+    stride = (-(-inner * step // unit) + pad) * unit
     batch_stride = stride * outer + pad * unit
     first = GUARD_BYTES // DTYPES[dtype].bytes + offset * unit
     elements = first + batch_stride * (batch or 1) + GUARD_BYTES // DTYPES[dtype].bytes
     buffer = torch.empty(elements * DTYPES[dtype].bytes, dtype=torch.uint8, device=device)
-    strides = (stride, 1) if columns_contiguous else (1, stride)
+    strides = (stride, step) if columns_contiguous else (step, stride)
     typed = buffer.view(torch_dtype(dtype))
     poison(typed)
     if batch is None:
@@ -324,22 +326,25 @@ def make_case(
     exact = data is None or config.d.dtype == "s32"
     data = data or exact_data(problem)
 
-    def operand(name: str, rows: int, columns: int, dtype: str, columns_contiguous: bool) -> Guarded:
+    def operand(name: str, rows: int, columns: int, columns_contiguous: bool) -> Guarded:
+        operand = getattr(config, name)
         return guarded(
             rows,
             columns,
-            dtype,
+            operand.dtype,
             columns_contiguous=columns_contiguous,
             batch=batch if name in batched else None,
             pad=pad,
             offset=offset,
+            align=operand.align,
+            step=3 if operand.major == "any" else 1,
             device=device,
         )
 
-    a = operand("a", m, k, config.a.dtype, config.a.major == "k")
-    b = operand("b", k, n, config.b.dtype, config.b.major == "mn")
-    c = operand("c", m, n, config.c.dtype, config.c.major == "n") if config.c else None
-    d = operand("d", m, n, config.d.dtype, config.d.major == "n")
+    a = operand("a", m, k, config.a.major != "mn")
+    b = operand("b", k, n, config.b.major != "k")
+    c = operand("c", m, n, config.c.major != "m") if config.c else None
+    d = operand("d", m, n, config.d.major != "m")
     fill(a.tensor, data, seed * 3, config.a.dtype)
     fill(b.tensor, data, seed * 3 + 1, config.b.dtype)
     if c is not None and config.c is not None:

@@ -21,6 +21,7 @@ CONFIGS = [
     kernel(ab="s8", d__dtype="s8", d__major="m"),
     kernel(ab="s8", d__dtype="f16"),
     kernel(ab="s8", d__dtype="f32", c__dtype="f32"),
+    kernel(ab="f32", a__major="any", b__major="any", d__major="any", a__align=4, d__align=4, stages=2),
 ]
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.a.dtype}{c.b.dtype}{c.d.dtype}{c.a.scale}")
 
