@@ -17,7 +17,29 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAIN = "a.major == 'k' and b.major == 'k' and d.major == 'n' and d.dtype == a.dtype and c.dtype == 'none'"
+PLAIN = (
+    "a.major == 'k' and b.major == 'k' and d.major == 'n' and c.dtype == 'none' and scheduler.batching == 'strided' "
+    "and epilogue == 'linear'"
+)
+"""The layout that all are compared in."""
+FORMATS = {
+    **{
+        name: f"a.dtype == '{name}' and b.dtype == '{name}' and accumulator == 'f32' and d.dtype == '{d}'"
+        for name, d in (("bf16", "bf16"), ("f16", "f16"), ("tf32", "f32"), ("f32", "f32"))
+    },
+    "f16-f16": "a.dtype == 'f16' and b.dtype == 'f16' and accumulator == 'f16' and d.dtype == 'f16'",
+    "f64": "a.dtype == 'f64' and b.dtype == 'f64' and accumulator == 'f64' and d.dtype == 'f64'",
+    "int8": "a.dtype == 's8' and b.dtype == 's8' and d.dtype == 's32'",
+    **{
+        name: f"a.dtype == 'e4m3' and b.dtype == 'e4m3' and accumulator == 'f32' and d.dtype == 'bf16' and {how}"
+        for name, how in (
+            ("fp8", "promote == 0"),
+            ("fp8-promoted", "promote == 4 and a.scale == 'none'"),
+            ("fp8-scaled", "a.scale == '1x128' and b.scale == '128x128'"),
+        )
+    },
+}
+"""Types of the operands and of D, as filters, by name."""
 
 
 def main() -> None:
@@ -27,7 +49,8 @@ def main() -> None:
     parser.add_argument("--manifest", default="bf16", help="shipped manifest, or a file (%(default)s)")
     parser.add_argument("--shapes", default="large", help="shipped shape suite, or a file (%(default)s)")
     parser.add_argument("--preset", help="preset of the manifest")
-    parser.add_argument("--where", default=PLAIN, help="filter of the kernels: %(default)s")
+    parser.add_argument("--formats", choices=FORMATS, help="types of the operands; default: by the manifest's name")
+    parser.add_argument("--where", default=PLAIN, help="further filter of the kernels: %(default)s")
     parser.add_argument("--commit", help="commit that the records name; default: the repository's")
     parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
     parser.add_argument("--finalists", type=int, default=8, help="kernels of the second stage (%(default)s)")
@@ -48,18 +71,24 @@ def main() -> None:
     manifest, shapes = Path(arguments.manifest), Path(arguments.shapes)
     kernels = load_manifest(manifest if manifest.is_file() else shipped_manifest(arguments.manifest))
     suite = load_shapes(shapes if shapes.is_file() else ROOT / "manifests" / "shapes" / f"{arguments.shapes}.yaml")
-    configs = list(kernels.expand(preset=arguments.preset, where=arguments.where))
+    formats = arguments.formats or kernels.name
+    if formats not in FORMATS:
+        parser.error(f"no formats are known for manifest {kernels.name}; pass --formats")
+    where = f"({FORMATS[formats]}) and ({arguments.where})"
+    configs = list(kernels.expand(preset=arguments.preset, where=where))
     # The model alone chooses: measurements of the same problems would be the answer.
     selector = Selector({kernel_name(config): config for config in configs}, detect())
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    records = arguments.out / f"{kernels.name}-{suite.name}-{stamp}.jsonl"
+    records = arguments.out / f"{formats}-{suite.name}-{stamp}.jsonl"
 
     def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
         if not arguments.json:
             print(_row(problem, measurements, selector.select(problem).name), flush=True)
 
     if not arguments.json:
-        print(f"{len(configs)} kernels of {kernels.name}, {len(suite.shapes)} shapes of {suite.name}; TFLOP/s")
+        print(
+            f"{len(configs)} {formats} kernels of {kernels.name}, {len(suite.shapes)} shapes of {suite.name}; TFLOP/s"
+        )
         print(HEAD, flush=True)
     measurements = sweep(
         configs,
@@ -72,19 +101,22 @@ def main() -> None:
         listener=Listener(measured=report),
     )
     summary = _summary(measurements, lambda problem: selector.select(problem).name)
-    summary = {"manifest": kernels.name, "shapes": suite.name, "where": arguments.where, **summary}
+    summary = {"manifest": kernels.name, "formats": formats, "shapes": suite.name, "where": where, **summary}
     records.with_suffix(".summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(summary, indent=2))
         return
     print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
-    for key in ("best_over_cublas", "selected_over_best", "selected_over_cublas"):
+    print(f"baseline: {summary['baseline']}; it has {summary['with_baseline']} of {len(summary['problems'])} problems")
+    for key in MEANS:
         print(f"{key.replace('_', ' ')}, geometric mean: {summary[key] or math.nan:.3f}")
     print(f"{summary['failed']} of {summary['measurements']} measurements failed; records: {records}")
     for says, count in Counter(m.says for m in measurements if m.stage == "failed").most_common(5):
         print(f"  {count} x {says[:200]}")
 
 
+MEANS = ("best_over_cublas", "selected_over_best", "selected_over_cublas")
+"""Figures whose geometric mean sums a run up."""
 HEAD = f"{'problem':20}{'cuBLAS':>8}{'best':>8}{'ratio':>7}{'selected':>10}{'of best':>9}  best kernel"
 
 
@@ -106,13 +138,16 @@ def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
 
 def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and cuBLAS were timed side by side."""
+    from gemmill.profiler.baseline import BASELINES
+
     finalists = {m.kernel: m for m in measurements if m.stage == "final"}
-    cublas = finalists.pop("cublas", None)
+    cublas = next((finalists.pop(name) for name in BASELINES if name in finalists), None)
     best = min(finalists.values(), key=lambda m: m.us, default=None)
     chosen = finalists.get(selected)
     return {
         "problem": f"{problem.m}x{problem.n}x{problem.k}" + (f"x{problem.batch}" if problem.batch > 1 else ""),
         "formats": f"{problem.a_major}{problem.b_major}{problem.d_major} {problem.a_dtype} {problem.d_dtype}",
+        "baseline": cublas and cublas.kernel,
         "cublas_us": cublas and cublas.us,
         "cublas_tflops": cublas and cublas.tflops,
         "best": best and best.kernel,
@@ -131,16 +166,22 @@ def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[s
 
 
 def _summary(measurements: Sequence[Any], select: Any) -> dict[str, Any]:
+    from gemmill.profiler.baseline import BASELINES
+
     problems = dict.fromkeys(m.problem for m in measurements)
     rows = [_figures(p, [m for m in measurements if m.problem == p], select(p)) for p in problems]
     first = measurements[0]
-    means = {key: _mean(rows, key) for key in ("best_over_cublas", "selected_over_best", "selected_over_cublas")}
+    # cuBLAS lacks some problems, int8 with few rows among them.
+    compared = [row for row in rows if row["baseline"]]
+    means = {key: _mean(compared if key.endswith("cublas") else rows, key) for key in MEANS}
     return {
         **{key: getattr(first, key) for key in ("gpu", "driver", "cuda", "torch", "gemmill", "commit", "method")},
         "time": first.time.isoformat(),
+        "baseline": next((row["baseline"] for row in compared), None),
+        "with_baseline": len(compared),
         **means,
         "measurements": len(measurements),
-        "failed": sum(m.stage == "failed" for m in measurements),
+        "failed": sum(m.stage == "failed" for m in measurements if m.kernel not in BASELINES),
         "problems": rows,
     }
 
@@ -148,7 +189,7 @@ def _summary(measurements: Sequence[Any], select: Any) -> dict[str, Any]:
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
     """Geometric mean; None if a problem lacks the figure: a mean of the rest would flatter."""
     values = [row[key] for row in rows]
-    return math.exp(sum(map(math.log, values)) / len(values)) if None not in values else None
+    return math.exp(sum(map(math.log, values)) / len(values)) if values and None not in values else None
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Measurement(Frozen):
     """What became of one kernel on one problem."""
 
     kernel: str
-    """Kernel name, or ``cublas``."""
+    """Kernel name, or that of a baseline: ``cublas``, ``cublas-per-tensor``."""
     digest: str
     """SHA-256 of the cubin in hex; empty for cuBLAS, and where there is no cubin."""
     problem: GemmProblem

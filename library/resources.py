@@ -127,7 +127,7 @@ def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
     n_major = [max(8, DTYPES[dtype].bits) // 8 for dtype, major in operands if major == "n"]
     m_major = [max(8, DTYPES[dtype].bits) // 8 for dtype, major in operands if major == "m"]
     for n in range(min(tile_n, MAX_SUBTILE_N) // 8 * 8, 8, -8):
-        conflict_free = all(n * size in (128, 64, 32) or n * size // 16 % 2 == 1 for size in n_major)
+        conflict_free = all(n * size in (128, 64, 32) or n * size % 32 == 16 for size in n_major)
         if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):
             return n
     return 8

@@ -6,6 +6,7 @@ torch is treated as ``Any`` and imported where it is needed: everything else of 
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,10 @@ class OperandSet:
     c: Any
     """None for a problem without C."""
     d: Any
+    a_scale: Any = None
+    """Block scales of A in float32, an element for each block of A in the order of A's extents; None without."""
+    b_scale: Any = None
+    """The same of B: along K first, then along N."""
 
 
 def matrix(rows: int, columns: int, batch: int, row_major: bool, dtype: str, device: Any) -> Any:
@@ -56,12 +61,63 @@ def matrix(rows: int, columns: int, batch: int, row_major: bool, dtype: str, dev
     return tensor if row_major else tensor.transpose(-1, -2)
 
 
+def fill_random(tensor: Any, dtype: str, generator: Any) -> None:
+    """Standard normal floats; integers uniform over all of 8 bits, or over 21 of 32 so that sums with them fit.
+
+    Never zeros or small integers: they draw less power and run faster than real data.
+    """
+    if not DTYPES[dtype].is_integer:
+        # torch draws no fp8; an fp8 number keeps its relative precision from 2^-6 to 448 and more.
+        fp8 = DTYPES[dtype].bits == 8
+        drawn = torch().empty_like(tensor, dtype=torch().float32) if fp8 else tensor
+        drawn.normal_(generator=generator)
+        if fp8:
+            tensor.copy_(drawn)
+    elif DTYPES[dtype].bits == 32:
+        tensor.random_(-(1 << 20), (1 << 20) + 1, generator=generator)
+    else:
+        info = torch().iinfo(tensor.dtype)
+        tensor.random_(info.min, info.max + 1, generator=generator)
+
+
+def poison(tensor: Any) -> None:
+    """Fill with what no kernel writes: NaN, or integers of bytes 0xA5, which an 8-bit D holds at one place in 256."""
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(math.nan)
+    else:
+        bits = torch().iinfo(tensor.dtype).bits
+        pattern = int.from_bytes(b"\xa5" * (bits // 8), "little", signed=tensor.dtype.is_signed)
+        tensor.fill_(pattern)
+
+
+def random_scales(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
+    """Block scales from 1/2 to 2, none like another."""
+    return torch().empty(shape, dtype=torch().float32, device=device).uniform_(-1, 1, generator=generator).exp2_()
+
+
+def scale_block(scale: str) -> tuple[int, int]:
+    """Elements along M (of A) or N (of B) and along K that share a block scale, from its name: ``128x128``."""
+    across, along_k = scale.removesuffix("z").split("x")
+    return int(across), int(along_k)
+
+
+def scale_shape(problem: GemmProblem, operand: str) -> tuple[int, ...]:
+    """Extents of the block scales of A or B: ``(M blocks, K blocks)`` or ``(K blocks, N blocks)``, batch in front."""
+    scale, extent = (problem.a_scale, problem.m) if operand == "a" else (problem.b_scale, problem.n)
+    across, along_k = scale_block(scale)
+    blocks = -(-extent // across), -(-problem.k // along_k)
+    batch = () if problem.batch == 1 else (problem.batch,)
+    return (*batch, *(blocks if operand == "a" else blocks[::-1]))
+
+
 def set_bytes(problem: GemmProblem) -> int:
-    """Bytes of A, B, C and D."""
+    """Bytes of A, B, C, D and block scales."""
     m, n, k = problem.m, problem.n, problem.k
     outputs = [problem.d_dtype] + ([problem.c_dtype] if problem.c_dtype else [])
-    elements = m * k * DTYPES[problem.a_dtype].bytes + k * n * DTYPES[problem.b_dtype].bytes
-    return problem.batch * (elements + sum(m * n * DTYPES[dtype].bytes for dtype in outputs))
+    bits = m * k * DTYPES[problem.a_dtype].bits + k * n * DTYPES[problem.b_dtype].bits
+    bits += sum(m * n * DTYPES[dtype].bits for dtype in outputs)
+    scaled = [o for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"]
+    return problem.batch * bits // 8 + sum(4 * math.prod(scale_shape(problem, operand)) for operand in scaled)
 
 
 def set_count(problem: GemmProblem) -> int:
@@ -70,12 +126,12 @@ def set_count(problem: GemmProblem) -> int:
 
 
 def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: int | None = None) -> list[OperandSet]:
-    """Sets of standard normal operands; every D is filled with NaN.
-
-    Never zeros or small integers: they draw less power and run faster than real data.
-    """
+    """Sets of random operands (:func:`fill_random`); every D is poisoned."""
     generator = torch().Generator(device=device).manual_seed(seed)
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+
+    def scales(operand: str) -> Any:
+        return random_scales(scale_shape(problem, operand), generator, device)
 
     def one() -> OperandSet:
         a = matrix(m, k, batch, problem.a_major == "k", problem.a_dtype, device)
@@ -84,10 +140,37 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
         c = None
         if problem.c_dtype is not None:
             c = matrix(m, n, batch, problem.c_major == "n", problem.c_dtype, device)
-        for tensor in (a, b, c):
-            if tensor is not None:
-                tensor.normal_(generator=generator)
-        d.fill_(float("nan"))
-        return OperandSet(a, b, c, d)
+        for tensor, dtype in ((a, problem.a_dtype), (b, problem.b_dtype), (c, problem.c_dtype)):
+            if tensor is not None and dtype is not None:
+                fill_random(tensor, dtype, generator)
+        poison(d)
+        return OperandSet(
+            a,
+            b,
+            c,
+            d,
+            scales("a") if problem.a_scale != "none" else None,
+            scales("b") if problem.b_scale != "none" else None,
+        )
 
     return [one() for _ in range(set_count(problem) if sets is None else sets)]
+
+
+def natural_alpha(problem: GemmProblem) -> float:
+    """1, or the power of two that brings the sums of random integers to about 64 where D is too narrow for them."""
+    if not DTYPES[problem.a_dtype].is_integer or problem.d_dtype not in ("f16", "s8", "u8", "e4m3", "e5m2"):
+        return 1.0
+    # Uniform 8-bit integers have a root mean square of 74 with a sign; without one their sums grow along K.
+    typical = problem.k * 128**2 if problem.a_dtype == problem.b_dtype == "u8" else math.sqrt(problem.k) * 74**2
+    return 2.0 ** (6 - math.ceil(math.log2(max(1.0, typical))))
+
+
+def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
+    """What tells :func:`gemmill.plan` of a problem beside its tensors A, B, C and D."""
+    return {
+        "accumulator": problem.accumulator,
+        "tf32": problem.a_dtype == "tf32",
+        "fast_accumulation": problem.promote == 0,
+        "a_scale": operands.a_scale,
+        "b_scale": operands.b_scale,
+    }

@@ -19,7 +19,7 @@ from gemmill.library.errors import RecordError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, measurement_key, read_records
-from gemmill.profiler.baseline import BASELINE
+from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.process import WorkerError, WorkerProcess
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
@@ -33,7 +33,7 @@ DEFAULT_OPTIONS = Options()
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape."""
     a, b, c, d = config.a, config.b, config.c, config.d
-    return GemmProblem.packed(
+    packed = GemmProblem.packed(
         (shape.m, shape.n, shape.k, shape.batch),
         (a.dtype, a.major),
         (b.dtype, b.major),
@@ -41,6 +41,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         (c.dtype, c.major) if c else None,
         (d.dtype, d.major),
     )
+    return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 
 
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
@@ -154,7 +155,8 @@ def measurements(
 ) -> list[Measurement]:
     """The records of a report."""
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
-    baseline, reading = timings.get(BASELINE), report.reading
+    baseline = next((timings[name] for name in BASELINES if name in timings), None)
+    reading = report.reading
     now = datetime.now(UTC)
     return [
         Measurement(

@@ -2,16 +2,16 @@
 
 For D = round(alpha * acc + beta * C) an element may differ from its float64 value by
 
-- what the accumulator loses. A WGMMA adds 16 products at a time to a running sum, and each addition loses at most an
-  ulp of that sum. The sums of random operands of both signs stay within ``SIGMAS * sqrt(sum (a b)^2)`` (Hoeffding and
-  Levy: a failure has probability below 1e-12). f32 sums are truncated, so their errors may all have one sign and add up
-  along K; f16 sums are rounded to nearest, so theirs grow with the square root (Fasi et al., "Numerical behavior of
-  NVIDIA tensor cores", 2021).
-- the f32 arithmetic of the epilogue: an ulp of alpha * acc and of beta * C;
-- half an ulp of D's format.
+- what the tensor cores lose: :func:`summation_loss`;
+- the arithmetic of the epilogue, in f32 but for f64 accumulators: an ulp of alpha * acc and of beta * C;
+- half an ulp of D's format; D saturates in 8 bits.
 
-The usual ``gamma_K * (|A| @ |B|)`` grows with K instead of its square root: at K = 8192 it would let a missing product
-pass. The price: the bound holds for random operands such as :mod:`gemmill.profiler.operands` makes, not for any.
+Integer sums are exact, in float64 as well (below 2^53), and with D in s32 so is the epilogue: D has one right value.
+
+The sums of random operands of both signs stay within ``SIGMAS * sqrt(sum (a b)^2)`` (Hoeffding and Levy: a failure has
+probability below 1e-12). The usual ``gamma_K * (|A| @ |B|)`` grows with K instead of its square root: at K = 8192 it
+would let a missing product pass. The price: the bound holds for random operands such as
+:mod:`gemmill.profiler.operands` makes, not for any.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.operands import OperandSet, torch, torch_dtype
+from gemmill.library.resources import INSTRUCTION_K_BYTES
+from gemmill.profiler.operands import OperandSet, scale_block, torch, torch_dtype
 
 SIGMAS = 8.0
 """Standard deviations that no partial sum exceeds."""
-INSTRUCTION_K = 16
-"""Products of 16-bit operands that one WGMMA sums before it rounds."""
+FP8_EPSILON = 2.0**-13
+"""What the fp8 tensor cores of Hopper keep of a sum, relative to its largest term: products and running sum are aligned
+to that term and cut off below 13 fraction bits (DeepSeek-V3 technical report, 3.3.2; 14 bits with the leading one).
+Summed so, 32 products at a time, nine of ten results of cuBLAS on an H200 come out bit for bit."""
 CHUNK = 1 << 26
 """Elements compared at a time: bounds the memory for float64 temporaries to about 2 GB."""
 
@@ -83,36 +86,97 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)
     expected = torch().empty(shape, dtype=torch().float64, device=a.device)
     bound = torch().empty(shape, dtype=torch().float32, device=a.device)
-    lost, epsilon32 = accumulator_loss(problem), DTYPES["f32"].epsilon
+    lost, epsilon = summation_loss(problem), _epilogue_epsilon(problem)
     for batch, rows in _chunks(shape):
-        left, right = a[batch, rows].double(), b[batch].double()
+        left, right = (x.to(torch().float64, copy=True) for x in (a[batch, rows], b[batch]))
+        if operands.a_scale is not None:
+            across, along_k = scale_block(problem.a_scale)
+            scales = _batched(operands.a_scale, problem.batch)[batch].repeat_interleave(across, 0)
+            left *= scales[rows].repeat_interleave(along_k, 1)[:, : problem.k]
+        if operands.b_scale is not None:
+            across, along_k = scale_block(problem.b_scale)
+            scales = _batched(operands.b_scale, problem.batch)[batch].repeat_interleave(across, 1)
+            right *= scales.repeat_interleave(along_k, 0)[: problem.k, : problem.n]
         product = (left @ right).mul_(alpha)
-        spread = (left.square_() @ right.square_()).sqrt_().mul_(abs(alpha) * lost)
-        spread += product.abs().mul_(epsilon32)
+        spread = product.abs().mul_(epsilon)
+        if lost:
+            spread += (left.square_() @ right.square_()).sqrt_().mul_(abs(alpha) * lost)
         if c is not None:
             added = c[batch, rows].double().mul_(beta)
-            spread += added.abs().mul_(epsilon32)
+            spread += added.abs().mul_(epsilon)
             product += added
+        product = saturated(product, problem.d_dtype)
         spread += half_ulp(product.abs() + spread, problem.d_dtype)
         expected[batch, rows] = product
         bound[batch, rows] = spread
     return Reference(expected, bound)
 
 
-def accumulator_loss(problem: GemmProblem) -> float:
-    """What summation loses, as a multiple of ``sqrt(sum (a b)^2)``: see the module's text."""
-    steps = -(-problem.k // INSTRUCTION_K) + 1
-    growth = steps if problem.accumulator == "f32" else math.sqrt(steps)
-    return SIGMAS * growth * DTYPES[problem.accumulator].epsilon
+def summation_loss(problem: GemmProblem) -> float:
+    """What the products' sum loses, as a multiple of ``sqrt(sum (a b)^2)``.
+
+    A tensor core adds the products of an instruction to a running sum: 32 bytes of K, one product of f32 or f64.
+
+    - f32: an ulp of the sum each time. Sums are truncated, so errors may all have one sign and add up along K.
+    - f16: the same ulp, but rounded to nearest, so that errors grow with the square root of K (Fasi et al., "Numerical
+      behavior of NVIDIA tensor cores", 2021).
+    - tf32: before that, each operand loses 13 of its 23 fraction bits, rounded or truncated: a root mean square below
+      2^-10 of a product for both operands, and products of both signs.
+    - fp8: the running sum is truncated as above, at :data:`FP8_EPSILON`, and so is each product, with its own sign:
+      half an ulp on average, of a sum that is on average half of what it becomes. Sum and error are independent: both
+      at many sigmas at once is as rare as their squares together, so their product stays within SIGMAS^2 / 2, and
+      half of that for the same reason. Promotion confines this to a few instructions; the parts of K then add up in
+      f32, and their errors like random numbers. (cuBLAS on an H200: a million sums reach a fifth of this bound.)
+    - f64: each product and sum is rounded to nearest, by the kernel and by the reference.
+    """
+    if DTYPES[problem.accumulator].is_integer:
+        return 0.0
+    types = DTYPES[problem.a_dtype], DTYPES[problem.b_dtype]
+    epsilon, k = DTYPES[problem.accumulator].epsilon, problem.k
+    if problem.accumulator == "f64":
+        return SIGMAS**2 / 2 * math.sqrt(k + 1) * epsilon
+    products = 1 if problem.a_dtype == "f32" else INSTRUCTION_K_BYTES * 8 // max(t.bits for t in types)
+    lost = 0.0
+    if all(t.bits == 8 for t in types):
+        promoted = problem.promote * products or k
+        lost += FP8_EPSILON * SIGMAS / 4 * (min(k, promoted) / products + 1)
+        lost += FP8_EPSILON * SIGMAS**2 / 4 * math.sqrt(min(k, promoted) / 3)
+        products = promoted
+    if "tf32" in (problem.a_dtype, problem.b_dtype):
+        lost += SIGMAS * DTYPES["tf32"].epsilon
+    steps = -(-k // max(1, products)) + 1
+    if problem.a_scale != "none" or problem.b_scale != "none":
+        steps *= 3  # two roundings more: of the product of the scales, and of what it multiplies
+    return lost + SIGMAS * epsilon * (math.sqrt(steps) if problem.accumulator == "f16" else steps)
+
+
+def _epilogue_epsilon(problem: GemmProblem) -> float:
+    """What the epilogue loses of each of its terms."""
+    if problem.accumulator == problem.d_dtype == "s32":
+        return 0.0
+    return DTYPES["f64" if problem.accumulator == "f64" else "f32"].epsilon
+
+
+def saturated(values: Any, dtype: str) -> Any:
+    """Values clamped to the range of an integer or an 8-bit format; others overflow to infinity."""
+    info = _info(dtype)
+    return values.clamp(info.min, info.max) if info.bits == 8 or DTYPES[dtype].is_integer else values
 
 
 def half_ulp(magnitude: Any, dtype: str) -> Any:
     """Half the distance between the numbers of a format around each magnitude; subnormals included."""
-    info = torch().finfo(torch_dtype(dtype))
+    if DTYPES[dtype].is_integer:
+        return torch().full_like(magnitude, 0.5)
+    info = _info(dtype)
     # frexp's mantissa lies in [0.5, 1): the binade of x is 2^(e-1), and its ulp epsilon times that. 2 * tiny, not tiny,
     # keeps the f32 bound of a zero from vanishing.
     exponent = torch().frexp(magnitude.clamp(min=2 * info.tiny)).exponent
     return torch().ldexp(torch().full_like(magnitude, info.eps / 4), exponent)
+
+
+def _info(dtype: str) -> Any:
+    """torch's limits of a format."""
+    return (torch().iinfo if DTYPES[dtype].is_integer else torch().finfo)(torch_dtype(dtype))
 
 
 def _batched(tensor: Any, batch: int) -> Any:

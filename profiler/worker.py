@@ -7,7 +7,6 @@ context: the worker says what it knows (:class:`Fault`) and ends.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,8 +19,8 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.baseline import BASELINE, cublas
-from gemmill.profiler.operands import OperandSet, make_operands, torch
+from gemmill.profiler.baseline import BASELINES, baseline
+from gemmill.profiler.operands import OperandSet, make_operands, natural_alpha, plan_options, poison, torch
 from gemmill.profiler.telemetry import Reading, open_telemetry
 from gemmill.profiler.telemetry import summarise as summarise_readings
 from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
@@ -30,8 +29,8 @@ from gemmill.runtime.api import plan
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.store import Store
 
-ALPHA, BETA = 1.0, 1.0
-"""Scalars of every measurement; beta counts where there is a C."""
+BETA = 1.0
+"""Beta of every measurement with a C; alpha is :func:`~gemmill.profiler.operands.natural_alpha`."""
 READ_EVERY = 4
 """Rounds between two readings of clocks and power."""
 
@@ -93,7 +92,7 @@ class Outcome:
     """What became of one kernel, or of cuBLAS, on a problem."""
 
     kernel: str
-    """Kernel name, or :data:`~gemmill.profiler.baseline.BASELINE`."""
+    """Kernel name, or one of :data:`~gemmill.profiler.baseline.BASELINES`."""
     stage: Stage
     """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
     timing: Timing | None = None
@@ -184,7 +183,7 @@ class _Bench:
         problem = unit.problem
         operands = make_operands(problem, self.options.seed)
         launches, outcomes = self.verified(unit, operands)
-        baseline = launches.pop(BASELINE, None)
+        baselines = {name: launches.pop(name) for name in BASELINES if name in launches}
         launches_each = launches_per_replay(problem, len(operands))
         readings: list[Reading] = []
 
@@ -215,8 +214,7 @@ class _Bench:
         ranked = timed(graphs, self.options.screen_rounds, "screen")
         chosen = set(ranked[: self.options.finalists]) | set(unit.pinned)
         graphs = {name: graph for name, graph in graphs.items() if name in chosen}
-        if baseline is not None:
-            graphs |= captured({BASELINE: baseline})
+        graphs |= captured(baselines)
         timed(graphs, self.options.final_rounds, "final")
         return Report(tuple(outcomes.values()), summarise_readings(readings) if graphs else None)
 
@@ -225,7 +223,8 @@ class _Bench:
 
         cuBLAS, if torch has this GEMM, is among them, right or not: it may sum in halves of lower precision.
         """
-        expected = reference(unit.problem, operands[0], ALPHA, BETA)
+        alpha = natural_alpha(unit.problem)
+        expected = reference(unit.problem, operands[0], alpha, BETA)
         launches: dict[str, Launch] = {}
         outcomes: dict[str, Outcome] = {}
         for config in unit.configs:
@@ -236,18 +235,24 @@ class _Bench:
             except (UnsupportedProblemError, OperandError, CompileError) as error:
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
                 continue
-            operands[0].d.fill_(math.nan)
+            poison(operands[0].d)
             outcomes[name] = _verify(name, launch, expected, operands[0])
             if outcomes[name].verified:
                 launches[name] = launch
         self.runs("")
-        if (baseline := cublas(unit.problem, operands)) is not None:
+        if (cublas := baseline(unit.problem, operands)) is not None:
+            name, first = cublas.name, cublas.operands[0]
+            if cublas.problem != unit.problem:
+                expected = reference(cublas.problem, first, alpha=1.0, beta=BETA)
             try:
-                operands[0].d.copy_(operands[0].c if unit.problem.c_dtype else torch().tensor(math.nan))
-                outcomes[BASELINE] = _verify(BASELINE, baseline, expected, operands[0])
-                launches[BASELINE] = baseline
+                if first.c is None:
+                    poison(first.d)
+                else:
+                    first.d.copy_(first.c)
+                outcomes[name] = _verify(name, cublas.launch, expected, first)
+                launches[name] = cublas.launch
             except RuntimeError as error:  # this torch lacks the combination of types
-                outcomes[BASELINE] = Outcome(BASELINE, "failed", says=str(error).partition("\n")[0])
+                outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
         return launches, outcomes
 
     def launch(self, config: GemmConfig, problem: GemmProblem, operands: list[OperandSet]) -> Launch:
@@ -258,16 +263,23 @@ class _Bench:
             first.b,
             out=first.d,
             c=first.c,
-            alpha=ALPHA,
+            alpha=natural_alpha(problem),
             beta=BETA if first.c is not None else 0.0,
-            accumulator=problem.accumulator,
             registry=self.registry,
             kernel=config,
+            **plan_options(problem, first),
         )
 
         def launch(index: int) -> None:
             operand = operands[index]
-            prepared.rebind(a=operand.a, b=operand.b, c=operand.c, out=operand.d)
+            prepared.rebind(
+                a=operand.a,
+                b=operand.b,
+                c=operand.c,
+                out=operand.d,
+                a_scale=operand.a_scale,
+                b_scale=operand.b_scale,
+            )
             prepared()
 
         return launch

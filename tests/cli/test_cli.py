@@ -145,6 +145,14 @@ def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
     assert 0 < len(few) < len(names)
 
 
+def test_coverage_names_a_rule_for_every_hole() -> None:
+    views = json.loads(ok("list", "--coverage", "--json"))
+    tf32 = [row for row in views["Operands"] if row["a.dtype"] == "tf32"]
+    assert {(row["a.major"], row["schedules"]["cooperative"]) for row in tf32} >= {("k", "ok"), ("mn", "mma-majors")}
+    assert "mma-majors" in ok("list", "--coverage")
+    assert gemmill("list", "bf16", "--coverage").exit_code == 2
+
+
 def test_a_filter_that_nothing_passes_is_an_error() -> None:
     result = gemmill("list", "bf16", "--where", "tile.m == 7")
     assert result.exit_code == 1
@@ -222,6 +230,20 @@ def test_select_ranks_kernels_and_says_why() -> None:
     config = parse_name(report["name"])
     assert (config.a.major, config.b.major) == ("mn", "mn")
     assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "formats"),
+    [
+        (("s8",), "s8k16_s8k16_s32_none_s32n16"),
+        (("tf32",), "tf32k16_tf32k16_f32_none_f32n16"),
+        (("e4m3",), "e4m3k16_e4m3k16_f32_none_bf16n16"),
+        (("e4m3", "--promoted"), "e4m3k16_e4m3k16_f32p4_none_bf16n16"),
+        (("e4m3", "--block-scaled"), "e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16"),
+    ],
+)
+def test_accumulator_and_output_follow_the_type_of_a(options: tuple[str, ...], formats: str) -> None:
+    assert ok("select", "--mnkl", "512,512,512", "--a-dtype", *options).startswith(f"sm90a_{formats}_")
 
 
 def test_select_names_the_constraint_that_no_kernel_meets() -> None:

@@ -11,13 +11,24 @@ import pytest
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import Value, config_of
+from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import auto_stages
+from gemmill.profiler.operands import (
+    OperandSet,
+    fill_random,
+    natural_alpha,
+    plan_options,
+    poison,
+    random_scales,
+    scale_shape,
+    torch_dtype,
+)
+from gemmill.profiler.verify import reference, saturated
 from gemmill.runtime.api import plan
 from gemmill.runtime.registry import Registry
 
 torch: Any = pytest.importorskip("torch")
 
-TORCH = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 GUARD_BYTES = 4096
 """Memory before and after every operand that nothing may touch."""
 
@@ -54,17 +65,31 @@ _DEFAULTS: Mapping[str, Value] = {
 }
 
 
+_NATURAL: Mapping[str, tuple[str, str]] = {
+    "tf32": ("f32", "f32"),
+    "f32": ("f32", "f32"),
+    "f64": ("f64", "f64"),
+    "e4m3": ("f32", "bf16"),
+    "e5m2": ("f32", "bf16"),
+    "s8": ("s32", "s32"),
+    "u8": ("s32", "s32"),
+}
+"""Accumulator and type of D by the type of A; 16-bit types accumulate in f32 and give themselves."""
+
+
 def kernel(
     tile: str = "128x128x64", schedule: str = "cooperative", cluster: str = "1x1", *, ab: str = "bf16", **fields: Value
 ) -> GemmConfig:
     """A config by what differs from a plain kernel. Fields have ``__`` for the dot; stages are automatic."""
-    chosen = dict(_DEFAULTS) | {"schedule": schedule, "a.dtype": ab, "b.dtype": ab, "d.dtype": ab}
+    accumulator, d = _NATURAL.get(ab, ("f32", ab))
+    chosen = dict(_DEFAULTS) | {"schedule": schedule, "a.dtype": ab, "b.dtype": ab}
+    chosen |= {"accumulator": accumulator, "d.dtype": d}
     chosen |= dict(zip(("tile.m", "tile.n", "tile.k"), map(int, tile.split("x")), strict=True))
     chosen |= dict(zip(("cluster.m", "cluster.n"), map(int, cluster.split("x")), strict=True))
     chosen |= {name.replace("__", "."): value for name, value in fields.items()}
     if chosen["c.dtype"] != "none":
         chosen |= {"c.align": 16, "c.major": fields.get("c__major", "n")}
-    chosen.setdefault("stages", auto_stages(chosen))
+    chosen.setdefault("stages", max(1, auto_stages(chosen)))  # 1 is illegal: not even two fit
     return config_of(chosen)
 
 
@@ -144,7 +169,7 @@ FAMILY: tuple[GemmConfig, ...] = (
 
 @dataclass(frozen=True)
 class Guarded:
-    """A tensor inside a larger buffer. Everything in the buffer that is not the tensor is NaN and must stay so."""
+    """A tensor inside a larger buffer. Everything in the buffer that is not the tensor is poison and must stay so."""
 
     buffer: Any
     """All of the memory, as bytes."""
@@ -154,7 +179,8 @@ class Guarded:
     def intact(self) -> bool:
         """Whether every byte around the tensor is as it was."""
         tensor = self.tensor
-        copies = self.buffer.clone(), torch.full_like(self.buffer, 255)
+        copies = self.buffer.clone(), torch.empty_like(self.buffer)
+        poison(copies[1].view(tensor.dtype))
         for copy in copies:
             copy.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).fill_(0)
         return bool(torch.equal(*copies))
@@ -169,87 +195,94 @@ def guarded(
     batch: int | None = None,
     pad: int = 1,
     offset: int = 0,
+    align: int = 16,
+    step: int = 1,
     device: Any = "cuda",
 ) -> Guarded:
-    """An uninitialised matrix of NaNs, its strides padded to multiples of 16 bytes and by ``pad`` times 16 bytes more.
+    """A poisoned matrix, its strides padded to multiples of ``align`` bytes and by ``pad`` times that more.
 
-    ``offset`` moves its first element by that many times 16 bytes.
+    ``offset`` moves its first element by that many times ``align`` bytes; ``step`` is what its neighbours lie apart.
     """
-    unit = 16 // DTYPES[dtype].bytes
+    unit = max(1, align // DTYPES[dtype].bytes)
     inner, outer = (columns, rows) if columns_contiguous else (rows, columns)
-    stride = (-(-inner // unit) + pad) * unit
+    stride = (-(-inner * step // unit) + pad) * unit
     batch_stride = stride * outer + pad * unit
     first = GUARD_BYTES // DTYPES[dtype].bytes + offset * unit
     elements = first + batch_stride * (batch or 1) + GUARD_BYTES // DTYPES[dtype].bytes
-    buffer = torch.full((elements * DTYPES[dtype].bytes,), 255, dtype=torch.uint8, device=device)
-    strides = (stride, 1) if columns_contiguous else (1, stride)
-    typed = buffer.view(getattr(torch, TORCH[dtype]))
+    buffer = torch.empty(elements * DTYPES[dtype].bytes, dtype=torch.uint8, device=device)
+    strides = (stride, step) if columns_contiguous else (step, stride)
+    typed = buffer.view(torch_dtype(dtype))
+    poison(typed)
     if batch is None:
         return Guarded(buffer, typed.as_strided((rows, columns), strides, first))
     return Guarded(buffer, typed.as_strided((batch, rows, columns), (batch_stride, *strides), first))
 
 
-def fill(tensor: Any, data: str, seed: int) -> None:
-    """``normal``: standard normal. ``integers``: -2 to 2; ``units``: -1 to 1: their sums of products are exact."""
+INTEGERS: Mapping[str, int] = {"integers": 2, "units": 1}
+"""Largest magnitude of the integers that a kind of data consists of."""
+
+
+def fill(tensor: Any, data: str, seed: int, dtype: str) -> None:
+    """``random``: as the profiler draws them. ``integers``: -2 to 2; ``units``: -1 to 1; without a sign: from 0."""
     generator = torch.Generator(device=tensor.device).manual_seed(seed)
-    if data == "normal":
-        values = torch.randn(tensor.shape, generator=generator, device=tensor.device)
+    if data == "random":
+        fill_random(tensor, dtype, generator)
     else:
-        most = {"integers": 2, "units": 1}[data]
-        values = torch.randint(-most, most + 1, tensor.shape, generator=generator, device=tensor.device)
-    tensor.copy_(values)
+        least = -INTEGERS[data] if tensor.dtype.is_signed else 0
+        tensor.copy_(torch.randint(least, INTEGERS[data] + 1, tensor.shape, generator=generator, device=tensor.device))
 
 
 @dataclass(frozen=True)
 class Case:
     """Operands of one GEMM for one kernel."""
 
+    problem: GemmProblem
     a: Guarded
     b: Guarded
     c: Guarded | None
     d: Guarded
+    scales: Mapping[str, Any]
+    """``a_scale`` and ``b_scale``, of operands that have block scales."""
     alpha: float
     beta: float
     exact: bool
     """Whether every sum is exact, so that D has one right value."""
 
-    def expected(self) -> Any:
-        """D in float64."""
-        product = self.alpha * (self.a.tensor.double() @ self.b.tensor.double())
-        return product if self.c is None or self.beta == 0 else product + self.beta * self.c.tensor.double()
+    def operands(self) -> OperandSet:
+        """The tensors."""
+        return OperandSet(self.a.tensor, self.b.tensor, self.c.tensor if self.c else None, self.d.tensor, **self.scales)
 
-    def check(self, accumulator: str) -> None:
+    def check(self) -> None:
         """D holds the right values, and no byte around it has changed."""
-        d = self.d.tensor
+        d, wanted = self.d.tensor, reference(self.problem, self.operands(), self.alpha, self.beta)
         if self.exact:
-            wanted = self.expected().float().to(d.dtype)
-            wrong = ~(d == wanted)  # so that a NaN is wrong
+            values = wanted.expected.reshape(d.shape)
+            # Sums are exact in f32, and double rounding is what an epilogue does.
+            values = values.round() if not d.dtype.is_floating_point else values.to(_epilogue_dtype(self.problem))
+            wrong = ~(d == saturated(values, self.problem.d_dtype).to(d.dtype))  # so that a NaN is wrong
             where = f"first at {wrong.nonzero()[:1].tolist()}" if wrong.any() else ""
             assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, {where}"
         else:
-            error = (d.double() - self.expected()).abs()
-            bound = self.bound(accumulator)
-            wrong = ~(error <= bound)
-            assert not wrong.any(), f"{int(wrong.sum())} elements beyond their bound, by {float((error / bound).max())}"
+            found = wanted.compare(d)
+            assert found.passed, found.says
         assert self.d.intact(), "memory around D was written"
 
-    def bound(self, accumulator: str) -> Any:
-        """The most by which each element of D may differ from float64.
 
-        Products of 16-bit operands are exact. A tensor core aligns up to 16 products and the running sum to the largest
-        of them and truncates, which loses at most an ulp of the partial sum for each of the 17 terms, and partial
-        sums stay below sum|a||b|. Then the f32 arithmetic of the epilogue (three roundings), then half an ulp of D.
-        """
-        k = self.a.tensor.shape[-1]
-        epsilon = DTYPES[accumulator].epsilon
-        magnitude = abs(self.alpha) * (self.a.tensor.double().abs() @ self.b.tensor.double().abs())
-        lost = (k + -(-k // 16) + 1) * epsilon * magnitude
-        if self.c is not None and self.beta != 0:
-            magnitude = magnitude + abs(self.beta) * self.c.tensor.double().abs()
-        lost = lost + 3 * DTYPES["f32"].epsilon * magnitude
-        info = torch.finfo(self.d.tensor.dtype)
-        half_ulp = info.eps / 2 * (self.expected().abs() + lost) + info.smallest_normal * info.eps / 2
-        return lost + half_ulp
+def _epilogue_dtype(problem: GemmProblem) -> Any:
+    return torch.float64 if problem.accumulator == "f64" else torch.float32
+
+
+def exact_data(problem: GemmProblem) -> str:
+    """Data whose sums are exact in the accumulator and in the epilogue, the most random there are."""
+    fp8 = DTYPES[problem.a_dtype].bits == DTYPES[problem.b_dtype].bits == 8
+    if problem.accumulator == "s32":
+        most = 255**2 if "u8" in (problem.a_dtype, problem.b_dtype) else 128**2
+        return "random" if problem.d_dtype == "s32" or problem.k * most <= 1 << 24 else "integers"
+    limit = 1 << (11 if problem.accumulator == "f16" else 13 if fp8 and not problem.promote else 24)
+    for data, most in INTEGERS.items():
+        if problem.k * most**2 <= limit:
+            return data
+    raise ValueError(f"no sums of K = {problem.k} products are exact in {problem.accumulator}: pass data='random'")
 
 
 def make_case(
@@ -261,42 +294,80 @@ def make_case(
     batch: int | None = None,
     batched: str = "abcd",
     data: str | None = None,
-    alpha: float = 1.0,
+    alpha: float | None = None,
     beta: float | None = None,
     pad: int = 1,
     offset: int = 0,
     seed: int = 0,
     device: Any = "cuda",
 ) -> Case:
-    """Operands for a kernel: guarded, padded, D poisoned with NaN. ``batched`` says which have a batch extent.
+    """Operands for a kernel: guarded, padded, D poisoned. ``batched`` says which have a batch extent.
 
-    Without ``data``, integers small enough that every sum is exact in the accumulator.
+    Without ``data``, such that every sum is exact (:func:`exact_data`).
     """
-    if data is None:
-        data = "units" if config.accumulator == "f16" else "integers"
-    exact = data != "normal"
-    assert not exact or k * {"units": 1, "integers": 4}[data] <= (2048 if config.accumulator == "f16" else 1 << 24)
+    problem = GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        batch=1 if batch is None else batch,
+        a_dtype=config.a.dtype,
+        a_major=config.a.major,
+        b_dtype=config.b.dtype,
+        b_major=config.b.major,
+        accumulator=config.accumulator,
+        d_dtype=config.d.dtype,
+        d_major=config.d.major,
+        c_dtype=config.c.dtype if config.c else None,
+        c_major=config.c.major if config.c else None,
+        a_scale=config.a.scale,
+        b_scale=config.b.scale,
+        promote=config.promote,
+    )
+    exact = data is None or config.d.dtype == "s32"
+    data = data or exact_data(problem)
 
-    def operand(name: str, rows: int, columns: int, dtype: str, columns_contiguous: bool) -> Guarded:
+    def operand(name: str, rows: int, columns: int, columns_contiguous: bool) -> Guarded:
+        operand = getattr(config, name)
         return guarded(
             rows,
             columns,
-            dtype,
+            operand.dtype,
             columns_contiguous=columns_contiguous,
             batch=batch if name in batched else None,
             pad=pad,
             offset=offset,
+            align=operand.align,
+            step=3 if operand.major == "any" else 1,
             device=device,
         )
 
-    a = operand("a", m, k, config.a.dtype, config.a.major == "k")
-    b = operand("b", k, n, config.b.dtype, config.b.major == "mn")
-    c = operand("c", m, n, config.c.dtype, config.c.major == "n") if config.c else None
-    d = operand("d", m, n, config.d.dtype, config.d.major == "n")
-    for index, filled in enumerate((a, b, c)):
-        if filled is not None:
-            fill(filled.tensor, data, seed * 3 + index)
-    return Case(a, b, c, d, alpha, beta if beta is not None else float(c is not None), exact)
+    a = operand("a", m, k, config.a.major != "mn")
+    b = operand("b", k, n, config.b.major != "k")
+    c = operand("c", m, n, config.c.major != "m") if config.c else None
+    d = operand("d", m, n, config.d.major != "m")
+    fill(a.tensor, data, seed * 3, config.a.dtype)
+    fill(b.tensor, data, seed * 3 + 1, config.b.dtype)
+    if c is not None and config.c is not None:
+        fill(c.tensor, "integers" if exact else data, seed * 3 + 2, config.c.dtype)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    scales = {
+        f"{name}_scale": random_scales(scale_shape(problem, name), generator, device)
+        for name, operand_config in (("a", config.a), ("b", config.b))
+        if operand_config.scale != "none"
+    }
+    if exact:  # powers of two, which round nothing
+        scales = {name: scale.log2().round().exp2() for name, scale in scales.items()}
+    return Case(
+        problem,
+        a,
+        b,
+        c,
+        d,
+        scales,
+        natural_alpha(problem) if alpha is None else alpha,
+        float(c is not None) if beta is None else beta,
+        exact,
+    )
 
 
 def run(config: GemmConfig, case: Case, registry: Registry) -> None:
@@ -310,9 +381,9 @@ def run(config: GemmConfig, case: Case, registry: Registry) -> None:
         c=case.c.tensor if case.c else None,
         alpha=case.alpha,
         beta=case.beta if case.c else None,
-        accumulator=config.accumulator,
         registry=registry,
         kernel=config,
+        **plan_options(case.problem, case.operands()),
     ) as launch:
         launch()
         torch.cuda.synchronize(case.d.tensor.device)
@@ -324,4 +395,4 @@ def check(config: GemmConfig, m: int, n: int, k: int, registry: Registry, **opti
     """Make a case, run one kernel on it and check the outcome."""
     case = make_case(config, m, n, k, **options)
     run(config, case, registry)
-    case.check(config.accumulator)
+    case.check()

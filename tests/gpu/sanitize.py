@@ -1,44 +1,120 @@
-"""Run small problems through kernels, for compute-sanitizer to watch.
+"""Run small problems through kernels while compute-sanitizer watches, with all of its tools side by side.
 
-    compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.gpu.sanitize
-    compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.gpu.sanitize NAME ...
+    python -m tests.gpu.sanitize
+    python -m tests.gpu.sanitize --tool racecheck NAME ...
 
-Set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows each tensor's bounds. Without names, every kernel of
-``harness.FAMILY``. Exits with 1 if a result is wrong.
+Without names, a few small kernels of every schedule, decomposition of K and kind of operand. Exits with 1 if a tool
+reports anything, or if a result is wrong.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
 
-from tests.gpu.harness import FAMILY, check, torch
-
+from gemmill.library.config import FAMILIES, GemmConfig
+from gemmill.library.domains import WORDS
+from gemmill.library.fields import Value, config_of
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.search import any_legal
 from gemmill.runtime.registry import Registry
 
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+KINDS: tuple[dict[str, Value], ...] = (
+    {"a.major": "mn", "b.major": "mn", "c.dtype": "f32", "d.major": "m", "tile.k": 64},
+    {"cluster.m": 2, "c.dtype": "none", "d.dtype": "bf16", "tile.n": 128},
+    {"cluster.n": 2, "tile.n": 48, "c.dtype": "bf16", "c.major": "m", "d.dtype": "bf16"},
+    {"a.dtype": "tf32", "c.dtype": "none", "d.dtype": "f32"},
+    {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},
+    {"a.dtype": "e4m3", "b.dtype": "e4m3", "a.scale": "1x128", "b.scale": "128x128", "tile.n": 96},
+    {"a.dtype": "s8", "b.dtype": "u8", "c.dtype": "s32", "d.dtype": "s32"},
+    {"a.dtype": "s8", "b.dtype": "s8", "c.dtype": "none", "d.dtype": "s8", "d.major": "n"},
+    {"a.dtype": "f64"},
+)
+"""What a kernel is asked for; a schedule that has none such is passed over."""
 
-def main(names: list[str]) -> int:
+
+def chosen() -> Iterator[GemmConfig]:
+    """For every schedule, a kernel of each kind and of each decomposition of K."""
+    decompositions: Iterator[dict[str, Value]] = (
+        {"scheduler.decomposition": word} for word in WORDS["scheduler.decomposition"]
+    )
+    for schedule, kind in itertools.product(FAMILIES, (*KINDS, *decompositions)):
+        given: dict[str, Value] = {"schedule": schedule, "arch": "sm90a"}
+        given |= {"scheduler.decomposition": "tiles", "scheduler.batching": "strided", **kind}
+        fields = any_legal({**given, "stages": 3}) or any_legal(given)
+        if fields is not None:
+            yield config_of(fields)
+
+
+def watched(configs: Sequence[GemmConfig]) -> int:
     """Run each kernel on problems that touch tile edges, several tiles a block, a batch and an empty K."""
-    configs = [parse_name(name) for name in names] or list(FAMILY)
+    from tests.gpu.harness import check, torch  # the watching process needs no GPU
+
     registry = Registry()
-    registry.warm(configs)
     wrong = 0
     for config in configs:
         m, n, k = config.tile.m, config.tile.n, config.tile.k
         try:
             check(config, m - 1, n + 1, k * (config.stages + 1) + 1, registry)
-            check(config, m * config.cluster.m * 2, n * config.cluster.n * 2 + 8, k, registry, batch=2)
+            check(config, m * config.cluster.m + 3, n * config.cluster.n + 8, k, registry, batch=2)
             # More tiles than the GPU holds, so that blocks come round to a second one.
             check(config, m * 12 + 1, n * 12, k + 1, registry)
-            if (config.a.major, config.b.major) == ("k", "k"):
+            if "mn" not in (config.a.major, config.b.major):  # operands without elements are bound K-major
                 check(config, m, n, 0, registry)
-            print(f"ok     {kernel_name(config)}", flush=True)
         except AssertionError as error:
             wrong += 1
             print(f"WRONG  {kernel_name(config)}: {error}", flush=True)
     torch.cuda.synchronize()
+    print(f"{len(configs)} kernels, {wrong} wrong", flush=True)
     return int(wrong > 0)
 
 
+def command(tool: str, names: Sequence[str]) -> list[str]:
+    """compute-sanitizer on this module."""
+    options = ["--tool", tool, "--error-exitcode", "1"]
+    if tool == "memcheck":  # CUDA's Python bindings probe for entry points that the driver lacks
+        options += ["--report-api-errors", "no"]
+    if tool != "initcheck":  # that must see who else wrote
+        options += ["--kernel-name", "kernel_substring=sm90a_"]
+    return ["compute-sanitizer", *options, sys.executable, "-m", "tests.gpu.sanitize", "--watched", *names]
+
+
+def main() -> int:
+    """Run the tools; their summaries, and all they say where something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="only this tool; may be repeated")
+    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="kernels")
+    arguments = parser.parse_args()
+    configs = list(dict.fromkeys(parse_name(name) for name in arguments.names)) or list(dict.fromkeys(chosen()))
+    if arguments.watched:
+        return watched(configs)
+    Registry().warm(configs)
+    names = [kernel_name(config) for config in configs]
+    start = time.monotonic()
+    # So that memcheck knows the bounds of each tensor.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    pipe, merged = subprocess.PIPE, subprocess.STDOUT
+    processes = {
+        tool: subprocess.Popen(command(tool, names), stdout=pipe, stderr=merged, text=True, env=environment)
+        for tool in arguments.tool or TOOLS
+    }
+    failed = 0
+    for tool, process in processes.items():
+        said = process.communicate()[0].strip()
+        failed += process.returncode != 0
+        lines = said.splitlines()
+        shown = lines[-60:] if process.returncode else lines[-2:]
+        print("\n".join(f"{tool}: {line}" for line in shown))
+    print(f"{len(configs)} kernels, {len(processes)} tools, {failed} with complaints, {time.monotonic() - start:.0f} s")
+    return int(failed > 0)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

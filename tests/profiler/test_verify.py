@@ -1,12 +1,14 @@
 """Verification on the CPU: torch is needed, a GPU is not."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.operands import OperandSet, make_operands, set_bytes, set_count
+from gemmill.profiler.operands import OperandSet, make_operands, natural_alpha, set_bytes, set_count
 from gemmill.profiler.verify import half_ulp, reference
 
 torch = pytest.importorskip("torch")
@@ -20,6 +22,108 @@ FORMATS = [
     replace(PROBLEM, batch=3, a_major="mn", b_major="k"),
     replace(PROBLEM, a_dtype="f16", b_dtype="f16", d_dtype="f16", c_dtype="f16", c_major="m"),
 ]
+
+
+def problem(
+    ab: DTypeName, accumulator: DTypeName, d: DTypeName, k: int = 512, b: DTypeName | None = None
+) -> GemmProblem:
+    """A problem of other types."""
+    return replace(PROBLEM, a_dtype=ab, b_dtype=b or ab, b_major="k", accumulator=accumulator, d_dtype=d, k=k)
+
+
+SCALED = replace(problem("e4m3", "f32", "bf16", 300), promote=4, a_scale="1x128", b_scale="128x128")
+TYPES = [
+    problem("tf32", "f32", "f32"),
+    problem("f32", "f32", "f32"),
+    problem("f64", "f64", "f64"),
+    problem("e4m3", "f32", "bf16", 256),
+    problem("e5m2", "f32", "f32", 256, "e4m3"),
+    problem("e4m3", "f32", "e4m3", 256),
+    replace(problem("e4m3", "f32", "f32", 4096), promote=4),
+    problem("e4m3", "f16", "f16", 128),
+    SCALED,
+    replace(SCALED, batch=2, m=130, n=140),
+    problem("s8", "s32", "s32"),
+    problem("s8", "s32", "s32", b="u8"),
+    problem("u8", "s32", "f32"),
+    problem("s8", "s32", "bf16"),
+    problem("s8", "s32", "f16"),
+    problem("s8", "s32", "s8", 4096),
+    replace(problem("s8", "s32", "s32"), c_dtype="s32", c_major="n"),
+]
+
+
+def solve_exactly(operands: OperandSet, alpha: float, beta: float) -> None:
+    """Computes D in float64, rounded once."""
+    a, b = operands.a.double(), operands.b.double()
+    if operands.a_scale is not None:
+        a = a * operands.a_scale.repeat_interleave(128, -1)[..., : a.shape[-1]]
+        scales = operands.b_scale.repeat_interleave(128, -1).repeat_interleave(128, -2)
+        b = b * scales[..., : b.shape[-2], : b.shape[-1]]
+    result = alpha * (a @ b)
+    if operands.c is not None:
+        result += beta * operands.c.double()
+    if not operands.d.dtype.is_floating_point:
+        info = torch.iinfo(operands.d.dtype)
+        result = result.round().clamp(info.min, info.max)
+    operands.d.copy_(result)
+
+
+@pytest.mark.parametrize("problem", TYPES, ids=str)
+def test_every_type_is_verified(problem: GemmProblem) -> None:
+    operands = make_operands(problem, 1, "cpu", sets=1)[0]
+    alpha = natural_alpha(problem)
+    expected = reference(problem, operands, alpha, 1.0)
+    assert not expected.compare(operands.d).passed, "D was never written"
+    solve_exactly(operands, alpha, 1.0)
+    verdict = expected.compare(operands.d)
+    assert verdict.passed, verdict.says
+    # An integer may not be off by one, nor anything else by as much as an eighth of K leaves out.
+    where, d = place(operands), operands.d
+    typical = math.sqrt(problem.k / 8) * (1.0 if operands.a.is_floating_point() else 73.0**2) * alpha
+    d[where] = d[where].double() - (typical if d.dtype.is_floating_point else math.copysign(1, int(d[where])))
+    assert not expected.compare(d).passed
+
+
+def test_a_scale_of_another_block_is_wrong() -> None:
+    operands = make_operands(SCALED, 1, "cpu", sets=1)[0]
+    expected = reference(SCALED, operands, 1.0, 0.0)
+    operands.a_scale[5, 1] = operands.a_scale[5, 0]
+    solve_exactly(operands, 1.0, 0.0)
+    assert "D[5, " in expected.compare(operands.d).says
+
+
+def hopper(a: Any, b: Any, interval: int) -> Any:
+    """fp8 sums as Hopper is said to make them: 32 products and the running sum, cut off 13 bits below the largest."""
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    running = torch.zeros_like(total)
+    for k in range(0, a.shape[1], 32):
+        products = a[:, None, k : k + 32] * b.T[None, :, k : k + 32]
+        terms = torch.cat([products, running[..., None]], dim=-1)
+        ulp = torch.exp2(torch.frexp(terms.abs().amax(-1, keepdim=True)).exponent - 14.0)
+        running = ((terms / ulp).trunc() * ulp).sum(-1)
+        if (k + 32) % interval == 0:
+            total, running = (total + running).float().double(), torch.zeros_like(total)
+    return total + running
+
+
+@pytest.mark.parametrize("k", [32, 256, 2048, 8192])
+@pytest.mark.parametrize("promote", [0, 4])
+def test_what_fp8_tensor_cores_lose_is_within_the_bound(k: int, promote: int) -> None:
+    fp8 = replace(problem("e4m3", "f32", "f32", k), promote=promote, m=24, n=16)  # type: ignore[arg-type]
+    operands = make_operands(fp8, k, "cpu", sets=1)[0]
+    operands.d.copy_(hopper(operands.a.double(), operands.b.double(), 32 * promote or k))
+    verdict = reference(fp8, operands, 1.0, 0.0).compare(operands.d)
+    assert verdict.passed, verdict.says
+    assert verdict.error > 0.002  # nor is the bound without meaning
+
+
+def test_one_sided_fp8_sums_need_promotion() -> None:
+    a, b = (torch.randn(4, 65536).abs().to(torch.float8_e4m3fn).double() for _ in range(2))
+    wanted = a @ b.T
+    fast, promoted = (((hopper(a, b.T, interval) - wanted) / wanted).abs() for interval in (65536, 128))
+    assert float(fast.min()) > 0.05
+    assert float(promoted.max()) < 0.01
 
 
 def solve(operands: OperandSet, alpha: float, beta: float) -> None:

@@ -15,6 +15,7 @@ from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, kernel_set,
 from gemmill.cli.output import Status
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
+from gemmill.library.coverage import schedules, tables
 from gemmill.library.errors import ManifestError
 from gemmill.library.fields import fields_of
 from gemmill.library.kernelset import Count, KernelSet
@@ -86,6 +87,9 @@ def list_(
     where: Where = None,
     count: Annotated[bool, typer.Option("--count", help="Only what becomes of the candidates, by rule.")] = False,
     refused: Annotated[bool, typer.Option("--refused", help="The refused configs, each with the rule.")] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="What kernels there can be, by type, majorness and schedule.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the kernels of a manifest, one name a line.
@@ -96,9 +100,15 @@ def list_(
       gemmill list bf16 --preset quick
       gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
       gemmill list my_kernels.yaml --count
+      gemmill list --coverage
     """
     if count and refused:
         raise typer.BadParameter("--count and --refused exclude each other")
+    if coverage:
+        if manifest is not None or preset is not None or where is not None or count or refused:
+            raise typer.BadParameter("--coverage is of all kernels there can be: it goes with --json alone")
+        _print_coverage(as_json)
+        return
     if manifest is None:
         if preset is not None or where is not None or count or refused:
             raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
@@ -124,6 +134,16 @@ def _list_shipped(as_json: bool) -> None:
     else:
         cells = [(name, legal, ", ".join(presets), description) for name, legal, presets, description in rows]
         output.print_table(("manifest", ">kernels", "presets", "description"), cells)
+
+
+def _print_coverage(as_json: bool) -> None:
+    views = tables()
+    if as_json:
+        rows = {table.title: [{**row.given, "schedules": dict(row.cells)} for row in table.rows] for table in views}
+        output.print_json(rows)
+        return
+    for table in views:
+        output.print_table((*table.columns, *schedules()), table.merged(), title=table.title)
 
 
 def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
@@ -13,7 +14,7 @@ import typer
 
 from gemmill.library import expression
 from gemmill.library.config import GemmConfig, MajorCD
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import ExpressionError
 from gemmill.library.kernelset import KernelSet
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
@@ -144,19 +145,30 @@ def _problem(
     a_major: Annotated[Literal["k", "mn", "m"], typer.Option(help="Contiguous extent of A: k, or m (mn).")] = "k",
     b_dtype: Annotated[DTypeName | None, typer.Option(help="Type of B; default: A's.")] = None,
     b_major: Annotated[Literal["k", "mn", "n"], typer.Option(help="Contiguous extent of B: k, or n (mn).")] = "k",
-    accumulator: Annotated[DTypeName, typer.Option(help="Type that products are summed in.")] = "f32",
+    accumulator: Annotated[
+        DTypeName | None, typer.Option(help="Type that products are summed in; default: f32, s32 or f64, by A's.")
+    ] = None,
+    promoted: Annotated[bool, typer.Option("--promoted", help="Move fp8 sums to f32 registers now and then.")] = False,
+    block_scaled: Annotated[
+        bool, typer.Option("--block-scaled", help="Scale A in blocks of 1x128 and B of 128x128; promotes.")
+    ] = False,
     c_dtype: Annotated[DTypeName | None, typer.Option(help="Type of C; without it there is no C.")] = None,
     c_major: Annotated[MajorCD | None, typer.Option(help="Contiguous extent of C; default: D's.")] = None,
-    d_dtype: Annotated[DTypeName | None, typer.Option(help="Type of D; default: A's.")] = None,
+    d_dtype: Annotated[
+        DTypeName | None, typer.Option(help="Type of D; default: A's, or bf16 for fp8 and s32 for integers.")
+    ] = None,
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
     if c_major and not c_dtype:
         raise typer.BadParameter("--c-major is of no use without --c-dtype")
-    return GemmProblem.packed(
+    problem = GemmProblem.packed(
         _extents(mnkl),
         (a_dtype, "k" if a_major == "k" else "mn"),
         (b_dtype or a_dtype, "k" if b_major == "k" else "mn"),
-        accumulator,
+        accumulator or default_accumulator(a_dtype),
         (c_dtype, c_major or d_major) if c_dtype else None,
-        (d_dtype or a_dtype, d_major),
+        (d_dtype or default_output(DTYPES[a_dtype].stored_as or a_dtype), d_major),
     )
+    if block_scaled:
+        return replace(problem, a_scale="1x128", b_scale="128x128", promote=4)
+    return replace(problem, promote=4 if promoted else 0)

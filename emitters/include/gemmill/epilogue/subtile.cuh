@@ -19,7 +19,7 @@ template <class Element, MajorOut Major>
 constexpr bool suits(int n) {
   int const bytes = n * size_of<Element>;
   if (Major == MajorOut::M) return bytes <= 128;
-  return bytes == 0 || bytes == 128 || bytes == 64 || bytes == 32 || bytes / 16 % 2 == 1;
+  return bytes == 0 || bytes == 128 || bytes == 64 || bytes == 32 || bytes % 32 == 16;
 }
 
 /// Columns of C's and D's subtiles: the widest that divides tile N and suits both operands.

@@ -1,0 +1,51 @@
+"""Configs at random: legal ones compile, their descriptors can be encoded, and none from just outside is emitted."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+from tests.gpu.fuzz import accepted, compile_all, legal_configs, outside
+
+from gemmill.emitters.emit import emit, launch_spec
+from gemmill.library.config import FAMILIES
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.fields import Value
+from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.search import any_legal
+
+TMA_BOX = 256
+"""Most elements of a box along an extent (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+
+def test_random_legal_configs_compile_without_spills() -> None:
+    configs = list(islice(legal_configs(random.Random(2026), {"arch": "sm90a"}), 6))
+    assert not compile_all(configs, jobs=2, store=None)
+
+
+@pytest.mark.parametrize("schedule", FAMILIES)
+def test_a_random_config_of_every_schedule_is_named_and_emitted(schedule: str) -> None:
+    fixed: dict[str, Value] = {"schedule": schedule}
+    if any_legal(fixed) is None:
+        pytest.skip(f"there are no {schedule} kernels")
+    for config in islice(legal_configs(random.Random(7), fixed), 60):
+        assert parse_name(kernel_name(config)) == config
+        assert emit(config).text == emit(config).text
+
+
+def test_boxes_of_random_configs_are_what_tma_takes() -> None:
+    for config in islice(legal_configs(random.Random(1), {"arch": "sm90a"}), 400):
+        for box in launch_spec(config).boxes:
+            contiguous, strided = box.box
+            row = contiguous * DTYPES[box.dtype].bits // 8
+            assert row % 16 == 0, f"{kernel_name(config)}: {box}"
+            assert 0 < contiguous <= TMA_BOX
+            assert 0 < strided <= TMA_BOX
+            assert box.swizzle in (16, 32, 64, 128)
+            assert box.swizzle == 16 or row <= box.swizzle
+
+
+def test_nothing_from_just_outside_is_emitted() -> None:
+    for fields in islice(outside(random.Random(3)), 60):
+        assert not accepted(fields), fields

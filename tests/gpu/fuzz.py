@@ -1,0 +1,135 @@
+"""Configs drawn at random from the legal space, each of which must compile, and from just outside, which none may.
+
+    python -m tests.gpu.fuzz --legal 500 --outside 500 --seed 1
+    python -m tests.gpu.fuzz --legal 100 --outside 0 --run
+
+Formats are drawn evenly, then the rest (:func:`gemmill.library.search.draw_legal`). With ``--run`` each kernel also
+solves a problem of odd extents on the GPU. Prints every fault with the kernel's name; exits with 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+
+from pydantic import ValidationError
+
+from gemmill.emitters.emit import emit
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import ConfigError, GemmillError
+from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of
+from gemmill.library.names import kernel_name
+from gemmill.library.rules import DOMAINS, legal
+from gemmill.library.search import draw_legal
+from gemmill.runtime.pool import compile_many
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.store import Store
+
+
+def legal_configs(generator: random.Random, fixed: dict[str, Value] | None = None) -> Iterator[GemmConfig]:
+    """Different legal configs at random, without end."""
+    seen: set[GemmConfig] = set()
+    while True:
+        fields = draw_legal(generator, fixed or {})
+        if fields is not None and (config := config_of(fields)) not in seen:
+            seen.add(config)
+            yield config
+
+
+def outside(generator: random.Random) -> Iterator[dict[str, Value]]:
+    """Fields that differ from a legal config's in one and break a rule, without end."""
+    for config in legal_configs(generator):
+        fields = fields_of(config)
+        changes = []
+        for name in FIELD_NAMES:
+            value = fields[name]
+            near = {value - 1, value + 1, value + 8, value * 2, value // 2} if isinstance(value, int) else set()
+            if not (name.startswith("c.") and config.c is None):
+                changes += [(name, other) for other in {*DOMAINS[name], *near} - {value}]
+        changes.sort(key=str)
+        generator.shuffle(changes)
+        for name, other in changes:
+            changed = {**fields, name: other}
+            if not legal(changed):
+                yield changed
+                break
+
+
+def accepted(fields: dict[str, Value]) -> bool:
+    """Whether a kernel is emitted for these fields."""
+    try:
+        emit(config_of(fields))
+    except (ConfigError, ValidationError):
+        return False
+    return True
+
+
+def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store | None) -> list[str]:
+    """Compile kernels; what is wrong with those that fail or spill, a line each."""
+    done = 0
+
+    def tell(outcome: object) -> None:
+        nonlocal done
+        done += 1
+        if done % 50 == 0:
+            print(f"{done} of {len(configs)} compiled", file=sys.stderr, flush=True)
+
+    outcomes = compile_many(configs, jobs=jobs, store=store, on_done=tell)
+    return [f"{outcome.name}: {str(outcome.error).partition('; choose')[0]}" for outcome in outcomes if outcome.error]
+
+
+def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: Registry) -> list[str]:
+    """Run each kernel on a problem of odd extents; what is wrong, a line each."""
+    from tests.gpu.harness import check  # torch, which compiling needs not
+
+    faults = []
+    for config in configs:
+        tile, cluster = config.tile, config.cluster
+        m = generator.randrange(1, 3 * tile.m * cluster.m)
+        n = generator.randrange(1, 3 * tile.n * cluster.n)
+        k = generator.randrange(1, 2 * tile.k * config.stages)
+        try:
+            check(config, m, n, k, registry, seed=generator.randrange(1000))
+        except (AssertionError, GemmillError) as error:
+            faults.append(f"{kernel_name(config)}: {m}x{n}x{k}: {str(error).partition(chr(10))[0]}")
+    return faults
+
+
+def main() -> int:
+    """Draw, compile and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--legal", type=int, default=500, help="configs drawn from the legal space (%(default)s)")
+    parser.add_argument("--outside", type=int, default=500, help="configs drawn from just outside (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (%(default)s)")
+    parser.add_argument("--jobs", type=int, help="processes that compile; default: one a core")
+    parser.add_argument("--arch", help="only configs for this target; --run needs the GPU's")
+    parser.add_argument("--schedule", help="only configs with this schedule")
+    parser.add_argument("--run", action="store_true", help="run every kernel on the GPU as well")
+    arguments = parser.parse_args()
+
+    given = {"arch": arguments.arch, "schedule": arguments.schedule}
+    fixed: dict[str, Value] = {name: value for name, value in given.items() if value}
+    generator = random.Random(arguments.seed)
+    drawn = legal_configs(generator, fixed)
+    configs = [next(drawn) for _ in range(arguments.legal)]
+    registry = Registry()
+    faults = compile_all(configs, arguments.jobs, registry.store)
+    print(f"{len(configs)} legal configs: {len(faults)} do not compile or spill")
+    if arguments.run:
+        failed = {fault.partition(":")[0] for fault in faults}
+        sound = [config for config in configs if kernel_name(config) not in failed]
+        wrong = run_all(sound, generator, registry)
+        print(f"{len(sound)} kernels run: {len(wrong)} are wrong")
+        faults += wrong
+    drawn_outside = outside(random.Random(arguments.seed))
+    taken = [fields for _, fields in zip(range(arguments.outside), drawn_outside, strict=False) if accepted(fields)]
+    print(f"{arguments.outside} illegal configs: {len(taken)} accepted")
+    faults += [f"{kernel_name(config_of(fields))}: accepted" for fields in taken]
+    print("\n".join(faults))
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
