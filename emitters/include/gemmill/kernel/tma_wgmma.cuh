@@ -8,12 +8,15 @@
 
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/linear.cuh>
+#include <gemmill/epilogue/partials.cuh>
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
 #include <gemmill/mma/scales.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/scheduler/split.cuh>
+#include <gemmill/scheduler/stream.cuh>
 
 namespace gemmill {
 
@@ -53,8 +56,13 @@ struct TmaWgmmaGemm {
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   /// The kernel's only parameter: GemmParams, or what a scheduler adds to it.
   using Params = typename Scheduler::Params;
+  using Unit = decltype(cute::declval<Scheduler>().work(0));
+  /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
+  static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
+  static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
+  using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using StagePipeline =
-      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers)>;
+      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups>;
   using Position = RingPosition<Config::kStages>;
 
   using Scales = cute::conditional_t<Config::kBlockScales, BlockScales<kBlocks, Config::kTileN>, Unscaled>;
@@ -118,6 +126,9 @@ struct TmaWgmmaGemm {
   }
 
  private:
+  __device__ static bool is_given(Work const&) { return false; }
+  __device__ static bool is_given(SharedWork const& work) { return work.is_given(); }
+
   // Programmatic dependent launch (PTX ISA, "griddepcontrol"); without it in the launch, neither does anything.
   __device__ static void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
   __device__ static void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -145,7 +156,7 @@ struct TmaWgmmaGemm {
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      Work const work = scheduler.work(index);
+      Unit const work = scheduler.work(index);
       int const batch_a = params.batched & 1 ? work.batch : 0;
       int const batch_b = params.batched & 2 ? work.batch : 0;
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
@@ -181,9 +192,9 @@ struct TmaWgmmaGemm {
       stride *= 2;
     }
     for (; index < scheduler.total; index += stride) {
-      Work const work = scheduler.work(index);
+      Unit const work = scheduler.work(index);
       int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
-      epilogue.prefetch(m, work.n, work.batch);
+      if (!is_given(work)) epilogue.prefetch(m, work.n, work.batch);
 
       Accumulator accumulators;
       if (Config::kPromote || work.k_tiles == 0) accumulators.clear();
@@ -224,6 +235,15 @@ struct TmaWgmmaGemm {
       }
       if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 
+      if constexpr (kShared) {
+        int const of_cluster = scheduler.rank * kTileWarpgroups + (kPingpong ? 0 : warpgroup);
+        Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
+        if (work.is_given()) {
+          partials.give(accumulators, work.slot);
+          continue;
+        }
+        if (work.partials > 0) partials.take(accumulators, work.slot, scheduler.slot_stride(), work.partials);
+      }
       epilogue.store(accumulators, m, work.n, work.batch_d);
     }
     epilogue.finish();

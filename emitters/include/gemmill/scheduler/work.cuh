@@ -24,6 +24,19 @@ struct Work {
   int k_tile, k_tiles;
 };
 
+/// Work of a scheduler whose clusters share tiles. Parts of K that are not a whole tile go to slots of a workspace, each
+/// written and read once a launch; such a scheduler has `slot_stride()`, and hands out every slot before it is awaited.
+struct SharedWork : Work {
+  static constexpr int kGiven = -1;
+
+  /// The first slot to add, or the one to write.
+  int slot;
+  /// How many slots, one every `slot_stride()`, hold the rest of the tile; or that another cluster stores it.
+  int partials;
+
+  __device__ bool is_given() const { return partials == kGiven; }
+};
+
 /// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
 /// direction are walked one after the other, so that the tiles in flight form a block whose operands stay in L2.
 template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle>

@@ -1,0 +1,88 @@
+/// Stream-K (Osama et al., "Stream-K", PPoPP 2023): every cluster multiplies the same number of K tiles, give or take one.
+#pragma once
+
+#include <gemmill/kernel/params.cuh>
+#include <gemmill/scheduler/work.cuh>
+
+namespace gemmill {
+
+/// The tiles that would leave clusters idle in the last wave, and one wave more, are shared: their K tiles, one after
+/// the other, are cut into equal shares, one for each cluster of the grid. Then whole waves of whole tiles follow.
+///
+/// Share s ends with the first K tiles of some output tile: its cluster stores that tile, and adds what shares s + 1,
+/// s + 2, ... have of it. They begin with it, and share s is of a higher cluster than they are: a cluster waits for what
+/// clusters of lower index do first of all, without waiting for anything. So no wait is circular, however few clusters
+/// of the grid are resident.
+template <class Order, int TileK>
+struct StreamScheduler {
+  using Params = PartialParams;
+
+  Order order;
+  int k_extent;
+  int rank;
+  /// Output tiles of the whole batch that are shared.
+  int shared;
+  /// K tiles of each share, and how many of the first shares have one more.
+  int length, longer;
+  /// This cluster's share, and its first K tile.
+  int share, begin;
+  /// Output tiles, or parts of them, in the share.
+  int segments;
+  int total;
+
+  __device__ StreamScheduler(Params const& params, int rank_)
+      : order(params.m, params.n), k_extent(ceil_div(params.k, TileK)), rank(rank_) {
+    int const tiles = order.count() * params.batch;
+    int const rest = tiles % clusters();
+    shared = rest == 0 || k_extent == 0 ? 0 : min(tiles, clusters() + rest);
+    length = shared * k_extent / clusters();
+    longer = shared * k_extent % clusters();
+    share = clusters() - 1 - cluster();
+    begin = share * length + min(share, longer);
+    segments = end() > begin ? (end() - 1) / k_extent - begin / k_extent + 1 : 0;
+    total = segments + ceil_div(tiles - shared - cluster(), clusters());
+  }
+
+  __device__ static int first() { return 0; }
+  __device__ static int stride() { return 1; }
+  __device__ static int slot_stride() { return 1; }
+
+  __device__ SharedWork work(int index) const {
+    SharedWork work;
+    int tile = shared + cluster() + (index - segments) * clusters();
+    work.k_tile = 0;
+    work.k_tiles = k_extent;
+    work.slot = share + 1;
+    work.partials = 0;
+    if (index < segments) {
+      tile = begin / k_extent + index;
+      int const start = tile * k_extent;
+      work.k_tile = max(begin - start, 0);
+      int const stop = min(end() - start, k_extent);
+      work.k_tiles = stop - work.k_tile;
+      if (work.k_tile > 0) {
+        work.slot = share;
+        work.partials = SharedWork::kGiven;
+      } else if (stop < k_extent) {
+        work.partials = share_of(start + k_extent - 1) - share;
+      }
+    }
+    work.batch = work.batch_d = tile / order.count();
+    auto const [m, n] = order.origin(tile - work.batch * order.count(), rank);
+    work.m = m;
+    work.n = n;
+    return work;
+  }
+
+ private:
+  __device__ static int cluster() { return blockIdx.x / Order::kClusterSize; }
+  __device__ static int clusters() { return gridDim.x / Order::kClusterSize; }
+  __device__ int end() const { return begin + length + (share < longer); }
+  /// The share that has a K tile.
+  __device__ int share_of(int k_tile) const {
+    int const in_longer = longer * (length + 1);
+    return k_tile < in_longer ? k_tile / (length + 1) : longer + (k_tile - in_longer) / length;
+  }
+};
+
+}  // namespace gemmill
