@@ -33,7 +33,7 @@ class TmaBox(Frozen):
 
 
 class Reduction(Frozen):
-    """The second kernel of split-K: it adds up partial sums, and stores D. Same parameters, no dynamic shared memory."""
+    """The second kernel of split-K: it adds up partial sums and stores D; it takes the same parameters."""
 
     entry: str
     """``extern "C"`` symbol."""
@@ -53,7 +53,7 @@ class Parts(Frozen):
     tile_k: int
     """K of one step."""
     slot_bytes: int
-    """Bytes of the partial sums of a cluster tile; of no meaning to ``split``, which stores matrices."""
+    """Bytes of the partial sums of a cluster tile; 0 for ``split``, which stores matrices."""
     slot_flags: int
     """32-bit flags of each slot; 0 for ``split``."""
     reduction: Reduction | None = None
@@ -82,5 +82,5 @@ class LaunchSpec(Frozen):
     offsets: dict[str, int]
     """Byte offset of each scalar parameter: ``m n k batch`` (int32), ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
     bit broadcasts the operand over the batch), ``alpha beta`` (float32), ``d_pointer`` (address), ``d_stride
-    d_batch_stride`` (int64, in elements). Where there are parts also ``partials flags`` (addresses of the workspace) and
-    ``c_pointer c_stride c_batch_stride``."""
+    d_batch_stride`` (int64, in elements). Where there are parts also ``partials flags`` (addresses in the workspace)
+    and ``c_pointer c_stride c_batch_stride``."""

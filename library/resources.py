@@ -225,6 +225,6 @@ REDUCTION_THREADS = 256
 
 
 def reduction_vectors(splits: int) -> int:
-    """Vectors that a block of the reduction kernel computes: threads share one where there are more than eight parts."""
+    """Vectors that a block of the reduction kernel computes; threads share one where there are many parts."""
     groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
     return REDUCTION_THREADS // groups

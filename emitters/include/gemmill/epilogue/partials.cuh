@@ -16,6 +16,7 @@ namespace gemmill {
 /// next launch, which touches nothing before this one has ended.
 template <class Accumulators, int Warpgroups>
 struct PartialTiles {
+  static constexpr int kWarpgroups = Warpgroups;
   static constexpr int kRegisters = sizeof(Accumulators::values) / 4;
   static constexpr int kWarpgroupBytes = kRegisters * 4 * 128;
   static constexpr int kSlotBytes = kWarpgroupBytes * Warpgroups;
@@ -33,8 +34,7 @@ struct PartialTiles {
     uint4* const target = at(slot);
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i)
-      __stcg(target + i * 128, make_uint4(bits(registers[4 * i]), bits(registers[4 * i + 1]),
-                                          bits(registers[4 * i + 2]), bits(registers[4 * i + 3])));
+      put(target + i * 128, registers[4 * i], registers[4 * i + 1], registers[4 * i + 2], registers[4 * i + 3]);
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (threadIdx.x % 128 == 0)
       asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(slot)) : "memory");
@@ -73,8 +73,12 @@ struct PartialTiles {
   }
   __device__ uint32_t* flag(int slot) const { return params.flags + (int64_t(slot) * Warpgroups + warpgroup); }
 
-  __device__ static uint32_t bits(float value) { return __float_as_uint(value); }
-  __device__ static uint32_t bits(int32_t value) { return uint32_t(value); }
+  __device__ static void put(uint4* to, float a, float b, float c, float d) {
+    asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+  }
+  __device__ static void put(uint4* to, int32_t a, int32_t b, int32_t c, int32_t d) {
+    asm volatile("st.global.cg.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  }
   __device__ static void add(float& sum, uint32_t value) { sum += __uint_as_float(value); }
   __device__ static void add(int32_t& sum, uint32_t value) { sum += int32_t(value); }
 };

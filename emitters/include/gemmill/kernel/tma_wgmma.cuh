@@ -11,6 +11,7 @@
 #include <gemmill/epilogue/partials.cuh>
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/kernel/reduction.cuh>
 #include <gemmill/mma/scales.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
@@ -29,6 +30,13 @@ struct KernelSpec {
       offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride;
   uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
+};
+
+/// The same of a kernel that sums parts of K, and of its reduction kernel.
+struct PartsSpec {
+  KernelSpec kernel;
+  uint32_t offset_partials, offset_flags, offset_c_pointer, offset_c_stride, offset_c_batch_stride;
+  uint32_t splits, slot_bytes, slot_flags, reduction_threads, reduction_vectors;
 };
 
 template <class Config>
@@ -61,8 +69,7 @@ struct TmaWgmmaGemm {
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
-  using StagePipeline =
-      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups>;
+  using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups>;
   using Position = RingPosition<Config::kStages>;
 
   using Scales = cute::conditional_t<Config::kBlockScales, BlockScales<kBlocks, Config::kTileN>, Unscaled>;
@@ -90,6 +97,14 @@ struct TmaWgmmaGemm {
             offsetof(GemmParams, b_scale.batch_stride), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
             B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
             SubtileD::kBoxStrided, SubtileD::kSpan};
+  }
+
+  template <class Reduction>
+  static constexpr PartsSpec parts_spec() {
+    return {spec(), offsetof(Params, partials), offsetof(Params, flags), offsetof(Params, c_pointer),
+            offsetof(Params, c_stride), offsetof(Params, c_batch_stride), Scheduler::kSplits,
+            kShared ? Partials::kSlotBytes : 0, kShared ? Partials::kWarpgroups : 0, Reduction::kThreads,
+            Reduction::kVectors};
   }
 
   __device__ static void run(Params const& params) {

@@ -13,6 +13,7 @@ namespace gemmill {
 template <class Order, int TileK, int Splits>
 struct SplitScheduler {
   using Params = PartialParams;
+  static constexpr int kSplits = Splits;
 
   Order order;
   int k_extent;

@@ -16,6 +16,7 @@ namespace gemmill {
 template <class Order, int TileK>
 struct StreamScheduler {
   using Params = PartialParams;
+  static constexpr int kSplits = 1;
 
   Order order;
   int k_extent;

@@ -7,14 +7,20 @@
 
 namespace gemmill {
 
+/// Stands in where there is no second kernel.
+struct NoReduction {
+  static constexpr int kThreads = 0, kVectors = 0;
+};
+
 /// Partial sums are matrices with D's majorness, their contiguous extent padded to whole vectors of four, one after the
 /// other: [part][batch][strided][contiguous]. Each thread sums up to eight parts of a vector, and where there are more,
 /// threads share a vector; the order of summation is always the same.
 template <class Config>
 struct Reduction {
   using D = typename Config::D;
-  using Compute = typename Config::Compute;
+  using Partial = typename Config::Partial;
   using Operation = typename Config::Epilogue;
+  using Compute = typename Operation::Compute;
   static constexpr int kThreads = 256;
   static constexpr int kParts = Config::kSplits;
   static constexpr int kGroups = kParts <= 8 ? 1 : kParts <= 16 ? 2 : kParts <= 32 ? 4 : 8;
@@ -24,7 +30,7 @@ struct Reduction {
   static constexpr bool kRows = Config::kMajorD == MajorOut::N;
 
   struct alignas(16) Vector {
-    Compute values[4];
+    Partial values[4];
   };
 
   __device__ static void run(PartialParams const& params) {
@@ -72,11 +78,11 @@ struct Reduction {
                                int contiguous) {
     Operation const operation(params);
     int const inside = min(4, contiguous - along);
+    Compute results[4];
     union alignas(4 * sizeof(D)) {
       D elements[4];
-      uint32_t words[sizeof(D)];
+      cute::conditional_t<sizeof(D) == 1, uint16_t, uint32_t> pairs[2];
     } out;
-    Compute results[4];
     Compute c[4] = {};
     bool needs_c = false;
     if constexpr (size_of<typename Config::C> > 0) {
@@ -84,11 +90,13 @@ struct Reduction {
       if (needs_c) load_c(params, along, across, batch, inside, c);
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      results[j] = needs_c ? operation(sum.values[j], c[j]) : operation(sum.values[j]);
-    if constexpr (sizeof(D) == 2) {
-      out.words[0] = pack(D{}, results[0], results[1]);
-      out.words[1] = pack(D{}, results[2], results[3]);
+    for (int j = 0; j < 4; ++j) {
+      Compute const accumulator = to_compute(Compute{}, sum.values[j]);
+      results[j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+    }
+    if constexpr (sizeof(D) < 4) {
+      out.pairs[0] = pack(D{}, results[0], results[1]);
+      out.pairs[1] = pack(D{}, results[2], results[3]);
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) out.elements[j] = results[j];
@@ -106,11 +114,11 @@ struct Reduction {
       alignas(16) C elements[4] = {};
       copy<Config::kAlignC>(elements, c + across * params.c_stride + along, inside);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) values[j] = to_float(elements[j]);
+      for (int j = 0; j < 4; ++j) values[j] = to_compute(Compute{}, elements[j]);
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        if (j < inside) values[j] = to_float(c[(along + j) * params.c_stride + across]);
+        if (j < inside) values[j] = to_compute(Compute{}, c[(along + j) * params.c_stride + across]);
     }
   }
 
