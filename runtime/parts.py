@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
 
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, Parts
@@ -14,8 +13,9 @@ VECTOR = 4
 """Partial sums that the reduction kernel reads at a time; matrices of them are padded to whole vectors."""
 PARTIAL_BYTES = 4
 FLAG_BYTES = 4
-EXCHANGE_STEPS = 3
-"""Steps along K that adding one more part to a tile takes as long as, in stream-K (measured on an H200)."""
+MIN_SHARE = 8
+"""Fewest steps along K that stream-K gives a cluster, where there are fewer tiles than clusters: adding up twice as
+many parts takes about as long as five steps (H200)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,7 @@ def reduction_blocks(spec: LaunchSpec, problem: GemmProblem) -> int:
 def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: int) -> int:
     """Clusters of the persistent grid for ``tiles`` cluster tiles on a GPU that holds ``max_clusters``.
 
-    Stream-K takes fewer where shares would be so small that adding them up takes longer than they do: with ``p`` parts
-    of ``steps`` steps in all, ``steps / p + EXCHANGE_STEPS * p`` is least where a share is as long as the root of
-    ``EXCHANGE_STEPS * steps``.
+    Stream-K takes fewer where shares would be so small that adding them up takes longer than they do.
     """
     parts = _parts(spec)
     if parts.decomposition != "stream":
@@ -78,8 +76,7 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
     steps = -(-problem.k // parts.tile_k)
     if 2 * max_clusters * steps > INT32_MAX:
         raise UnsupportedProblemError(f"{spec.entry}: K is {problem.k}; stream-K counts its steps up to 2^31")
-    share = isqrt(EXCHANGE_STEPS * steps) + 1
-    return min(max(tiles, tiles * steps // share), max_clusters)
+    return min(max(tiles, tiles * steps // MIN_SHARE), max_clusters)
 
 
 def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> Need:

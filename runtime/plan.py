@@ -124,12 +124,12 @@ class Launcher:
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
+        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
         self._pointers = tuple(
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
             for name, index in _INDEX.items()
-            if f"{name}_pointer" in spec.offsets
+            if f"{name}_pointer" in spec.offsets and operands[index] is not None
         )
-        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
         self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
         blocks = grid_blocks(spec, problem, kernel.max_clusters)
         self._exchange = Exchange(gemm, kernel, block, blocks) if spec.parts else None

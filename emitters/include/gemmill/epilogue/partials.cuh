@@ -4,6 +4,7 @@
 #include <cutlass/arch/barrier.h>
 
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/scheduler/work.cuh>
 
 namespace gemmill {
 
@@ -28,6 +29,15 @@ struct PartialTiles {
   /// The named barrier of this warpgroup.
   uint32_t barrier;
 
+  /// Does this part's share of adding up a tile (SharedWork); false where another block stores it.
+  __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int slot_stride) const {
+    for (int step = 1; work.part % (2 * step) == 0 && work.part + step < work.parts; step *= 2)
+      take(accumulators, work.slot + step * slot_stride);
+    if (work.part > 0) give(accumulators, work.slot);
+    return work.part == 0;
+  }
+
+ private:
   /// Hands the accumulators over.
   __device__ void give(Accumulators const& accumulators, int slot) const {
     auto const* const registers = &accumulators.values[0][0];
@@ -40,33 +50,28 @@ struct PartialTiles {
       asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(slot)) : "memory");
   }
 
-  /// Adds `count` slots, in order, to the accumulators; waits until they are there.
-  __device__ void take(Accumulators& accumulators, int slot, int stride, int count) const {
-    for (int i = threadIdx.x % 128; i < count; i += 128) {
-      uint32_t* const ready = flag(slot + i * stride);
+  /// Waits for the accumulators of a slot, and adds them.
+  __device__ void take(Accumulators& accumulators, int slot) const {
+    if (threadIdx.x % 128 == 0) {
       uint32_t value;
       do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(ready) : "memory");
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag(slot)) : "memory");
       } while (value == 0);
-      *ready = 0;
+      *flag(slot) = 0;
     }
     cutlass::arch::NamedBarrier::sync(128, barrier);
     auto* const registers = &accumulators.values[0][0];
-#pragma unroll 1
-    for (; count > 0; --count, slot += stride) {
-      uint4 const* const source = at(slot);
+    uint4 const* const source = at(slot);
 #pragma unroll
-      for (int i = 0; i < kRegisters / 4; ++i) {
-        uint4 const values = __ldcg(source + i * 128);
-        add(registers[4 * i], values.x);
-        add(registers[4 * i + 1], values.y);
-        add(registers[4 * i + 2], values.z);
-        add(registers[4 * i + 3], values.w);
-      }
+    for (int i = 0; i < kRegisters / 4; ++i) {
+      uint4 const values = __ldcg(source + i * 128);
+      add(registers[4 * i], values.x);
+      add(registers[4 * i + 1], values.y);
+      add(registers[4 * i + 2], values.z);
+      add(registers[4 * i + 3], values.w);
     }
   }
 
- private:
   __device__ uint4* at(int slot) const {
     return reinterpret_cast<uint4*>(params.partials + int64_t(slot) * kSlotBytes + warpgroup * kWarpgroupBytes) +
            threadIdx.x % 128;

@@ -141,8 +141,8 @@ struct TmaWgmmaGemm {
   }
 
  private:
-  __device__ static bool is_given(Work const&) { return false; }
-  __device__ static bool is_given(SharedWork const& work) { return work.is_given(); }
+  __device__ static bool is_stored(Work const&) { return true; }
+  __device__ static bool is_stored(SharedWork const& work) { return work.part == 0; }
 
   // Programmatic dependent launch (PTX ISA, "griddepcontrol"); without it in the launch, neither does anything.
   __device__ static void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -209,7 +209,7 @@ struct TmaWgmmaGemm {
     for (; index < scheduler.total; index += stride) {
       Unit const work = scheduler.work(index);
       int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
-      if (!is_given(work)) epilogue.prefetch(m, work.n, work.batch);
+      if (is_stored(work)) epilogue.prefetch(m, work.n, work.batch);
 
       Accumulator accumulators;
       if (Config::kPromote || work.k_tiles == 0) accumulators.clear();
@@ -253,11 +253,7 @@ struct TmaWgmmaGemm {
       if constexpr (kShared) {
         int const of_cluster = scheduler.rank * kTileWarpgroups + (kPingpong ? 0 : warpgroup);
         Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
-        if (work.is_given()) {
-          partials.give(accumulators, work.slot);
-          continue;
-        }
-        if (work.partials > 0) partials.take(accumulators, work.slot, scheduler.slot_stride(), work.partials);
+        if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
       }
       epilogue.store(accumulators, m, work.n, work.batch_d);
     }

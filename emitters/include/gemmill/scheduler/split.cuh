@@ -46,22 +46,18 @@ struct SplitScheduler {
   }
 };
 
-/// The same in one kernel: the block that has the last part of a tile adds the others to its own and stores D.
+/// The same in one kernel: the clusters that share a tile add up their parts, and the one that has the last stores D.
 ///
-/// It waits for work of lower index only, which was begun before, by its own cluster or another: no wait is circular.
+/// They wait for work of lower index only, which was begun before, by the same cluster or another.
 template <class Order, int TileK, int Splits>
 struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
   using SplitScheduler<Order, TileK, Splits>::SplitScheduler;
 
-  __device__ int slot_stride() const { return this->tiles; }
+  __device__ int slot_stride() const { return -this->tiles; }
 
   __device__ SharedWork work(int index) const {
-    int const part = index / this->tiles;
-    SharedWork work{SplitScheduler<Order, TileK, Splits>::work(index)};
+    SharedWork work{SplitScheduler<Order, TileK, Splits>::work(index), index, Splits - 1 - index / this->tiles, Splits};
     work.batch_d = work.batch;
-    bool const last = part == Splits - 1;
-    work.slot = last ? index - part * this->tiles : index;
-    work.partials = last ? Splits - 1 : SharedWork::kGiven;
     return work;
   }
 };

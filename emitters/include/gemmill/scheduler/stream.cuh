@@ -9,10 +9,9 @@ namespace gemmill {
 /// The tiles that would leave clusters idle in the last wave, and one wave more, are shared: their K tiles, one after
 /// the other, are cut into equal shares, one for each cluster of the grid. Then whole waves of whole tiles follow.
 ///
-/// Share s ends with the first K tiles of some output tile: its cluster stores that tile, and adds what shares s + 1,
-/// s + 2, ... have of it. They begin with it, and share s is of a higher cluster than they are: a cluster waits for what
-/// clusters of lower index do first of all, without waiting for anything. So no wait is circular, however few clusters
-/// of the grid are resident.
+/// Share s ends with the first K tiles of some output tile: its cluster stores that tile, to which shares s + 1, s + 2
+/// and so on contribute. They begin with it, and higher shares are of lower clusters: a cluster waits only for what
+/// clusters of lower index do first of all. So no wait is circular, however few clusters of the grid are resident.
 template <class Order, int TileK>
 struct StreamScheduler {
   using Params = PartialParams;
@@ -53,20 +52,17 @@ struct StreamScheduler {
     int tile = shared + cluster() + (index - segments) * clusters();
     work.k_tile = 0;
     work.k_tiles = k_extent;
-    work.slot = share + 1;
-    work.partials = 0;
+    work.slot = share;
+    work.part = 0;
+    work.parts = 1;
     if (index < segments) {
       tile = begin / k_extent + index;
       int const start = tile * k_extent;
       work.k_tile = max(begin - start, 0);
-      int const stop = min(end() - start, k_extent);
-      work.k_tiles = stop - work.k_tile;
-      if (work.k_tile > 0) {
-        work.slot = share;
-        work.partials = SharedWork::kGiven;
-      } else if (stop < k_extent) {
-        work.partials = share_of(start + k_extent - 1) - share;
-      }
+      work.k_tiles = min(end() - start, k_extent) - work.k_tile;
+      int const owner = share_of(start);
+      work.part = share - owner;
+      work.parts = share_of(start + k_extent - 1) - owner + 1;
     }
     work.batch = work.batch_d = tile / order.count();
     auto const [m, n] = order.origin(tile - work.batch * order.count(), rank);

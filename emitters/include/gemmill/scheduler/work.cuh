@@ -24,17 +24,14 @@ struct Work {
   int k_tile, k_tiles;
 };
 
-/// Work of a scheduler whose clusters share tiles. Parts of K that are not a whole tile go to slots of a workspace, each
-/// written and read once a launch; such a scheduler has `slot_stride()`, and hands out every slot before it is awaited.
+/// Work of a scheduler whose clusters share tiles. Every part but part 0, which stores the tile, has a slot of a
+/// workspace to leave its sums in. They are added up in the order of a binary tree: part p takes those of p + 1, p + 2,
+/// p + 4 and so on, as far as p is a multiple of twice the step, and then leaves its own.
+///
+/// Part p + i has the slot `i * slot_stride()` after that of part p, and is handed out before part p: no wait is circular.
 struct SharedWork : Work {
-  static constexpr int kGiven = -1;
-
-  /// The first slot to add, or the one to write.
   int slot;
-  /// How many slots, one every `slot_stride()`, hold the rest of the tile; or that another cluster stores it.
-  int partials;
-
-  __device__ bool is_given() const { return partials == kGiven; }
+  int part, parts;
 };
 
 /// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
