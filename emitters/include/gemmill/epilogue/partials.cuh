@@ -31,8 +31,10 @@ struct PartialTiles {
 
   /// Does this part's share of adding up a tile (SharedWork); false where another block stores it.
   __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int slot_stride) const {
-    for (int step = 1; work.part % (2 * step) == 0 && work.part + step < work.parts; step *= 2)
-      take(accumulators, work.slot + step * slot_stride);
+    constexpr int kBranches = SharedWork::kBranches;
+    for (int step = 1; work.part % (kBranches * step) == 0 && work.part + step < work.parts; step *= kBranches)
+      for (int part = step; part < kBranches * step && work.part + part < work.parts; part += step)
+        take(accumulators, work.slot + part * slot_stride);
     if (work.part > 0) give(accumulators, work.slot);
     return work.part == 0;
   }

@@ -6,8 +6,10 @@
 
 namespace gemmill {
 
-/// The tiles that would leave clusters idle in the last wave, and one wave more, are shared: their K tiles, one after
-/// the other, are cut into equal shares, one for each cluster of the grid. Then whole waves of whole tiles follow.
+/// The tiles that would leave clusters idle in the last wave are shared: their K tiles, one after the other, are cut into
+/// equal shares, one for each cluster of the grid. Then whole waves of whole tiles follow. Where that would save less
+/// than it costs, nothing is shared. (Sharing another wave as well, as the paper does, would halve the parts of a tile;
+/// but clusters would not go along K abreast, and lose more in L2.)
 ///
 /// Share s ends with the first K tiles of some output tile: its cluster stores that tile, to which shares s + 1, s + 2
 /// and so on contribute. They begin with it, and higher shares are of lower clusters: a cluster waits only for what
@@ -16,11 +18,13 @@ template <class Order, int TileK>
 struct StreamScheduler {
   using Params = PartialParams;
   static constexpr int kSplits = 1;
+  /// K tiles that a cluster multiplies while parts of a tile are added up.
+  static constexpr int kCost = 16;
 
   Order order;
   int k_extent;
   int rank;
-  /// Output tiles of the whole batch that are shared.
+  /// Output tiles of the whole batch that are shared; they come first.
   int shared;
   /// K tiles of each share, and how many of the first shares have one more.
   int length, longer;
@@ -33,8 +37,8 @@ struct StreamScheduler {
   __device__ StreamScheduler(Params const& params, int rank_)
       : order(params.m, params.n), k_extent(ceil_div(params.k, TileK)), rank(rank_) {
     int const tiles = order.count() * params.batch;
-    int const rest = tiles % clusters();
-    shared = rest == 0 || k_extent == 0 ? 0 : min(tiles, clusters() + rest);
+    shared = tiles % clusters();
+    if ((clusters() - shared) * k_extent < kCost * clusters()) shared = 0;
     length = shared * k_extent / clusters();
     longer = shared * k_extent % clusters();
     share = clusters() - 1 - cluster();
