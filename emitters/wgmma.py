@@ -39,7 +39,7 @@ _REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t"
 
 
 def wgmma_atom(config: GemmConfig) -> str:
-    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K, A and B from shared memory (PTX ISA, "wgmma.mma_async")."""
+    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async")."""
     accumulator = DTYPES[config.accumulator]
     k = INSTRUCTION_K_BYTES // config.a.type.bytes
     n = config.tile.n // atom_parts(fields_of(config))
@@ -50,8 +50,7 @@ def wgmma_atom(config: GemmConfig) -> str:
         count=count,
         k=k,
         instruction=(
-            f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
-            f".{config.accumulator}.{config.a.dtype}.{config.b.dtype}"
+            f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}.{config.accumulator}.{config.a.dtype}.{config.b.dtype}"
         ),
         registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
         operands=textwrap.indent(

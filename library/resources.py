@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 
 from gemmill.library.arch import ARCHS
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.fields import Fields
 
 WARPGROUP = 128
@@ -111,14 +111,32 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
     )
 
 
+def stored_dtype(fields: Fields, operand: str) -> str:
+    """The dtype of C or D as the main kernel sees it: split kernels store partial sums, and take no C."""
+    if fields["scheduler.decomposition"] == "split":
+        return "none" if operand == "c" else partial_dtype(fields)
+    return str(fields[f"{operand}.dtype"])
+
+
+def partial_dtype(fields: Fields) -> DTypeName:
+    """The dtype of the partial sums of a split kernel."""
+    return "s32" if fields["accumulator"] == "s32" else "f32"
+
+
+def stored_bytes(fields: Fields, operand: str) -> int:
+    """Bytes of one element of :func:`stored_dtype`; 0 for an absent C."""
+    dtype = stored_dtype(fields, operand)
+    return 0 if dtype == "none" else max(8, DTYPES[dtype].bits) // 8
+
+
 def subtile_n(fields: Fields) -> int:
     """Columns of the C and D subtiles that a warpgroup stages at a time: the widest that suits both operands.
 
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
-    operands = ((str(fields[f"{operand}.dtype"]), str(fields[f"{operand}.major"])) for operand in "cd")
-    return _subtile_n(integer(fields, "tile.n"), *operands)
+    operands = ((stored_dtype(fields, operand), str(fields[f"{operand}.major"])) for operand in "cd")
+    return _subtile_n(integer(fields, "tile.n"), *(pair for pair in operands if pair[0] != "none"))
 
 
 @cache
@@ -135,27 +153,27 @@ def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
 
 def column_bytes(fields: Fields, operand: str) -> int:
     """Bytes of a column of a panel of an m-major C or D subtile."""
-    return min(128, SUBTILE_M * element_bytes(fields, operand))
+    return min(128, SUBTILE_M * stored_bytes(fields, operand))
 
 
 def subtile_swizzle(fields: Fields, operand: str) -> int:
     """Swizzle span in bytes of a C or D subtile; 16 means none."""
     if fields[f"{operand}.major"] == "m":
         return column_bytes(fields, operand)
-    row = subtile_n(fields) * element_bytes(fields, operand)
+    row = subtile_n(fields) * stored_bytes(fields, operand)
     return row if row in (128, 64, 32) else 16
 
 
 def subtile_box(fields: Fields, operand: str) -> tuple[int, int]:
     """TMA box of a C or D subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
     if fields[f"{operand}.major"] == "m":
-        return column_bytes(fields, operand) // element_bytes(fields, operand), subtile_n(fields)
+        return column_bytes(fields, operand) // stored_bytes(fields, operand), subtile_n(fields)
     return subtile_n(fields), SUBTILE_M
 
 
 def subtile_bytes(fields: Fields, operand: str) -> int:
     """Bytes of one C or D subtile; 0 for an absent C."""
-    return align_up(SUBTILE_M * subtile_n(fields) * element_bytes(fields, operand), 1024)
+    return align_up(SUBTILE_M * subtile_n(fields) * stored_bytes(fields, operand), 1024)
 
 
 def subtiles(fields: Fields) -> int:
@@ -165,7 +183,7 @@ def subtiles(fields: Fields) -> int:
 
 def c_buffers(fields: Fields) -> int:
     """C subtiles a warpgroup has in flight."""
-    return 0 if fields["c.dtype"] == "none" else min(2, subtiles(fields))
+    return 0 if stored_dtype(fields, "c") == "none" else min(2, subtiles(fields))
 
 
 def scale_bytes(fields: Fields) -> int:
@@ -202,3 +220,24 @@ def shared_bytes(fields: Fields) -> int:
     """Dynamic shared memory of a block."""
     stages = integer(fields, "stages")
     return stages * sum(stage_bytes(fields)) + fixed_bytes(fields, stages, d_buffers(fields))
+
+
+def slot_flags(fields: Fields) -> int:
+    """Flags of a slot of the workspace: one for each warpgroup of a cluster that accumulates a part of one tile."""
+    warpgroups = 1 if fields["schedule"] == "pingpong" else consumer_warpgroups(fields)
+    return integer(fields, "cluster.m") * integer(fields, "cluster.n") * warpgroups
+
+
+def slot_bytes(fields: Fields) -> int:
+    """Bytes of a slot of the workspace: the accumulators of a cluster tile."""
+    return slot_flags(fields) * warpgroup_m(fields) * integer(fields, "tile.n") * 4
+
+
+REDUCTION_THREADS = 256
+"""Threads of a block of the reduction kernel."""
+
+
+def reduction_vectors(splits: int) -> int:
+    """Vectors that a block of the reduction kernel computes; threads share one where there are many parts."""
+    groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
+    return REDUCTION_THREADS // groups

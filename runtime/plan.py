@@ -11,8 +11,9 @@ from typing import Any
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import tma
+from gemmill.runtime import parts, tma
 from gemmill.runtime.driver import Kernel
+from gemmill.runtime.exchange import Exchange
 from gemmill.runtime.operands import Gemm
 from gemmill.runtime.selector import Choice
 from gemmill.runtime.tensors import TensorView, view
@@ -23,7 +24,6 @@ Addresses = tuple[int, ...]
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
 """What the tensors of a GEMM are called."""
 _INDEX = {**{name: index for index, name in enumerate(OPERANDS)}, "d": OPERANDS.index("out")}
-_INT32_MAX = (1 << 31) - 1
 
 
 class ParameterBlock:
@@ -55,13 +55,14 @@ class ParameterBlock:
 
 def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> int:
     """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
-    along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
-    tiles = -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
-    if tiles > _INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
+    tiles = parts.cluster_tiles(spec, problem)
+    units = tiles * (spec.parts.splits if spec.parts else 1)
+    if units > parts.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
         raise UnsupportedProblemError(
-            f"{spec.entry}: {tiles} output tiles; kernels count up to 2^31: split the problem"
+            f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
-    return min(tiles, max_clusters) * spec.cluster[0] * spec.cluster[1]
+    clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
+    return clusters * spec.cluster[0] * spec.cluster[1]
 
 
 def is_empty(problem: GemmProblem) -> bool:
@@ -80,12 +81,14 @@ class Launcher:
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
         for box in spec.boxes:
+            if box.operand == "partials":
+                continue  # it has no address before the launch
             operand = getattr(gemm, box.operand)
             # Without a K tile A and B are not read, and may have no address.
             unread = problem.k == 0 and box.operand in ("a", "b")
             extents = getattr(problem, box.contiguous), getattr(problem, box.strided)
             batch = problem.batch if operand.batch_stride else 1
-            address = gemm.d.ptr if unread else operand.ptr
+            address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
             described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
             described.encode(block.address + box.offset)
             if not unread:
@@ -104,6 +107,9 @@ class Launcher:
             ("d_stride", "q", gemm.d.stride),
             ("d_batch_stride", "q", gemm.d.batch_stride),
         ]
+        if gemm.c is not None:
+            scalars += [("c_stride", "q", gemm.c.stride), ("c_batch_stride", "q", gemm.c.batch_stride)]
+            scalars += [("c_pointer", "Q", gemm.c.ptr)]
         for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
             if scale is not None:
                 scalars += [
@@ -118,14 +124,16 @@ class Launcher:
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
+        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
         self._pointers = tuple(
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
             for name, index in _INDEX.items()
-            if f"{name}_pointer" in spec.offsets
+            if f"{name}_pointer" in spec.offsets and operands[index] is not None
         )
-        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
         self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
-        self._launch = kernel.prepare(grid_blocks(spec, problem, kernel.max_clusters), block.arguments)
+        blocks = grid_blocks(spec, problem, kernel.max_clusters)
+        self._exchange = Exchange(gemm, kernel, block, blocks) if spec.parts else None
+        self._launch = kernel.prepare(blocks, block.arguments)
         self._lock = threading.Lock()
 
     def __call__(self, stream: int, addresses: Addresses) -> None:
@@ -138,7 +146,10 @@ class Launcher:
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses
-            self._launch(stream)
+            if self._exchange is None:
+                self._launch(stream)
+            else:
+                self._exchange(stream, self._launch)
 
 
 class Plan:

@@ -43,6 +43,8 @@ PROMOTION_K = 128
 CLUSTER = (1, 2)
 TMA_ALIGN = 16
 """Bytes that TMA needs base addresses and strides to be a multiple of."""
+ALIGNS = (1, 2, 4, 8, 16)
+"""Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
 TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
 SLICE_ROWS = 8
@@ -135,12 +137,38 @@ def _cluster(f: Fields) -> str | None:
 
 
 def _alignment(f: Fields) -> str | None:
+    by_tma = "ab" if f["scheduler.decomposition"] == "split" else "abcd"
     wrong = [
         f"{operand.upper()} is aligned to {f[f'{operand}.align']} bytes"
-        for operand in "abcd"
+        for operand in by_tma
         if f[f"{operand}.align"] != TMA_ALIGN and not (operand == "c" and f["c.dtype"] == "none")
     ]
     return f"{' and '.join(wrong)}; TMA takes alignment {TMA_ALIGN}" if wrong else None
+
+
+def _reduction_alignment(f: Fields) -> str | None:
+    if f["scheduler.decomposition"] != "split":
+        return None
+    for operand in "cd":
+        align, size = integer(f, f"{operand}.align"), resources.element_bytes(f, operand)
+        if size and (align not in ALIGNS or align < size):
+            allowed = one_of([a for a in ALIGNS if a >= size])
+            return f"{operand.upper()} is {f[f'{operand}.dtype']} aligned to {align} bytes; it must be {allowed}"
+    return None
+
+
+def _sums(f: Fields) -> str | None:
+    decomposition = f["scheduler.decomposition"]
+    if decomposition in ("fused", "stream") and f["accumulator"] == "f16":
+        return f"sums of {decomposition} kernels are added up in accumulators, which must not be f16: use split"
+    return None
+
+
+def _parts_batching(f: Fields) -> str | None:
+    decomposition, batching = f["scheduler.decomposition"], f["scheduler.batching"]
+    if decomposition == "tiles" or batching == "strided":
+        return None
+    return f"{decomposition} kernels take strided batches, not {batching} ones"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -168,7 +196,7 @@ def _tma_box(f: Fields) -> str | None:
 
 
 def _has_plain_epilogue(f: Fields) -> bool:
-    return f["c.dtype"] == "none" and f["d.major"] == "n"
+    return resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
 
 
 def accumulator_limit(fields: Fields) -> int:
@@ -210,6 +238,7 @@ def _shared_memory(f: Fields) -> str | None:
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "a.scale", "arch"),
+    *("scheduler.decomposition", "accumulator"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
@@ -244,9 +273,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tma-alignment",
-        ("a.align", "b.align", "d.align", "c.align", "c.dtype"),
+        ("a.align", "b.align", "d.align", "c.align", "c.dtype", "scheduler.decomposition"),
         _alignment,
         "CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides are multiples of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
+        "reduction-alignment",
+        ("d.align", "c.align", "d.dtype", "c.dtype", "scheduler.decomposition"),
+        _reduction_alignment,
+        "CUDA Programming Guide, Device Memory Accesses: vectors are aligned to their size",
+        "wgmma",
+    ),
+    Rule(
+        "sums-of-parts",
+        ("scheduler.decomposition", "accumulator"),
+        _sums,
+        "gemmill: parts are added in f32 or s32, whatever the tensor cores accumulate in",
+        "wgmma",
+    ),
+    Rule(
+        "parts-batching",
+        ("scheduler.decomposition", "scheduler.batching"),
+        _parts_batching,
+        "gemmill: the tile schedulers that exist",
         "wgmma",
     ),
     Rule(
@@ -309,7 +359,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major"),
+        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major", "scheduler.decomposition"),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
         "wgmma",

@@ -24,4 +24,14 @@ struct Linear {
 using LinearEpilogue = Linear<float>;
 using IntegerEpilogue = Linear<int32_t>;
 
+/// The accumulator itself: a partial sum, stored in a workspace whose contiguous extent is whole units of 16 bytes.
+template <class Compute_>
+struct Raw {
+  using Compute = Compute_;
+
+  __device__ explicit Raw(GemmParams const&) {}
+
+  __device__ Compute operator()(Compute accumulator, Compute = {}) const { return accumulator; }
+};
+
 }  // namespace gemmill

@@ -25,4 +25,15 @@ struct GemmParams {
   ScaleParams a_scale, b_scale;
 };
 
+/// What kernels take that sum parts of K.
+struct PartialParams : GemmParams {
+  /// Partial sums in a workspace: matrices as long as D, or slots of one cluster tile.
+  char* partials;
+  /// One for each consumer warpgroup of each slot, 0 between launches.
+  uint32_t* flags;
+  /// Like D's: the reduction kernel reads C without TMA.
+  char const* c_pointer;
+  int64_t c_stride, c_batch_stride;
+};
+
 }  // namespace gemmill

@@ -8,12 +8,16 @@
 
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/linear.cuh>
+#include <gemmill/epilogue/partials.cuh>
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/kernel/reduction.cuh>
 #include <gemmill/mma/promoted.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/scheduler/split.cuh>
+#include <gemmill/scheduler/stream.cuh>
 
 namespace gemmill {
 
@@ -26,6 +30,13 @@ struct KernelSpec {
       offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride;
   uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
+};
+
+/// The same of a kernel that sums parts of K, and of its reduction kernel.
+struct PartsSpec {
+  KernelSpec kernel;
+  uint32_t offset_partials, offset_flags, offset_c_pointer, offset_c_stride, offset_c_batch_stride;
+  uint32_t splits, slot_bytes, slot_flags, reduction_threads, reduction_vectors;
 };
 
 template <class Config>
@@ -59,9 +70,13 @@ struct TmaWgmmaGemm {
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   /// The kernel's only parameter: GemmParams, or what a scheduler adds to it.
   using Params = typename Scheduler::Params;
-  using StagePipeline =
-      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers),
-               Config::kBlockScales ? Scales::kArrivals : 0>;
+  using Unit = decltype(cute::declval<Scheduler>().work(0));
+  /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
+  static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
+  static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
+  using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
+  using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
+                                 Config::kBlockScales ? Scales::kArrivals : 0>;
   using Position = RingPosition<Config::kStages>;
 
   static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
@@ -88,6 +103,14 @@ struct TmaWgmmaGemm {
             offsetof(GemmParams, b_scale.batch_stride), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
             B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
             SubtileD::kBoxStrided, SubtileD::kSpan};
+  }
+
+  template <class Reduction>
+  static constexpr PartsSpec parts_spec() {
+    return {spec(), offsetof(Params, partials), offsetof(Params, flags), offsetof(Params, c_pointer),
+            offsetof(Params, c_stride), offsetof(Params, c_batch_stride), Scheduler::kSplits,
+            kShared ? Partials::kSlotBytes : 0, kShared ? Partials::kWarpgroups : 0, Reduction::kThreads,
+            Reduction::kVectors};
   }
 
   __device__ static void run(Params const& params) {
@@ -125,6 +148,9 @@ struct TmaWgmmaGemm {
   }
 
  private:
+  __device__ static bool is_stored(Work const&) { return true; }
+  __device__ static bool is_stored(SharedWork const& work) { return work.part == 0; }
+
   // Programmatic dependent launch (PTX ISA, "griddepcontrol"); without it in the launch, neither does anything.
   __device__ static void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
   __device__ static void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -152,7 +178,7 @@ struct TmaWgmmaGemm {
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      Work const work = scheduler.work(index);
+      Unit const work = scheduler.work(index);
       int const batch_a = params.batched & 1 ? work.batch : 0;
       int const batch_b = params.batched & 2 ? work.batch : 0;
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
@@ -227,9 +253,9 @@ struct TmaWgmmaGemm {
       stride *= 2;
     }
     for (; index < scheduler.total; index += stride) {
-      Work const work = scheduler.work(index);
+      Unit const work = scheduler.work(index);
       int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
-      epilogue.prefetch(m, work.n, work.batch);
+      if (is_stored(work)) epilogue.prefetch(m, work.n, work.batch);
 
       Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
@@ -258,6 +284,11 @@ struct TmaWgmmaGemm {
       }
       if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 
+      if constexpr (kShared) {
+        int const of_cluster = scheduler.rank * kTileWarpgroups + (kPingpong ? 0 : warpgroup);
+        Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
+        if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
+      }
       epilogue.store(accumulators, m, work.n, work.batch_d);
     }
     epilogue.finish();
