@@ -16,12 +16,13 @@ from gemmill.library.names import kernel_name
 from gemmill.library.schema import json_schema, schema_text
 
 NAMES = ["bf16", "f16"]
+OTHERS = ["fp8", "int8", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 
 
 def test_the_manifests_that_ship() -> None:
-    assert shipped_manifests() == NAMES
-    assert all(shipped_manifest(name).is_file() for name in NAMES)
+    assert shipped_manifests() == sorted(NAMES + OTHERS)
+    assert all(shipped_manifest(name).is_file() for name in NAMES + OTHERS)
     with pytest.raises(ManifestError, match=r"no manifest 'bf61' ships, did you mean bf16\?"):
         shipped_manifest("bf61")
 
@@ -36,6 +37,13 @@ def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -
     assert 5 <= len(quick) <= 8
     assert {config.schedule for config in quick} == {"cooperative", "pingpong"}
     assert len({(config.a.major, config.b.major) for config in quick}) == 4
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_shipped_set_holds_only_what_is_legal_and_a_quick_preset(name: str) -> None:
+    kernel_set = load_manifest(name)
+    assert kernel_set.count().refused_by_rule == {}
+    assert 2 <= len(list(kernel_set.expand("quick"))) <= 8
 
 
 @pytest.mark.parametrize("name", NAMES)
