@@ -61,10 +61,9 @@ struct TmaWgmmaGemm {
   using Scales = ScaleStage<Config::kTileM>;
   using ThreadScales = cute::conditional_t<Config::kBlockScales,
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
-  using Issue = IssueOrder<kPingpong ? 1 : kConsumers>;
   using Accumulator = cute::conditional_t<
       Config::kPromote,
-      PromotedAccumulators<typename Config::Atom, A, B, ThreadScales, Issue, kBlocks, Config::kTileN, Config::kTileK>,
+      PromotedAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
       Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>>;
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle>;
@@ -241,8 +240,6 @@ struct TmaWgmmaGemm {
                       shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
                       full_c + warpgroup * Config::kBuffersC,
                       uint32_t(1 + warpgroup)};
-    Issue issue{warpgroup};
-    if constexpr (Config::kPromote) issue.init();
     MatrixDescriptors<A> const a(shared + kOffsetA, kPingpong ? 0 : A::offset(warpgroup * kWarpgroupM, 0));
     MatrixDescriptors<B> const b(shared + kOffsetB, 0);
 
@@ -264,7 +261,7 @@ struct TmaWgmmaGemm {
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
         accumulators.multiply(a, b, ConsumerStages{pipeline, at, lane, scheduler.rank}, work.k_tiles,
-                              scales(shared, m - work.m, work.n), issue);
+                              scales(shared, m - work.m, work.n));
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {

@@ -10,9 +10,8 @@
 namespace gemmill {
 
 /// Sums of one consumer warpgroup: `Blocks` stacked 64 x N fragments, of which `Atom` multiplies one or a part at a time.
-/// While one warpgroup adds what it multiplied, the tensor cores work for another: `Order` has them issue in turn, or
-/// they would finish, and add, at the same time.
-template <class Atom, class LayoutA, class LayoutB, class Scales, class Order, int Blocks, int TileN, int TileK>
+/// While one warpgroup adds what it multiplied, the tensor cores work for the other.
+template <class Atom, class LayoutA, class LayoutB, class Scales, int Blocks, int TileN, int TileK>
 struct PromotedAccumulators {
   static constexpr int kRegisters = TileN / 2;
   static constexpr int kParts = kRegisters / Atom::kRegisters;
@@ -23,7 +22,7 @@ struct PromotedAccumulators {
   /// Multiplies `count` stages from the current one on.
   template <class Stages>
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, int count,
-                           Scales scales, Order order) {
+                           Scales scales) {
 #pragma unroll
     for (auto& block : values)
 #pragma unroll
@@ -36,14 +35,12 @@ struct PromotedAccumulators {
         int const block = part / kParts;
         int const n = part % kParts * (TileN / kParts);
         float partial[Atom::kRegisters];
-        order.wait();
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < TileK; k += Atom::kK)
           Atom::multiply(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
                          b.at(stage * LayoutB::kBytes + LayoutB::offset(n, k)), partial, k > 0);
         wgmma_commit();
-        order.pass();
         if (part == 0) scales.read(stage);
         wgmma_wait<0>();
 #pragma unroll

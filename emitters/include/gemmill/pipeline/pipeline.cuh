@@ -96,24 +96,4 @@ struct Turns {
   }
 };
 
-/// The order in which the warpgroups that share a tile issue their MMAs, round and round; warpgroup 0 begins.
-template <int Warpgroups>
-struct IssueOrder {
-  /// The first named barrier; those before it are the epilogues'.
-  static constexpr uint32_t kBarrier = 4;
-
-  int warpgroup;
-
-  /// Every warpgroup calls it once, before its first turn.
-  __device__ void init() {
-    if (Warpgroups > 1 && warpgroup == Warpgroups - 1) pass();
-  }
-  __device__ void wait() {
-    if constexpr (Warpgroups > 1) cutlass::arch::NamedBarrier::sync(256, kBarrier + warpgroup);
-  }
-  __device__ void pass() {
-    if constexpr (Warpgroups > 1) cutlass::arch::NamedBarrier::arrive(256, kBarrier + (warpgroup + 1) % Warpgroups);
-  }
-};
-
 }  // namespace gemmill
