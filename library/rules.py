@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gemmill.library.config import FAMILIES, GemmConfig
+from gemmill.library.config import GemmConfig
 from gemmill.library.domains import WORDS, one_of
-from gemmill.library.families import wgmma
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
+from gemmill.library.footprint import FAMILY, family_of
 from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
@@ -26,8 +26,6 @@ DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cooperative": ("tiles", "split", "fused", "stream"), "pingpong": ("tiles", "split", "fused")}
 )
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
-ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
-"""The targets that each family is compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,10 @@ class Verdict:
 
 
 def _family(f: Fields) -> str | None:
-    schedule, arch = str(f["schedule"]), str(f["arch"])
-    targets = ARCHS_OF.get(FAMILIES[schedule], ())
-    if not targets:
+    family, schedule, arch = family_of(f), f["schedule"], f["arch"]
+    if family is None:
         return f"there are no {schedule} kernels yet"
-    return None if arch in targets else f"{schedule} kernels are made for {one_of(targets)}, not for {arch}"
+    return None if arch in family.archs else f"{schedule} kernels are made for {one_of(family.archs)}, not for {arch}"
 
 
 def _swizzle(f: Fields) -> str | None:
@@ -100,15 +97,26 @@ RULES: tuple[Rule, ...] = (
         "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
     ),
     Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
-    *wgmma.RULES,
+    *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
+
+
+
+def _merged_domains() -> dict[str, tuple[Value, ...]]:
+    """The values that any family takes, of the fields that have no words."""
+    merged: dict[str, dict[Value, None]] = {}
+    for family in FAMILY.values():
+        for name, values in family.domains.items():
+            merged.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: tuple(values) for name, values in merged.items()}
+
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
         **{name: tuple(word for word in words if word != "none") for name, words in WORDS.items()},
         **{name: WORDS[name] for name in ("a.scale", "b.scale")},
-        **wgmma.DOMAINS,
+        **_merged_domains(),
         "promote": (0, 4),
         "scheduler.swizzle": SWIZZLES,
         "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),

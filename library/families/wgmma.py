@@ -10,6 +10,7 @@ from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
@@ -386,3 +387,16 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     }
 )
 """The values that the family takes, of the fields that have no words."""
+
+FAMILY = Family(
+    archs=("sm90a",),
+    rules=RULES,
+    domains=DOMAINS,
+    threads=resources.threads,
+    stage_bytes=resources.stage_bytes,
+    shared_bytes=resources.shared_bytes,
+    accumulator_registers=resources.accumulator_registers,
+    auto_stages=resources.auto_stages,
+    auto_stages_fields=AUTO_STAGES_FIELDS,
+    max_auto_stages=resources.MAX_AUTO_STAGES,
+)

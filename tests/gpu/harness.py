@@ -12,7 +12,7 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import Value, config_of
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import auto_stages
+from gemmill.library.footprint import auto_stages
 from gemmill.profiler.operands import (
     OperandSet,
     fill_random,

@@ -11,7 +11,6 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.domains import WORDS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.families.rule import Rule
-from gemmill.library.families.wgmma import AUTO_STAGES_FIELDS
 from gemmill.library.fields import FIELD_NAMES, Fields, Value, config_of, fields_of
 from gemmill.library.names import parse_name
 from gemmill.library.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
