@@ -102,7 +102,6 @@ RULES: tuple[Rule, ...] = (
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
 
 
-
 def _merged_domains() -> dict[str, tuple[Value, ...]]:
     """The values that any family takes, of the fields that have no words."""
     merged: dict[str, dict[Value, None]] = {}

@@ -144,7 +144,7 @@ def matmul(
             (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
             None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15,
+            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
             options,
         )
     except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one

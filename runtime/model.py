@@ -8,14 +8,15 @@ warpgroup's loop. DRAM and power bound the whole. All of it is one numpy express
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FamilyName, GemmConfig
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
 from gemmill.runtime import model_parts
@@ -53,6 +54,16 @@ _WHOLE_SHARPNESS = 11.5
 """The same for a whole GEMM: the SMs, DRAM and power."""
 
 
+# Rough: kernels of these families are asked where no other serves, and compete with each other alone.
+_MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
+    "simt": {"f32": 95, "s32": 60, "f64": 45},
+}
+"""Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; of 16-bit operands, or wider
+ones in the simt family."""
+_ANY_STRIDES = 0.6
+"""Part of that rate that is left where an operand has no contiguous extent; again for the other operand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Figures of kernels with equal operand formats, one array element a kernel; prepared once."""
@@ -70,6 +81,8 @@ class Columns:
     split: npt.NDArray[np.bool_]
     fused: npt.NDArray[np.bool_]
     stream: npt.NDArray[np.bool_]
+    multiply_adds: Floats
+    """In a clock of an SM; 0 for WGMMA, which has a formula."""
     bytes: tuple[int, int, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
@@ -95,8 +108,14 @@ class Columns:
             split=np.array([c.scheduler.decomposition == "split" for c in configs]),
             fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
             stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
+            multiply_adds=np.array([_multiply_adds(c) for c in configs]),
             bytes=(first.a.type.bytes, first.b.type.bytes, first.c.type.bytes if first.c else 0, first.d.type.bytes),
         )
+
+
+def _multiply_adds(config: GemmConfig) -> float:
+    rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
+    return rate * _ANY_STRIDES ** ((config.a.major == "any") + (config.b.major == "any"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +154,15 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     )
     mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
+    wgmma = k.multiply_adds == 0
+    scalar_ns = k.tile_m * k.tile_n * k.tile_k / (np.where(wgmma, 1, k.multiply_adds) * gpu.clock_ghz)
+    mma_ns = np.where(wgmma, mma_ns, scalar_ns)
     loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
     loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
     load_ns = k.tile_k * (loaded_a + loaded_b) / load_rate
-    latency_ns = _LATENCY_NS / (k.stages - 1)
+    # Other families hide it with several blocks on an SM; their rates include what they do not.
+    latency_ns = np.where(wgmma, _LATENCY_NS / (k.stages - 1), 0.0)
     paces = np.stack([mma_ns, load_ns, latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * step_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,23 +16,30 @@ MAX_EXTENT = (1 << 31) - 4096
 """Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
+MAX_STRIDE = 1 << 40
+"""TMA's strides are below this many bytes; an operand with longer ones counts as one without a contiguous extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A, B, C or D in memory: matrices with one contiguous extent, one stride, one batch stride."""
+    """A, B, C or D in memory: matrices at one batch stride."""
 
     ptr: int
     """Address of the first element."""
     dtype: DTypeName
     major: str
-    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D."""
+    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D. ``any``:
+    there is none, or neighbours along the other extent are not a positive number of elements apart."""
     stride: int
-    """Elements between neighbours along the other extent; without meaning where that extent is 0 or 1."""
+    """Elements between neighbours along the other extent; without meaning where it is 0 or 1, or for ``any``."""
     batch_stride: int
     """Elements between matrices; 0 where all of the batch share one."""
     align: int
     """Largest power of two up to 16 that divides address and strides in bytes."""
+    row_stride: int = 0
+    """Elements between neighbouring rows (A is M x K, B K x N, C and D M x N); 0 where there is but one."""
+    column_stride: int = 0
+    """Elements between neighbouring columns; 0 where there is but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +166,7 @@ def bind(
     operand_a = _operand(matrices_a, batch, "k", "mn", first="k")
     operand_b = _operand(matrices_b, batch, "mn", "k", first="k")
     operand_c = _operand(matrices_c, batch, "n", "m", first=operand_d.major) if matrices_c else None
-    _refuse_overlap(matrices_d, operand_d, batch)
+    _refuse_overlap(matrices_d, batch)
     problem = GemmProblem(
         m=m,
         n=n,
@@ -274,26 +282,33 @@ def _operand(x: _Matrices, batch: int, columns_contiguous: str, rows_contiguous:
         # Nothing will be read; kernels run no K tile, or do not run.
         return Operand(tensor.ptr, tensor.dtype, first, 16 // size, 0, 16)
     batch_stride = x.batch_stride if batch > 1 else 0
+    steps = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
+
+    def described(major: str, *strides: int) -> Operand:
+        bits = functools.reduce(int.__or__, (step * size for step in (*strides, batch_stride)), tensor.ptr | 16)
+        stride = strides[0] if len(strides) == 1 else 0
+        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, bits & -bits, *steps)
+
     layouts = []
     for major, inner, inner_stride, outer, stride in (
         (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
-        if inner == 1 or inner_stride == 1:
-            bits = tensor.ptr | batch_stride * size | (stride * size if outer > 1 else 0) | 16
-            layouts.append(Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, bits & -bits))
+        regular = (outer == 1 or 0 < stride * size < MAX_STRIDE) and 0 <= batch_stride * size < MAX_STRIDE
+        if (inner == 1 or inner_stride == 1) and regular:
+            layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:
-        raise OperandError(
-            f"{x.name} has strides ({x.row_stride}, {x.column_stride}) along its rows and columns; one of them must be "
-            f"1: pass {x.name}.contiguous()"
-        )
+        return described("any", *steps)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
-def _refuse_overlap(x: _Matrices, d: Operand, batch: int) -> None:
+def _refuse_overlap(x: _Matrices, batch: int) -> None:
     """Elements of D that share an address would be written by several blocks."""
-    inner, outer = (x.columns, x.rows) if d.major == "n" else (x.rows, x.columns)
-    if 0 in (inner, outer, batch):
+    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
+    if 0 in (x.rows, x.columns, batch):
         return
-    if (outer > 1 and abs(d.stride) < inner) or (batch > 1 and d.batch_stride == 0):
-        raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+    reach = 0
+    for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
+        if stride <= reach:
+            raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+        reach += (extent - 1) * stride

@@ -24,6 +24,13 @@ Addresses = tuple[int, ...]
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
 """What the tensors of a GEMM are called."""
 _INDEX = {**{name: index for index, name in enumerate(OPERANDS)}, "d": OPERANDS.index("out")}
+_STRIDED = (
+    ("pointer", "Q", "ptr"),
+    ("row_stride", "q", "row_stride"),
+    ("column_stride", "q", "column_stride"),
+    ("batch_stride", "q", "batch_stride"),
+)
+"""Parameters of an operand that is read through plain addresses: member, layout, attribute of the operand."""
 
 
 class ParameterBlock:
@@ -103,13 +110,18 @@ class Launcher:
             ("batched", "I", batched),
             ("alpha", layout, int(alpha) if layout == "i" else alpha),
             ("beta", layout, int(beta) if layout == "i" else beta),
-            ("d_pointer", "Q", gemm.d.ptr),
+            ("alpha64", "d", alpha),
+            ("beta64", "d", beta),
             ("d_stride", "q", gemm.d.stride),
-            ("d_batch_stride", "q", gemm.d.batch_stride),
+            *(
+                (f"{name}_{member}", code, getattr(operand, attribute))
+                for name, operand in zip("abcd", (gemm.a, gemm.b, gemm.c, gemm.d), strict=True)
+                if operand is not None
+                for member, code, attribute in _STRIDED
+            ),
         ]
         if gemm.c is not None:
-            scalars += [("c_stride", "q", gemm.c.stride), ("c_batch_stride", "q", gemm.c.batch_stride)]
-            scalars += [("c_pointer", "Q", gemm.c.ptr)]
+            scalars.append(("c_stride", "q", gemm.c.stride))
         for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
             if scale is not None:
                 scalars += [
@@ -219,7 +231,7 @@ class Plan:
             if name == "out" and not new.writable:
                 raise OperandError("out is read-only")
             if 0 not in new.shape and not name.endswith("_scale"):
-                tma.check_address(name, new.ptr)
+                self._check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = tensors
         self._addresses = self._current_addresses()
@@ -238,6 +250,15 @@ class Plan:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_address(self, name: str, address: int) -> None:
+        """Refuse a tensor whose first element is less aligned than the kernel relies on."""
+        operand = getattr(self.kernel, "d" if name == "out" else name, None)
+        if operand is not None and (address % operand.align or address == 0):
+            raise OperandError(
+                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {operand.align} bytes: "
+                f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
+            )
 
     def _current_addresses(self) -> Addresses:
         return tuple(self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -36,19 +37,23 @@ def _plain(f: Fields) -> str | None:
     scaled = [operand.upper() for operand in "ab" if f[f"{operand}.scale"] != "none"]
     if scaled:
         return f"{' and '.join(scaled)} has block scales, which {f['schedule']} kernels do not apply"
-    return f"promote is {f['promote']}; {f['schedule']} kernels sum in f32 as it is: it must be 0" if f["promote"] else None
+    return (
+        f"promote is {f['promote']}; {f['schedule']} kernels sum in f32 as it is: it must be 0"
+        if f["promote"]
+        else None
+    )
 
 
-def _alignment(f: Fields) -> str | None:
-    for operand in "abcd":
-        if f[f"{operand}.dtype"] == "none":
-            continue
-        align, size, major = integer(f, f"{operand}.align"), element_bytes(f, operand), f[f"{operand}.major"]
-        allowed = (size,) if major == "any" else tuple(a for a in ALIGNS if a >= size)
-        if align not in allowed:
-            what = f"{f[f'{operand}.dtype']} with major {major}"
-            return f"{operand.upper()} is {what} and aligned to {align} bytes; it must be {one_of(allowed)}"
-    return None
+def _alignment(operand: str, f: Fields) -> str | None:
+    dtype, major = f[f"{operand}.dtype"], f[f"{operand}.major"]
+    if dtype == "none":
+        return None
+    align, size = integer(f, f"{operand}.align"), element_bytes(f, operand)
+    allowed = (size,) if major == "any" else tuple(a for a in ALIGNS if a >= size)
+    if align in allowed:
+        return None
+    what = f"{dtype} with any strides" if major == "any" else f"{dtype} and {major}-major"
+    return f"{operand.upper()} is {what}, and aligned to {align} bytes; it must be {one_of(allowed)}"
 
 
 def _epilogue_types(f: Fields) -> str | None:
@@ -86,12 +91,15 @@ def rules(family: FamilyName) -> tuple[Rule, ...]:
             "gemmill: conversions the epilogue has",
             family,
         ),
-        Rule(
-            f"{family}-alignment",
-            tuple(f"{x}.{leaf}" for leaf in ("align", "major", "dtype") for x in "abcd"),
-            _alignment,
-            "CUDA Programming Guide, device memory accesses: an access of 1 to 16 bytes is aligned to its size",
-            family,
+        *(
+            Rule(
+                f"{family}-alignment-{operand}",
+                (f"{operand}.align", f"{operand}.major", f"{operand}.dtype"),
+                functools.partial(_alignment, operand),
+                "CUDA Programming Guide, device memory accesses: an access of 1 to 16 bytes is aligned to its size",
+                family,
+            )
+            for operand in "abcd"
         ),
         Rule(f"{family}-cluster", ("cluster.m", "cluster.n"), _cluster, "gemmill: blocks share nothing", family),
         Rule(

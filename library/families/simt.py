@@ -63,8 +63,12 @@ def _stages(f: Fields) -> str | None:
 
 def accumulator_registers(fields: Fields) -> int:
     """32-bit accumulator registers of a thread."""
-    bits = DTYPES[str(fields["accumulator"])].bits
-    return integer(fields, "tile.m") * integer(fields, "tile.n") * bits // (32 * threads(fields))
+    return integer(fields, "tile.m") * integer(fields, "tile.n") * value_bytes(fields) // (4 * threads(fields))
+
+
+def value_bytes(fields: Fields) -> int:
+    """Bytes of a value of the accumulator's type."""
+    return max(8, DTYPES[str(fields["accumulator"])].bits) // 8
 
 
 def threads(fields: Fields) -> int:
@@ -74,7 +78,7 @@ def threads(fields: Fields) -> int:
 
 def stage_bytes(fields: Fields) -> tuple[int, int]:
     """Bytes of a stage of A and of B: values of the accumulator's type, K by K, with 16 bytes between rows."""
-    size, k = DTYPES[str(fields["accumulator"])].bytes, integer(fields, "tile.k")
+    size, k = value_bytes(fields), integer(fields, "tile.k")
     return (integer(fields, "tile.m") * size + 16) * k, (integer(fields, "tile.n") * size + 16) * k
 
 
@@ -91,7 +95,9 @@ def auto_stages(fields: Fields) -> int:
 RULES: tuple[Rule, ...] = (
     Rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), _types, "gemmill: conversions the loads have", "simt"),
     *direct.rules("simt"),
-    Rule("simt-tile", ("tile.m", "tile.n", "tile.k"), _tile, "gemmill: 16 x 16 threads share every tile evenly", "simt"),
+    Rule(
+        "simt-tile", ("tile.m", "tile.n", "tile.k"), _tile, "gemmill: 16 x 16 threads share every tile evenly", "simt"
+    ),
     Rule("simt-stages", ("stages",), _stages, "gemmill: one stage is multiplied while the other is written", "simt"),
     Rule(
         "simt-registers",
