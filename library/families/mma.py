@@ -37,6 +37,12 @@ MAX_AUTO_STAGES = 4
 """Deepest pipeline that ``stages: auto`` asks for; more stages would leave room for fewer blocks on an SM."""
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
+MAX_REGISTERS_BY_ELEMENT = 64
+"""The same where a thread reads A or B element by element, from memory or from a stage."""
+MAX_BYTES_BY_ELEMENT = 32
+"""Most bytes of a stage of that operand that a thread loads."""
+ASYNC_BYTES = 4
+"""The least that cp.async copies."""
 AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", "a.dtype", "b.dtype", "arch")
 
 
@@ -72,14 +78,41 @@ def _swizzle(f: Fields) -> str | None:
     return None
 
 
+def _by_element(f: Fields) -> tuple[str, ...]:
+    """The operands that are loaded element by element: no unit of them is long enough for cp.async."""
+
+    def unit(operand: str) -> int:
+        return element_bytes(f, operand) if f[f"{operand}.major"] == "any" else integer(f, f"{operand}.align")
+
+    return tuple(operand for operand in "ab" if unit(operand) < ASYNC_BYTES)
+
+
+def _gathered(f: Fields) -> tuple[str, ...]:
+    """The operands whose words are put together from bytes of several rows of a stage."""
+    return tuple(x for x in "ab" if f[f"{x}.major"] == "mn" and element_bytes(f, x) == 1)
+
+
 def _registers(f: Fields) -> str | None:
     registers = accumulator_registers(f)
-    if registers <= MAX_REGISTERS:
+    pieces = " and ".join(sorted({*_by_element(f), *_gathered(f)})).upper()
+    limit = MAX_REGISTERS_BY_ELEMENT if pieces else MAX_REGISTERS
+    if registers <= limit:
         return None
     return (
         f"{threads(f)} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
-        f"each; they have {MAX_REGISTERS}"
+        f"each; they have {limit}{f', as {pieces} is read element by element' if pieces else ''}"
     )
+
+
+def _element_bytes(f: Fields) -> str | None:
+    stages = dict(zip("ab", stage_bytes(f), strict=True))
+    for operand in _by_element(f):
+        if (held := stages[operand] // threads(f)) > MAX_BYTES_BY_ELEMENT:
+            return (
+                f"each of {threads(f)} threads loads {held} bytes of a stage of {operand.upper()} element by element; "
+                f"their registers hold {MAX_BYTES_BY_ELEMENT}"
+            )
+    return None
 
 
 def _stages(f: Fields) -> str | None:
@@ -131,6 +164,8 @@ def auto_stages(fields: Fields) -> int:
     return min(MAX_AUTO_STAGES, TARGETS[str(fields["arch"])].shared_bytes // sum(stage_bytes(fields)))
 
 
+_LOADED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for operand in "ab")
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "mma-sync-types",
@@ -152,8 +187,15 @@ RULES: tuple[Rule, ...] = (
     Rule("mma-sync-stages", ("stages",), _stages, "gemmill: one stage is multiplied while another is filled", "mma"),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "accumulator"),
+        ("tile.n", "tile.m", "accumulator", *_LOADED),
         _registers,
+        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+        "mma",
+    ),
+    Rule(
+        "mma-sync-element-bytes",
+        ("tile.k", "tile.m", "tile.n", *_LOADED),
+        _element_bytes,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",
     ),

@@ -117,7 +117,9 @@ struct MmaSyncGemm {
   }
 
   __device__ static void multiply(char const* a, char const* b, int warp_m, int warp_n, Sums& sums) {
-#pragma unroll
+    // Words put together from elements take registers: those of one step are enough at a time.
+    constexpr int kUnroll = FragmentsA::kWhole && FragmentsB::kWhole ? kTileK / FragmentsA::kStepK : 1;
+#pragma unroll kUnroll
     for (int k = 0; k < kTileK; k += FragmentsA::kStepK) {
       Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
 #pragma unroll

@@ -29,12 +29,14 @@ struct Fragments {
   using Element = typename Layout::Element;
   static constexpr int kWordElements = sizeof(Word) / sizeof(Element);
   static constexpr int kStepK = 8 * kWordElements;
+  /// Whether ldmatrix reads them; otherwise words are put together from elements.
+  static constexpr bool kWhole = sizeof(Word) == 4 && (Layout::kMajor == MajorIn::K || sizeof(Element) == 2);
 
   __device__ static void load(char const* stage, int mn, int k, Word (&words)[4]) {
     int const lane = threadIdx.x % 32;
-    if constexpr (Layout::kMajor == MajorIn::K && sizeof(Word) == 4) {
+    if constexpr (kWhole && Layout::kMajor == MajorIn::K) {
       load_matrices<false>(stage + Layout::at(mn + lane % 16, k + lane / 16 * (kStepK / 2)), words);
-    } else if constexpr (sizeof(Element) == 2) {
+    } else if constexpr (kWhole) {
       load_matrices<true>(stage + Layout::at(mn + lane / 8 % 2 * 8, k + lane / 16 * 8 + lane % 8), words);
     } else {
 #pragma unroll
