@@ -57,11 +57,14 @@ _WHOLE_SHARPNESS = 11.5
 # Rough: kernels of these families are asked where no other serves, and compete with each other alone.
 _MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
     "simt": {"f32": 95, "s32": 60, "f64": 45},
+    "mma": {"f32": 640, "s32": 480, "f64": 85},
 }
-"""Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; of 16-bit operands, or wider
-ones in the simt family."""
-_ANY_STRIDES = 0.6
-"""Part of that rate that is left where an operand has no contiguous extent; again for the other operand."""
+"""Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; those of mma.sync with
+operands of 16 bits, and twice as many of 8."""
+_BY_ELEMENT = 0.35
+"""Part of mma.sync's rate that is left where an operand is loaded element by element."""
+_SMALL_TILE = 0.8
+"""Part of the rate that tiles of 64 x 64 reach, in shared memory's bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,13 @@ class Columns:
 
 def _multiply_adds(config: GemmConfig) -> float:
     rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
-    return rate * _ANY_STRIDES ** ((config.a.major == "any") + (config.b.major == "any"))
+    if config.tile.m * config.tile.n <= 64 * 64:
+        rate *= _SMALL_TILE
+    if config.family == "mma":
+        rate *= 2 / max(1, config.a.type.bytes) if config.accumulator != "f64" else 1
+        if min(config.a.align, config.b.align) < 4:
+            rate *= _BY_ELEMENT
+    return rate
 
 
 @dataclass(frozen=True, slots=True)

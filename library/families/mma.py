@@ -175,7 +175,9 @@ RULES: tuple[Rule, ...] = (
         "mma",
     ),
     *direct.rules("mma"),
-    Rule("mma-sync-tile", ("tile.m", "tile.n"), _tile, "PTX ISA, mma: m16n8; gemmill: warps share a tile evenly", "mma"),
+    Rule(
+        "mma-sync-tile", ("tile.m", "tile.n"), _tile, "PTX ISA, mma: m16n8; gemmill: warps share a tile evenly", "mma"
+    ),
     Rule("mma-sync-tile-k", ("tile.k", "a.dtype"), _tile_k, "PTX ISA, mma: K is 32 bytes, of f64 64", "mma"),
     Rule(
         "mma-sync-swizzle",
