@@ -38,7 +38,7 @@ MAX_AUTO_STAGES = 4
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
 MAX_REGISTERS_BY_ELEMENT = 64
-"""The same where a thread reads A or B element by element, from memory or from a stage."""
+"""The same where a thread loads A or B element by element, and holds its part of a stage in registers."""
 MAX_BYTES_BY_ELEMENT = 32
 """Most bytes of a stage of that operand that a thread loads."""
 ASYNC_BYTES = 4
@@ -87,20 +87,14 @@ def _by_element(f: Fields) -> tuple[str, ...]:
     return tuple(operand for operand in "ab" if unit(operand) < ASYNC_BYTES)
 
 
-def _gathered(f: Fields) -> tuple[str, ...]:
-    """The operands whose words are put together from bytes of several rows of a stage."""
-    return tuple(x for x in "ab" if f[f"{x}.major"] == "mn" and element_bytes(f, x) == 1)
-
-
 def _registers(f: Fields) -> str | None:
-    registers = accumulator_registers(f)
-    pieces = " and ".join(sorted({*_by_element(f), *_gathered(f)})).upper()
-    limit = MAX_REGISTERS_BY_ELEMENT if pieces else MAX_REGISTERS
+    registers, loaded = accumulator_registers(f), " and ".join(_by_element(f)).upper()
+    limit = MAX_REGISTERS_BY_ELEMENT if loaded else MAX_REGISTERS
     if registers <= limit:
         return None
     return (
         f"{threads(f)} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
-        f"each; they have {limit}{f', as {pieces} is read element by element' if pieces else ''}"
+        f"each; they have {limit}{f', as {loaded} is loaded element by element' if loaded else ''}"
     )
 
 
@@ -128,9 +122,10 @@ def _shared_memory(f: Fields) -> str | None:
 
 
 def warps(fields: Fields) -> tuple[int, int]:
-    """Warps along M and N; each computes up to 64 x 64."""
-    along_m = max(1, integer(fields, "tile.m") // 64)
-    return along_m, max(1, min(integer(fields, "tile.n") // 16, 4 if along_m <= 2 else 2))
+    """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large."""
+    m, n = integer(fields, "tile.m"), integer(fields, "tile.n")
+    along_n = max(1, min(n // 32, 4 if m <= 128 else 2))
+    return max(1, min(m // 32, 8 // along_n)), along_n
 
 
 def threads(fields: Fields) -> int:

@@ -19,8 +19,8 @@ struct MmaSyncGemm {
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
   static constexpr int kStages = Config::kStages;
   /// A warp computes up to 64 x 64.
-  static constexpr int kWarpsM = max_of(1, kTileM / 64);
-  static constexpr int kWarpsN = min_of(kTileN / 16, kWarpsM <= 2 ? 4 : 2);
+  static constexpr int kWarpsN = max_of(1, min_of(kTileN / 32, kTileM <= 128 ? 4 : 2));
+  static constexpr int kWarpsM = max_of(1, min_of(kTileM / 32, 8 / kWarpsN));
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlocks = 1;
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
@@ -104,28 +104,32 @@ struct MmaSyncGemm {
                             params.m,
                             params.n,
                             work.batch};
+    // What lies side by side in D: two columns of an atom, or a column of each of four.
+    constexpr int kRun = FragmentsB::kPermuted ? 4 : 2;
 #pragma unroll
-    for (int i = 0; i < kAtomsM; ++i)
+    for (int i = 0; i < 2 * kAtomsM; ++i)
 #pragma unroll
-      for (int j = 0; j < kAtomsN; ++j)
+      for (int j = 0; j < 2 * kAtomsN; j += kRun) {
+        Accumulator run[kRun];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          Accumulator const pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
-          epilogue.store(pair, work.m + warp_m + i * 16 + half * 8 + lane / 4,
-                         work.n + warp_n + j * 8 + lane % 4 * 2);
+        for (int r = 0; r < kRun; ++r) {
+          int const atom = FragmentsB::kPermuted ? j / 8 * 4 + r : j / 2;
+          int const column = FragmentsB::kPermuted ? j / 4 % 2 : r;
+          run[r] = sums[i / 2][atom][i % 2 * 2 + column];
         }
+        int const group = FragmentsB::kPermuted ? j / 8 * 4 : j / 2;
+        int const column = lane % 4 * 2 + (FragmentsB::kPermuted ? j / 4 % 2 : 0);
+        epilogue.store(run, work.m + warp_m + FragmentsA::position(i, lane / 4),
+                       work.n + warp_n + FragmentsB::position(group, column));
+      }
   }
 
   __device__ static void multiply(char const* a, char const* b, int warp_m, int warp_n, Sums& sums) {
-    // Words put together from elements take registers: those of one step are enough at a time.
-    constexpr int kUnroll = FragmentsA::kWhole && FragmentsB::kWhole ? kTileK / FragmentsA::kStepK : 1;
-#pragma unroll kUnroll
+#pragma unroll
     for (int k = 0; k < kTileK; k += FragmentsA::kStepK) {
       Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
-#pragma unroll
-      for (int i = 0; i < kAtomsM; ++i) FragmentsA::load(a, warp_m + i * 16, k, rows[i]);
-#pragma unroll
-      for (int j = 0; j < kAtomsN / 2; ++j) FragmentsB::load(b, warp_n + j * 16, k, columns[j]);
+      FragmentsA::load(a, warp_m, k, rows);
+      FragmentsB::load(b, warp_n, k, columns);
 #pragma unroll
       for (int i = 0; i < kAtomsM; ++i)
 #pragma unroll

@@ -23,25 +23,49 @@ __device__ inline void load_matrices(void const* row, uint32_t (&words)[4]) {
   }
 }
 
-/// Reads 16 rows (M or N) x 8 words of a stage: words[i] is of row l / 4 + i % 2 * 8 and word l % 4 + i / 2 * 4.
+/// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i][j] is of group 2i + j % 2 of eight rows, row
+/// l / 4 of it, and of word l % 4 + j / 2 * 4.
+///
+/// Where memory's neighbours along M or N are bytes, a lane reads four of them at once, from four rows along K, and
+/// transposes: of 32 rows, group g then holds rows g, g + 4, g + 8 and so on.
 template <class Layout, class Word>
 struct Fragments {
   using Element = typename Layout::Element;
   static constexpr int kWordElements = sizeof(Word) / sizeof(Element);
   static constexpr int kStepK = 8 * kWordElements;
-  /// Whether ldmatrix reads them; otherwise words are put together from elements.
-  static constexpr bool kWhole = sizeof(Word) == 4 && (Layout::kMajor == MajorIn::K || sizeof(Element) == 2);
+  static constexpr bool kPermuted = Layout::kMajor == MajorIn::MN && sizeof(Element) == 1;
 
-  __device__ static void load(char const* stage, int mn, int k, Word (&words)[4]) {
+  /// Where row `row` of group `group` of eight rows lies in the tile.
+  __device__ static int position(int group, int row) {
+    return kPermuted ? group / 4 * 32 + row * 4 + group % 4 : group * 8 + row;
+  }
+
+  template <int Count>
+  __device__ static void load(char const* stage, int mn, int k, Word (&words)[Count][4]) {
+    static_assert(!kPermuted || Count % 2 == 0, "bytes are transposed 32 rows at a time");
+#pragma unroll
+    for (int i = 0; i < Count; i += 1 + kPermuted) {
+      if constexpr (kPermuted) {
+        load_transposed(stage, mn + i * 16, k, words[i], words[i + 1]);
+      } else {
+        load_16(stage, mn + i * 16, k, words[i]);
+      }
+    }
+  }
+
+ private:
+  __device__ static void load_16(char const* stage, int mn, int k, Word (&words)[4]) {
     int const lane = threadIdx.x % 32;
-    if constexpr (kWhole && Layout::kMajor == MajorIn::K) {
+    if constexpr (Layout::kMajor == MajorIn::K && sizeof(Word) == 4) {
       load_matrices<false>(stage + Layout::at(mn + lane % 16, k + lane / 16 * (kStepK / 2)), words);
-    } else if constexpr (kWhole) {
+    } else if constexpr (sizeof(Element) == 2) {
       load_matrices<true>(stage + Layout::at(mn + lane / 8 % 2 * 8, k + lane / 16 * 8 + lane % 8), words);
     } else {
+      static_assert(kWordElements == 1, "neighbours along K are a word");
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        words[i] = gather(stage, mn + lane / 4 + i % 2 * 8, k + (lane % 4 + i / 2 * 4) * kWordElements);
+        int const row = mn + lane / 4 + i % 2 * 8, word = lane % 4 + i / 2 * 4;
+        words[i] = *reinterpret_cast<Word const*>(stage + Layout::at(row, k + word));
       }
     }
     if constexpr (cuda::std::is_same_v<Element, tf32>) {
@@ -50,18 +74,24 @@ struct Fragments {
     }
   }
 
- private:
-  /// A word whose elements need not be neighbours in memory.
-  __device__ static Word gather(char const* stage, int mn, int k) {
-    union {
-      Word word;
-      Element elements[kWordElements];
-    } gathered;
+  __device__ static void load_transposed(char const* stage, int mn, int k, Word (&low)[4], Word (&high)[4]) {
+    int const lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < kWordElements; ++i) {
-      gathered.elements[i] = *reinterpret_cast<Element const*>(stage + Layout::at(mn, k + i));
+    for (int half = 0; half < 2; ++half) {
+      Word line[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const at = Layout::at(mn + lane / 4 * 4, k + (lane % 4 + half * 4) * 4 + i);
+        line[i] = *reinterpret_cast<Word const*>(stage + at);
+      }
+      // Bytes 0 and 1, then 2 and 3, of two lines each, side by side; then of all four.
+      Word const first[2] = {__byte_perm(line[0], line[1], 0x5140), __byte_perm(line[2], line[3], 0x5140)};
+      Word const second[2] = {__byte_perm(line[0], line[1], 0x7362), __byte_perm(line[2], line[3], 0x7362)};
+      low[2 * half] = __byte_perm(first[0], first[1], 0x5410);
+      low[2 * half + 1] = __byte_perm(first[0], first[1], 0x7632);
+      high[2 * half] = __byte_perm(second[0], second[1], 0x5410);
+      high[2 * half + 1] = __byte_perm(second[0], second[1], 0x7632);
     }
-    return gathered.word;
   }
 };
 
