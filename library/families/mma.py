@@ -37,8 +37,8 @@ MAX_AUTO_STAGES = 4
 """Deepest pipeline that ``stages: auto`` asks for; more stages would leave room for fewer blocks on an SM."""
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
-MAX_REGISTERS_BY_ELEMENT = 64
-"""The same where a thread loads A or B element by element, and holds its part of a stage in registers."""
+MAX_REGISTERS_BESIDE = 64
+"""The same beside what else takes registers: part of a stage that is loaded element by element, or converted fp8."""
 MAX_BYTES_BY_ELEMENT = 32
 """Most bytes of a stage of that operand that a thread loads."""
 ASYNC_BYTES = 4
@@ -88,13 +88,17 @@ def _by_element(f: Fields) -> tuple[str, ...]:
 
 
 def _registers(f: Fields) -> str | None:
-    registers, loaded = accumulator_registers(f), " and ".join(_by_element(f)).upper()
-    limit = MAX_REGISTERS_BY_ELEMENT if loaded else MAX_REGISTERS
+    registers, why = accumulator_registers(f), ""
+    if f["a.dtype"] in FP8:
+        why = ", as their MMAs of fp8 are several of f16 on sm_90"
+    elif loaded := _by_element(f):
+        why = f", as {' and '.join(loaded).upper()} is loaded element by element"
+    limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
     if registers <= limit:
         return None
     return (
         f"{threads(f)} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
-        f"each; they have {limit}{f', as {loaded} is loaded element by element' if loaded else ''}"
+        f"each; they have {limit}{why}"
     )
 
 

@@ -125,7 +125,10 @@ struct MmaSyncGemm {
   }
 
   __device__ static void multiply(char const* a, char const* b, int warp_m, int warp_n, Sums& sums) {
-#pragma unroll
+    // Few steps at a time: their fragments share registers. On sm_90 an MMA of fp8 is several of f16, and conversions.
+    constexpr bool kFp8 = sizeof(typename Config::A) == 1 && cuda::std::is_same_v<Accumulator, float>;
+    constexpr int kUnroll = min_of(kTileK / FragmentsA::kStepK, kFp8 ? 1 : 4);
+#pragma unroll kUnroll
     for (int k = 0; k < kTileK; k += FragmentsA::kStepK) {
       Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
       FragmentsA::load(a, warp_m, k, rows);
