@@ -56,3 +56,30 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
     assert {"HGMMA", "UTMALDG", "UTMASTG"} <= instructions
     assert not instructions & {"LDL", "STL", "HMMA"}
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
+
+
+DIRECT = {
+    "sm80_bf16k16_bf16mn8_f32_bf16n2_bf16n2_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm80_f16mn2_f16any2_f32_none_f16any2_64x64x32_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDSM", "STS"},
+    "sm86_s8k16_u8mn4_s32_none_s32n16_128x128x64_1x1_multistage_s2_m8_k1_linear": {"IMMA", "LDSM", "LDGSTS", "PRMT"},
+    "sm89_e4m3k16_e5m2k16_f32_none_bf16n16_128x128x64_1x1_multistage_s3_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
+    "sm90_tf32mn16_tf32k4_f32_f32n4_f32n4_64x64x16_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm90_f64k16_f64mn8_f64_none_f64n8_128x128x8_1x1_multistage_s4_m8_k1_linear": {"DMMA", "LDGSTS"},
+    "sm80_f64any8_f64k8_f64_none_f64any8_64x64x16_1x1_multistage_s2_m8_k1_linear": {"DMMA", "LDGSTS"},
+    "sm120_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm120_e4m3k16_e4m3mn16_f32_none_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
+    "sm90_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+    "sm80_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear": {"DFMA", "LDS", "STS"},
+    "sm86_s8any1_u8any1_s32_none_s32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"IMAD", "LDS", "STS"},
+    "sm120_bf16any2_f16any2_f32_none_f32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+}
+"""What kernels without TMA multiply and load with, on every architecture."""
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_kernels_without_tma_compile_to_what_their_architecture_has(name: str, tmp_path: Path) -> None:
+    config = parse_name(name)
+    artifact = compiler().compile(emit(config), config)
+    instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
+    assert DIRECT[name] <= instructions
+    assert not instructions & {"LDL", "STL", "HGMMA", "UTMALDG"}
