@@ -85,16 +85,16 @@ RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule(
-        "scheduler-splits",
-        ("scheduler.splits", "scheduler.decomposition"),
-        _splits,
-        "gemmill: emitters/include/gemmill/scheduler",
-    ),
-    Rule(
         "decomposition",
         ("scheduler.decomposition", "schedule"),
         _decomposition,
         "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
+    ),
+    Rule(
+        "scheduler-splits",
+        ("scheduler.splits", "scheduler.decomposition"),
+        _splits,
+        "gemmill: emitters/include/gemmill/scheduler",
     ),
     Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
     *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
