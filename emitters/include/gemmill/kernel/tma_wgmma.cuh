@@ -261,7 +261,7 @@ struct TmaWgmmaGemm {
                                    int warp) {
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      int const k_tiles = scheduler.k_tiles(index);
+      int const k_tiles = scheduler.work(index).k_tiles;
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
         pipeline.wait_full(at);
         if constexpr (StagesA::kTransposed)
