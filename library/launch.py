@@ -18,8 +18,8 @@ class TmaBox(Frozen):
     """
 
     operand: Literal["a", "b", "c", "d", "partials", "scale", "zero"]
-    """``partials``: the matrices of partial sums that a split kernel stores, of D's majorness. ``scale``, ``zero``: of the
-    groups of narrow A."""
+    """``partials``: the matrices of partial sums that a split kernel stores, of D's majorness. ``scale`` and ``zero``: of
+    narrow A's groups."""
     dtype: DTypeName
     contiguous: Literal["m", "n", "k"]
     """The problem extent that is contiguous in memory."""
