@@ -18,7 +18,7 @@ class TmaBox(Frozen):
     """
 
     operand: Literal["a", "b", "c", "d", "partials", "scale", "zero"]
-    """``partials``: the matrices of partial sums that a split kernel stores, of D's majorness. ``scale`` and ``zero``: of
+    """``partials``: matrices of partial sums that a split kernel stores, of D's majorness. ``scale`` and ``zero``: of
     narrow A's groups."""
     dtype: DTypeName
     contiguous: Literal["m", "n", "k"]
