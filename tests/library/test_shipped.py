@@ -16,7 +16,7 @@ from gemmill.library.names import kernel_name
 from gemmill.library.schema import json_schema, schema_text
 
 NAMES = ["bf16", "f16"]
-OTHERS = ["fp8", "int8", "tf32"]
+OTHERS = ["fp8", "int8", "mixed", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 
 
