@@ -36,7 +36,7 @@ def exchange_ns(parts: Floats, tile: Floats) -> Floats:
     levels = np.ceil(np.log(np.maximum(parts, 1)) / np.log(_BRANCHES) - 1e-9)
     last = np.ceil(parts / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
     takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
-    return levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE
+    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
 
 
 def stream_ns(
