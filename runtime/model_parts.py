@@ -50,7 +50,5 @@ def stream_ns(
     shared = np.where((grid - shared) * steps < _STREAM_COST * grid, 0, shared)
     whole = np.ceil((clusters - shared) / grid)
     parts = np.where(shared > 0, np.ceil(grid / np.maximum(shared, 1)) + (shared > 1), 1)
-    shares_ns = np.where(
-        shared > 0, shared / grid * steps * _SHARED_STEP * step_ns + store_ns + exchange_ns(parts, tile), 0
-    )
-    return np.asarray(whole * (steps * step_ns + store_ns) + shares_ns)
+    sharing_ns = shared / grid * steps * _SHARED_STEP * step_ns + store_ns + exchange_ns(parts, tile)
+    return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))
