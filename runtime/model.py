@@ -86,7 +86,7 @@ class Columns:
     stream: npt.NDArray[np.bool_]
     multiply_adds: Floats
     """In a clock of an SM; 0 for WGMMA, which has a formula."""
-    bytes: tuple[int, int, int, int]
+    bytes: tuple[float, float, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
     @classmethod
@@ -112,7 +112,12 @@ class Columns:
             fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
             stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
             multiply_adds=np.array([_multiply_adds(c) for c in configs]),
-            bytes=(first.a.type.bytes, first.b.type.bytes, first.c.type.bytes if first.c else 0, first.d.type.bytes),
+            bytes=(
+                first.a.type.bits / 8,
+                first.b.type.bits / 8,
+                first.c.type.bytes if first.c else 0,
+                first.d.type.bytes,
+            ),
         )
 
 
@@ -161,7 +166,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     mma_cycles = np.maximum(
         k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
     )
-    mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / INSTRUCTION_K_BYTES
+    mmas = k.tile_m / SUBTILE_M * k.tile_k * max(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
     wgmma = k.multiply_adds == 0
     scalar_ns = k.tile_m * k.tile_n * k.tile_k / (np.where(wgmma, 1, k.multiply_adds) * gpu.clock_ghz)
@@ -190,7 +195,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
 
     # What all SMs share: DRAM, and power.
     dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
-    power_ns = np.full_like(sm_ns, problem.flops * bytes_a / 2 / gpu.power_tflops / 1000)
+    power_ns = np.full_like(sm_ns, problem.flops * max(bytes_a, bytes_b) / 2 / gpu.power_tflops / 1000)
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
     reduction_ns = np.where(k.split, model_parts.reduction_ns(problem, k.splits, bytes_c, bytes_d), 0)
