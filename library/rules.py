@@ -178,4 +178,4 @@ def _distance(name: str, old: Value, new: Value) -> float:
     weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
     if isinstance(old, int) and isinstance(new, int):
         return weight * abs(math.log2(max(new, 1) / max(old, 1)))
-    return weight
+    return 2 * weight
