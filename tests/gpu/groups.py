@@ -58,6 +58,9 @@ KGROUPED = (
     along_k("128x192x64", c__dtype="f32", d__dtype="f32"),
     along_k("128x128x64", "pingpong"),
     along_k("64x192x64", "pingpong", c__dtype="f32", d__dtype="f32", scheduler__swizzle=4),
+    # Transposed in shared memory.
+    along_k("128x128x128", ab="e4m3", d__dtype="f32"),
+    along_k("128x96x32", "pingpong", ab="tf32", d__dtype="f32"),
     along_k("128x128x128", ab="f16", d__major="m", c__dtype="f16", c__major="m"),
 )
 
@@ -120,6 +123,7 @@ class Case:
             out=self.d.tensor,
             c=self.c.tensor if self.c else None,
             beta=self.beta if self.c else None,
+            tf32=self.config.a.dtype == "tf32",
             registry=registry,
             kernel=self.config,
             **{self.kind: self.groups},
