@@ -28,6 +28,10 @@ DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
 ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
 """The targets that each family is compiled for."""
+BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
+)
+"""The kinds of batches that each family has; only strided ones where none are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,9 @@ def _decomposition(f: Fields) -> str | None:
 
 
 def _batching(f: Fields) -> str | None:
-    batching = f["scheduler.batching"]
-    return None if batching == "strided" else f"there is no {batching} batching yet; it must be strided"
+    batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
+    known = BATCHINGS.get(family, ("strided",))
+    return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -99,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         _decomposition,
         "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
     ),
-    Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
     *wgmma.RULES,
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
