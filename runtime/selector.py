@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -29,6 +29,8 @@ _FORMATS = (
     *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
 )
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
+_SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
+"""Types of A and B whose sums tensor cores can keep in f16."""
 Format = tuple[str | int | None, ...]
 Integers = npt.NDArray[np.int64]
 
@@ -93,7 +95,7 @@ class Selector:
         """
         if measured := self._measured.get(problem):
             return self._by_measurement([*measured.values()])
-        offers = [*self._offers(problem)]
+        offers = [*self._offers(problem)] or [*self._more_precise(problem)]
         if not offers:
             raise self._unsupported(problem)
         return self._by_model(offers, problem)
@@ -106,6 +108,16 @@ class Selector:
                 serving = np.flatnonzero((group.aligns <= offered).all(axis=1))
                 if serving.size:
                     yield group, serving
+
+    def _more_precise(self, problem: GemmProblem) -> Iterator[tuple[_Group, Integers]]:
+        """Where nothing sums as asked: kernels that keep more of the sums. FMAs in f32 have nothing to promote."""
+        if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
+            yield from self._offers(replace(problem, accumulator="f32"))
+        if problem.promote:
+            for group, serving in self._offers(replace(problem, promote=0)):
+                exact = [index for index in serving.tolist() if group.configs[index].family == "simt"]
+                if exact:
+                    yield group, np.array(exact)
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions

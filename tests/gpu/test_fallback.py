@@ -104,6 +104,14 @@ def test_odd_sizes_of_every_type(dtype: str, size: tuple[int, int, int]) -> None
     assert torch.equal(gemmill.matmul(a, b).double(), exact(a, b))
 
 
+def test_sums_are_kept_at_least_as_precisely_as_asked() -> None:
+    a, b = strided(integers(33, 40, dtype="float16"), 1, 2), integers(40, 50, dtype="float16")
+    assert torch.equal(gemmill.matmul(a, b, accumulator="f16").double(), exact(a, b))
+    narrow = a.to(torch.float8_e4m3fn), b.to(torch.float8_e5m2)
+    wanted = exact(*narrow)
+    assert torch.equal(gemmill.matmul(strided(narrow[0], 1, 2), narrow[1], fast_accumulation=False).double(), wanted)
+
+
 def test_f32_is_not_tf32() -> None:
     a, b = torch.randn(200, 300, device="cuda"), torch.randn(300, 100, device="cuda")
     wanted = a.double() @ b.double()

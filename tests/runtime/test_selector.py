@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name, parse_name
@@ -234,3 +237,39 @@ def test_measurements_that_do_not_apply_are_passed_over(kernels: dict[str, GemmC
         Decision(problem=replace(size, batch=2), gpu="NVIDIA H200", kernel=name, us=1.0),
     ]
     assert Selector(kernels, H200, rows).select(size) == Selector(kernels, H200).select(size)
+
+
+# What only the families without TMA serve.
+
+
+@pytest.fixture(scope="module")
+def everything() -> Selector:
+    return Registry(gpu=H200).selector
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"])
+@pytest.mark.parametrize("majors", list(itertools.product(("k", "mn", "any"), ("k", "mn", "any"), ("n", "m", "any"))))
+def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DTypeName, majors: tuple[Any, ...]) -> None:
+    accumulator = default_accumulator(dtype)
+    d = "f32" if dtype == "tf32" else default_output(dtype)
+    for c, align in itertools.product((None, "n", "m", "any"), (None, 16)):
+        operands: dict[str, Any] = {
+            f"{x}_align": align or DTYPES[t].bytes for x, t in zip("abcd", (dtype, dtype, d, d), strict=True)
+        }
+        asked = GemmProblem(
+            *(257, 129, 65, 2, dtype, majors[0], dtype, majors[1], accumulator, d, majors[2]),
+            c_dtype=d if c else None,
+            c_major=c,  # type: ignore[arg-type]
+            **operands,
+        )
+        choice = everything.select(asked)
+        assert faults(choice.config, asked) == []
+
+
+def test_wgmma_is_preferred_wherever_it_serves(everything: Selector) -> None:
+    for size in ((16, 4096, 4096), (4096, 4096, 4096), (300, 200, 100)):
+        assert everything.select(problem(*size)).config.family == "wgmma"
+    misaligned = replace(problem(4096, 4096, 4095), a_align=2, b_align=2)
+    assert everything.select(misaligned).config.family == "mma"
+    mixed = replace(problem(64, 64, 64), b_dtype="f32", d_major="any", d_align=2)
+    assert everything.select(mixed).config.family == "simt"
