@@ -20,7 +20,7 @@ from gemmill.runtime import driver
 from gemmill.runtime.operands import Gemm, bind, matmul_shape
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice, faults
+from gemmill.runtime.selector import Choice, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
 
 CACHED_LAUNCHERS = 1024
@@ -32,8 +32,10 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-_Options = tuple[float, float | None, Any, DTypeName | None, bool, bool, Registry | None, str | GemmConfig | None]
-"""``alpha beta out_dtype accumulator tf32 fast_accumulation registry kernel`` of a call, made on
+_Options = tuple[
+    float, float | None, Any, DTypeName | None, bool, bool, Registry | None, str | GemmConfig | None, int | None
+]
+"""``alpha beta out_dtype accumulator tf32 fast_accumulation registry kernel sm_count`` of a call, made on
 every call: a plain tuple."""
 
 
@@ -104,6 +106,7 @@ def matmul(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    sm_count: int | None = None,
 ) -> Any:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
@@ -120,7 +123,9 @@ def matmul(
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted.
 
-    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets).
+    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
+    may run the transposed problem, D^T = B^T A^T, on the same memory.
+    ``sm_count`` bounds the SMs that the launch uses, so that kernels beside it, of communication say, have the others.
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
@@ -130,7 +135,7 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
+    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel, sm_count
     if a_scale is not None or b_scale is not None:
         return _matmul_views(a, b, c, out, stream, options, a_scale=a_scale, b_scale=b_scale)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
@@ -195,6 +200,7 @@ def plan(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    sm_count: int | None = None,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
@@ -202,7 +208,7 @@ def plan(
     current one by then.
     """
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, a_scale=a_scale, b_scale=b_scale)
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
+    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel, sm_count
     gemm, choice, launcher = _choose(tensors, handle, options)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
@@ -302,7 +308,7 @@ def _choose(
     tensors: dict[str, TensorView], handle: int, options: _Options
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
-    alpha, beta, _, accumulator, tf32, fast, registry, named = options
+    alpha, beta, _, accumulator, tf32, fast, registry, named, sm_count = options
     if "c" not in tensors and beta:
         raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
     for factor, value in (("alpha", alpha), ("beta", beta)):
@@ -312,6 +318,8 @@ def _choose(
         accumulator = default_accumulator(tensors["a"].dtype)
     elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
+    if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
+        raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if beta is None:
         beta = 1.0 if "c" in tensors else 0.0
     beta = float(beta)
@@ -338,15 +346,18 @@ def _choose(
         registry = default_registry()
     choice = None
     if named is None:
-        choice = registry.select(gemm.problem)
-        name = choice.name
+        choice = registry.select(gemm.problem, sm_count)
+        name, swapped = choice.name, choice.swapped
     else:
         config = named if isinstance(named, GemmConfig) else parse_name(named)
         name = kernel_name(config)
-        if wrong := faults(config, gemm.problem):
+        needed = needs_swap(config, gemm.problem)
+        if needed is None:
+            wrong = faults(config, gemm.problem)
             raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
+        swapped = needed
     kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, beta)
+    return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count)
 
 
 def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options) -> _Ready:

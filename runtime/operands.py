@@ -68,6 +68,24 @@ class Gemm:
     a_scale: Scale | None = None
     b_scale: Scale | None = None
 
+    @property
+    def transposed(self) -> Gemm:
+        """The same work as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+        return replace(
+            self,
+            problem=self.problem.transposed,
+            a=_transposed(self.b),
+            b=_transposed(self.a),
+            c=_transposed(self.c) if self.c else None,
+            d=_transposed(self.d),
+        )
+
+
+def _transposed(x: Operand) -> Operand:
+    """An operand with its rows called columns. The majors of A and B are named relative to K, and stay."""
+    major = {"n": "m", "m": "n"}.get(x.major, x.major)
+    return replace(x, major=major, row_stride=x.column_stride, column_stride=x.row_stride)
+
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:

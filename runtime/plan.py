@@ -24,6 +24,9 @@ Addresses = tuple[int, ...]
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
 """What the tensors of a GEMM are called."""
 _INDEX = {**{name: index for index, name in enumerate(OPERANDS)}, "d": OPERANDS.index("out")}
+"""Where in :data:`OPERANDS` a kernel's operands are."""
+_SWAPPED = _INDEX | {"a": _INDEX["b"], "b": _INDEX["a"]}
+"""Where in :data:`OPERANDS` a kernel's operands are, if it runs the transposed problem."""
 _STRIDED = (
     ("pointer", "Q", "ptr"),
     ("row_stride", "q", "row_stride"),
@@ -60,16 +63,23 @@ class ParameterBlock:
         return ctypes.string_at(self.address, self._size)
 
 
-def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> int:
-    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
+def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
+    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
+
+    With ``sm_count``, no more blocks than that: an SM may hold several, but blocks spread before they share one.
+    """
+    size = spec.cluster[0] * spec.cluster[1]
+    if sm_count is not None:
+        if sm_count < size:
+            raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
+        max_clusters = min(max_clusters, sm_count // size)
     tiles = parts.cluster_tiles(spec, problem)
     units = tiles * (spec.parts.splits if spec.parts else 1)
     if units > parts.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
-    clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
-    return clusters * spec.cluster[0] * spec.cluster[1]
+    return (parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)) * size
 
 
 def is_empty(problem: GemmProblem) -> bool:
@@ -80,11 +90,28 @@ def is_empty(problem: GemmProblem) -> bool:
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
-    The kernel must serve the problem: see :func:`gemmill.runtime.selector.faults`.
+    The kernel must serve the problem, or with ``swapped`` its transpose: see
+    :func:`gemmill.runtime.selector.needs_swap`.
     """
 
-    def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float) -> None:
+    def __init__(
+        self,
+        gemm: Gemm,
+        kernel: Kernel,
+        alpha: float,
+        beta: float,
+        swapped: bool = False,
+        sm_count: int | None = None,
+    ) -> None:
+        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
+        self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
+        index_of = _INDEX
+        self.swapped = swapped
+        if swapped:
+            gemm, index_of = gemm.transposed, _SWAPPED
         problem, spec = gemm.problem, kernel.spec
+        self.blocks = grid_blocks(spec, problem, kernel.max_clusters, sm_count)
+        """Blocks of a launch."""
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
         for box in spec.boxes:
@@ -99,7 +126,7 @@ class Launcher:
             described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
             described.encode(block.address + box.offset)
             if not unread:
-                descriptors.append((_INDEX[box.operand], block.address + box.offset))
+                descriptors.append((index_of[box.operand], block.address + box.offset))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
         layout = "i" if problem.d_dtype == "s32" else "f"
         scalars = [
@@ -139,13 +166,11 @@ class Launcher:
         operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
         self._pointers = tuple(
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
-            for name, index in _INDEX.items()
-            if f"{name}_pointer" in spec.offsets and operands[index] is not None
+            for name, index in index_of.items()
+            if f"{name}_pointer" in spec.offsets and operands[_INDEX[name]] is not None
         )
-        self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
-        blocks = grid_blocks(spec, problem, kernel.max_clusters)
-        self._exchange = Exchange(gemm, kernel, block, blocks) if spec.parts else None
-        self._launch = kernel.prepare(blocks, block.arguments)
+        self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
+        self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
 
     def __call__(self, stream: int, addresses: Addresses) -> None:
@@ -185,6 +210,10 @@ class Plan:
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.kernel = launcher.kernel.config if launcher else None
         """Config of its kernel; None where D is empty and nothing is launched."""
+        self.blocks = launcher.blocks if launcher else 0
+        """Blocks that a launch has, and so the most SMs that it uses."""
+        self.swapped = launcher.swapped if launcher else False
+        """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
         self._tensors = tensors
@@ -253,7 +282,8 @@ class Plan:
 
     def _check_address(self, name: str, address: int) -> None:
         """Refuse a tensor whose first element is less aligned than the kernel relies on."""
-        operand = getattr(self.kernel, "d" if name == "out" else name, None)
+        known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
+        operand = getattr(self.kernel, known_as.get(name, name), None)
         if operand is not None and (address % operand.align or address == 0):
             raise OperandError(
                 f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {operand.align} bytes: "
