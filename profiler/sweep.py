@@ -34,15 +34,15 @@ TRANSPOSED_ROWS = 64
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
-    """The problem that a kernel solves on packed operands of a shape."""
+    """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any."""
     a, b, c, d = config.a, config.b, config.c, config.d
     packed = GemmProblem.packed(
         (shape.m, shape.n, shape.k, shape.batch),
-        (a.dtype, a.major),
-        (b.dtype, b.major),
+        (a.dtype, "k" if a.major == "any" else a.major),
+        (b.dtype, "k" if b.major == "any" else b.major),
         config.accumulator,
-        (c.dtype, c.major) if c else None,
-        (d.dtype, d.major),
+        (c.dtype, "n" if c.major == "any" else c.major) if c else None,
+        (d.dtype, "n" if d.major == "any" else d.major),
     )
     return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 

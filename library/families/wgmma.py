@@ -125,8 +125,9 @@ def _tile_n(f: Fields) -> str | None:
     n = integer(f, "tile.n")
     if n not in TILE_N:
         return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
-    if f["b.dtype"] in INT8 and n > 32 and n % 16:
-        return f"tile N is {n}; of {f['b.dtype']} it must be a multiple of 16 above 32"
+    if n % 16 and (f["promote"] or (f["b.dtype"] in INT8 and n > 32)):
+        what = "with promotion" if f["promote"] else f"above 32, of {f['b.dtype']},"
+        return f"tile N is {n}; {what} it must be a multiple of 16"
     row = n * resources.element_bytes(f, "b")
     if f["b.major"] == "mn" and row % MIN_SWIZZLE:
         return f"tile N is {n}: rows of {row} bytes where B is mn-major; a swizzle spans at least {MIN_SWIZZLE}"
@@ -207,7 +208,7 @@ def _tma_box(f: Fields) -> str | None:
 
 def _epilogue_box(f: Fields) -> str | None:
     for operand in "cd":
-        row = resources.subtile_n(f) * resources.element_bytes(f, operand)
+        row = resources.subtile_n(f) * resources.stored_bytes(f, operand)
         if f[f"{operand}.major"] == "n" and row % TMA_ALIGN:
             return f"{operand.upper()}'s TMA box has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
     return None
@@ -327,7 +328,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tile-n",
-        ("tile.n", "b.major", "b.dtype"),
+        ("tile.n", "b.major", "b.dtype", "promote"),
         _tile_n,
         "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
@@ -370,7 +371,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "epilogue-box",
-        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major"),
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator"),
         _epilogue_box,
         "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
         "wgmma",
