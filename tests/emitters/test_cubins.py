@@ -98,7 +98,7 @@ GEMV = [
     "sm90a_bf16k2_bf16k4_f32_none_bf16any2_8x16x64_1x1_gemv_s4_m1_k1_linear",
     "sm90a_bf16any2_bf16k2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
     "sm90a_bf16k16_bf16mn16_f32_bf16any2_bf16any2_8x64x512_1x1_gemv_s8_m1_k1_linear",
-    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x128_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x64_1x1_gemv_s4_m1_k1_linear",
     "sm90a_bf16k16_bf16mn8_f32_none_bf16any2_8x32x512_1x1_gemv_s8_m1_k1_linear",
     "sm80_bf16any2_bf16mn2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
 ]
