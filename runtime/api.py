@@ -344,6 +344,8 @@ def _choose(
         return gemm, None, None
     if registry is None:
         registry = default_registry()
+    if sm_count is not None and sm_count >= registry.gpu.sms:
+        sm_count = None  # no bound
     choice = None
     if named is None:
         choice = registry.select(gemm.problem, sm_count)

@@ -72,6 +72,11 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_co
     if sm_count is not None:
         if sm_count < size:
             raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
+        if spec.parts and spec.parts.reduction:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; the kernel that adds up the parts of {spec.entry} keeps to no bound: take a "
+                "fused or a stream kernel"
+            )
         max_clusters = min(max_clusters, sm_count // size)
     tiles = parts.cluster_tiles(spec, problem)
     units = tiles * (spec.parts.splits if spec.parts else 1)

@@ -62,11 +62,13 @@ class _Group:
     """Alignments in bytes of A, B, C and D that each kernel asks for."""
     columns: Columns
 
-    def serving(self, problem: GemmProblem, sms: int) -> Integers:
-        """Indices of the kernels whose alignments a problem meets, and whose clusters some SMs hold."""
+    def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
+        """Indices of the kernels whose alignments a problem meets, and which stay within some SMs."""
         offered = np.array([getattr(problem, field) for field in _ALIGNS])
-        fits = self.columns.cluster_m * self.columns.cluster_n <= sms
-        return np.flatnonzero((self.aligns <= offered).all(axis=1) & fits)
+        serves = (self.aligns <= offered).all(axis=1)
+        if sm_count is not None:
+            serves &= (self.columns.cluster_m * self.columns.cluster_n <= sm_count) & ~self.columns.split
+        return np.flatnonzero(serves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +113,24 @@ class Selector:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         gpu = self.gpu
-        if sm_count is not None and sm_count < gpu.sms:
+        if sm_count is not None and sm_count >= gpu.sms:
+            sm_count = None
+        if sm_count is not None:
             gpu = replace(gpu, sms=sm_count, clusters_of_4=min(gpu.clusters_of_4, sm_count // 4))
         elif measured := self._measured.get(problem):
             return self._by_measurement([*measured.values()])
-        offers = [*self._offers(problem, gpu.sms, swapped=False)]
+        offers = [*self._offers(problem, sm_count, swapped=False)]
         if problem.can_transpose:
-            offers += self._offers(problem.transposed, gpu.sms, swapped=True)
+            offers += self._offers(problem.transposed, sm_count, swapped=True)
         if not offers:
             raise self._unsupported(problem)
         return self._by_model(offers, gpu)
 
-    def _offers(self, problem: GemmProblem, sms: int, swapped: bool) -> Iterator[_Offer]:
+    def _offers(self, problem: GemmProblem, sm_count: int | None, swapped: bool) -> Iterator[_Offer]:
         """Groups with kernels for a problem: those of its formats first, then those that take any majors."""
         for key in _served_by(problem):
             group = self._groups.get(key)
-            if group is not None and (serving := group.serving(problem, sms)).size:
+            if group is not None and (serving := group.serving(problem, sm_count)).size:
                 yield _Offer(group, serving, problem, swapped)
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
