@@ -35,6 +35,8 @@ struct Config {
   static constexpr int kConsumers = $consumers;
   static constexpr int kProducerRegisters = $producer_registers, kConsumerRegisters = $consumer_registers;
   static constexpr bool kPromote = $promote, kBlockScales = $block_scales;
+  static constexpr int kGroup = $group;
+  static constexpr bool kZeros = $zeros;
   static constexpr int kStages = $stages, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
@@ -94,6 +96,20 @@ def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
     )
 
 
+def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -> TmaBox:
+    """Box of the scales or zero points of narrow A, (K / group, M): the groups of a stage, the rows of a tile."""
+    return TmaBox(
+        operand=operand,
+        dtype=fields["b.dtype"],  # type: ignore[arg-type]
+        contiguous="m",
+        strided="k",
+        box=(resources.integer(fields, "tile.m"), resources.groups(fields)),
+        swizzle=16,
+        offset=offset,
+        group=resources.group_size(fields),
+    )
+
+
 def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaBox:
     """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
     n_major = fields[f"{operand}.major"] == "n"
@@ -117,6 +133,12 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
     boxes.append(_subtile_box(fields, "d", 3))
     offsets = _offsets(config)
     entry = f"gemmill_{kernel_name(config)}"
+    params_bytes = resources.align_up(max(offsets.values()) + 8, 64)
+    if resources.groups(fields):  # GroupParams
+        boxes.append(_group_box(fields, "scale", params_bytes))
+        if resources.has_zeros(fields):
+            boxes.append(_group_box(fields, "zero", params_bytes + TMA_BYTES))
+        params_bytes += 2 * TMA_BYTES
     return LaunchSpec(
         entry=entry,
         threads=resources.threads(fields),
@@ -125,7 +147,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         tile=(config.tile.m, config.tile.n),
         parts=parts.parts(config, entry),
         boxes=tuple(boxes),
-        params_bytes=resources.align_up(max(offsets.values()) + 8, 64),
+        params_bytes=params_bytes,
         offsets=offsets,
     )
 
@@ -149,6 +171,9 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         constants[f"box_{operand}_contiguous"] = box.box[0] if box else 0
         constants[f"box_{operand}_strided"] = box.box[1] if box else 0
         constants[f"swizzle_{operand}"] = box.swizzle if box else 0
+    for operand in ("scale", "zero"):
+        constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
+    constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
     return constants | (parts.constants(launch.parts, launch.offsets) if launch.parts else {})
 
 
@@ -181,7 +206,9 @@ def text(config: GemmConfig) -> str:
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
         promote=str(config.promote > 0).lower(),
-        block_scales=str(config.a.scale != "none").lower(),
+        block_scales=str(config.b.scale != "none").lower(),
+        group=resources.group_size(fields),
+        zeros=str(resources.has_zeros(fields)).lower(),
         stages=config.stages,
         buffers_c=resources.c_buffers(fields),
         buffers_d=resources.d_buffers(fields),

@@ -17,19 +17,22 @@ class TmaBox(Frozen):
     Every descriptor has rank 3: contiguous extent, strided extent, batch. The batch box is 1.
     """
 
-    operand: Literal["a", "b", "c", "d", "partials"]
-    """``partials``: the matrices of partial sums that a split kernel stores, of D's majorness."""
+    operand: Literal["a", "b", "c", "d", "partials", "scale", "zero"]
+    """``partials``: matrices of partial sums that a split kernel stores, of D's majorness. ``scale`` and ``zero``: of
+    narrow A's groups."""
     dtype: DTypeName
     contiguous: Literal["m", "n", "k"]
     """The problem extent that is contiguous in memory."""
     strided: Literal["m", "n", "k"]
     """The other extent."""
     box: tuple[int, int]
-    """Box extents in elements: contiguous, strided."""
+    """Box extents in elements, packed ones in bytes: contiguous, strided."""
     swizzle: int
     """Swizzle span in bytes; 16 means none."""
     offset: int
     """Byte offset of the descriptor in the parameter struct."""
+    group: int = 1
+    """How much of the strided extent one element stands for: that of a group where groups share scales."""
 
 
 class Reduction(Frozen):

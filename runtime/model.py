@@ -98,7 +98,7 @@ class Columns:
     streamed: Floats
     """Bytes of B that a block of the gemv family has in flight; 0 for others."""
     blocks_per_sm: Floats
-    bytes: tuple[int, int, int, int]
+    bytes: tuple[float, float, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
     @classmethod
@@ -126,7 +126,12 @@ class Columns:
             multiply_adds=np.array([_multiply_adds(c) for c in configs]),
             streamed=column([gemv.bytes_in_flight(fields_of(c)) if c.family == "gemv" else 0 for c in configs]),
             blocks_per_sm=column([gemv.blocks_per_sm(fields_of(c)) if c.family == "gemv" else 1 for c in configs]),
-            bytes=(first.a.type.bytes, first.b.type.bytes, first.c.type.bytes if first.c else 0, first.d.type.bytes),
+            bytes=(
+                first.a.type.bits / 8,
+                first.b.type.bits / 8,
+                first.c.type.bytes if first.c else 0,
+                first.d.type.bytes,
+            ),
         )
 
 
@@ -176,7 +181,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     mma_cycles = np.maximum(
         k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
     )
-    mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / INSTRUCTION_K_BYTES
+    mmas = k.tile_m / SUBTILE_M * k.tile_k * max(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
     wgmma = k.multiply_adds == 0
     scalar_ns = k.tile_m * k.tile_n * k.tile_k / (np.where(wgmma, 1, k.multiply_adds) * gpu.clock_ghz)
@@ -212,7 +217,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
 
     # What all SMs share: DRAM, and power.
     dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
-    power_ns = np.full_like(sm_ns, problem.flops * bytes_a / 2 / gpu.power_tflops / 1000)
+    power_ns = np.full_like(sm_ns, problem.flops * max(bytes_a, bytes_b) / 2 / gpu.power_tflops / 1000)
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
     bound = np.where(k.streamed, 2, bound)

@@ -21,6 +21,8 @@ _TAKE_NS_PER_BYTE = 0.8e3 / (128 * 128 * PARTIAL_BYTES)
 """Adding the accumulators of another block, by their bytes in one block."""
 _BRANCHES = 4
 """Of the tree in which parts are added up (emitters/include/gemmill/scheduler/work.cuh)."""
+_SHARED_STEP = 1.5
+"""Time of a step of a shared tile, in steps of whole ones: clusters at different places along K share little in L2."""
 _STREAM_COST = 16
 """Steps that stream-K must save to share tiles (emitters/include/gemmill/scheduler/stream.cuh)."""
 
@@ -36,7 +38,7 @@ def exchange_ns(parts: Floats, tile: Floats) -> Floats:
     levels = np.ceil(np.log(np.maximum(parts, 1)) / np.log(_BRANCHES) - 1e-9)
     last = np.ceil(parts / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
     takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
-    return levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE
+    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
 
 
 def stream_ns(
@@ -48,5 +50,5 @@ def stream_ns(
     shared = np.where((grid - shared) * steps < _STREAM_COST * grid, 0, shared)
     whole = np.ceil((clusters - shared) / grid)
     parts = np.where(shared > 0, np.ceil(grid / np.maximum(shared, 1)) + (shared > 1), 1)
-    shares_ns = np.where(shared > 0, shared / grid * steps * step_ns + store_ns + exchange_ns(parts, tile), 0)
-    return np.asarray(whole * (steps * step_ns + store_ns) + shares_ns)
+    sharing_ns = shared / grid * steps * _SHARED_STEP * step_ns + store_ns + exchange_ns(parts, tile)
+    return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))

@@ -14,19 +14,16 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime import parts, tma
 from gemmill.runtime.driver import Kernel
 from gemmill.runtime.exchange import Exchange
-from gemmill.runtime.operands import Gemm
+from gemmill.runtime.operands import Gemm, unpacked
 from gemmill.runtime.selector import Choice
 from gemmill.runtime.tensors import TensorView, view
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`OPERANDS`; 0 where a GEMM lacks one."""
 
-OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
+OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero")
 """What the tensors of a GEMM are called."""
-_INDEX = {**{name: index for index, name in enumerate(OPERANDS)}, "d": OPERANDS.index("out")}
-"""Where in :data:`OPERANDS` a kernel's operands are."""
-_SWAPPED = _INDEX | {"a": _INDEX["b"], "b": _INDEX["a"]}
-"""Where in :data:`OPERANDS` a kernel's operands are, if it runs the transposed problem."""
+_INDEX = {name: index for index, name in enumerate(OPERANDS)}
 _STRIDED = (
     ("pointer", "Q", "ptr"),
     ("row_stride", "q", "row_stride"),
@@ -108,12 +105,10 @@ class Launcher:
         swapped: bool = False,
         sm_count: int | None = None,
     ) -> None:
-        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
-        self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
-        index_of = _INDEX
-        self.swapped = swapped
         if swapped:
-            gemm, index_of = gemm.transposed, _SWAPPED
+            gemm = gemm.transposed
+        self.swapped = gemm.is_transposed
+        """Whether the kernel's A is the caller's b."""
         problem, spec = gemm.problem, kernel.spec
         self.blocks = grid_blocks(spec, problem, kernel.max_clusters, sm_count)
         """Blocks of a launch."""
@@ -124,14 +119,15 @@ class Launcher:
                 continue  # it has no address before the launch
             operand = getattr(gemm, box.operand)
             # Without a K tile A and B are not read, and may have no address.
-            unread = problem.k == 0 and box.operand in ("a", "b")
-            extents = getattr(problem, box.contiguous), getattr(problem, box.strided)
+            unread = problem.k == 0 and box.operand not in ("c", "d")
+            extents = getattr(problem, box.contiguous), -(-getattr(problem, box.strided) // box.group)
+            name = gemm.name(box.operand)
             batch = problem.batch if operand.batch_stride else 1
             address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
-            described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
+            described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
             described.encode(block.address + box.offset)
             if not unread:
-                descriptors.append((index_of[box.operand], block.address + box.offset))
+                descriptors.append((_INDEX[name], block.address + box.offset))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
         layout = "i" if problem.d_dtype == "s32" else "f"
         scalars = [
@@ -168,12 +164,16 @@ class Launcher:
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
-        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
         self._pointers = tuple(
-            (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
-            for name, index in index_of.items()
-            if f"{name}_pointer" in spec.offsets and operands[_INDEX[name]] is not None
+            (
+                _INDEX[gemm.name(operand)],
+                ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]),
+            )
+            for operand in ("a", "b", "c", "d", "a_scale", "b_scale")
+            if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None
         )
+        operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
+        self._addresses: Addresses = tuple(x.ptr if (x := operands.get(name)) else 0 for name in OPERANDS)
         self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
         self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
@@ -244,6 +244,8 @@ class Plan:
         out: Any = None,
         a_scale: Any = None,
         b_scale: Any = None,
+        a_zero: Any = None,
+        b_zero: Any = None,
     ) -> None:
         """Use other tensors from the next call on, each with the shape, strides, dtype and GPU of the one it replaces.
 
@@ -252,7 +254,7 @@ class Plan:
         if self._closed:
             raise self._error()
         tensors = dict(self._tensors)
-        for name, tensor in zip(OPERANDS, (a, b, c, out, a_scale, b_scale), strict=True):
+        for name, tensor in zip(OPERANDS, (a, b, c, out, a_scale, b_scale, a_zero, b_zero), strict=True):
             if tensor is None:
                 continue
             if name not in tensors:
@@ -260,6 +262,8 @@ class Plan:
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
             new, old = view(tensor, name, self._stream()), tensors[name]
+            if new.dtype in ("s8", "u8"):
+                new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
             if name == "out" and not new.writable:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
@@ -17,6 +16,10 @@ from gemmill.library.resources import integer
 
 FP8 = ("e4m3", "e5m2")
 INT8 = ("s8", "u8")
+NARROW = ("s8", "u8", "e4m3", "s4", "u4")
+"""Types of A that kernels widen to B's."""
+GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
+"""Scales of groups of narrow A along K, without and with zero points."""
 ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
         ("bf16", "bf16"): ("f32",),
@@ -24,6 +27,7 @@ ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ("tf32", "tf32"): ("f32",),
         **{(a, b): ("f32", "f16") for a in FP8 for b in FP8},
         **{(a, b): ("s32",) for a in INT8 for b in INT8},
+        **{(a, b): ("f32",) for a in NARROW for b in ("bf16", "f16")},
     }
 )
 """Accumulator types by the types of A and B."""
@@ -34,6 +38,8 @@ D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Types the epilogue converts sums to, by the accumulator's."""
+MIXED_TILE_K = (64, 128)
+"""Depths of a stage with a narrow A: its rows lie within one swizzle span, in whole chunks of 16 bytes."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
 TILE_N = tuple(range(8, 257, 8))
@@ -41,6 +47,9 @@ TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
 """K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a promoted stage."""
+TRANSPOSED_BYTES = 64
+TRANSPOSED_DEPTHS = (64, 128, 256)
+"""Bytes of the rows of stages that are transposed, and of their depth: what warps deal out among their lanes."""
 CLUSTER = (1, 2)
 TMA_ALIGN = 16
 """Bytes that TMA needs base addresses and strides to be a multiple of."""
@@ -56,6 +65,13 @@ MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
 epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+MIXED_LIMIT = {(2, 32): 160, (2, 64): 144, (3, 32): 96}
+"""The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
+ptxas holds more of the narrow words at a time."""
+NARROW_D_LIMIT = {2: 176, 3: 88}
+"""The same where D has 8 bits, whose conversion takes more."""
+SHALLOW_LIMIT = 176
+"""The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
 
 def _majors(f: Fields) -> str | None:
@@ -75,9 +91,18 @@ def _mma_types(f: Fields) -> str | None:
 
 
 def _mma_majors(f: Fields) -> str | None:
-    loose = [operand for operand in "ab" if DTYPES[str(f[f"{operand}.dtype"])].bits != 16]
-    wrong = [f"{x.upper()} is {f[f'{x}.dtype']} and {f[f'{x}.major']}-major" for x in loose if f[f"{x}.major"] == "mn"]
-    return f"{' and '.join(wrong)}; WGMMA reads only 16-bit operands that are not K-major" if wrong else None
+    if resources.is_mixed(f) and f["a.major"] == "mn":
+        return f"A is {f['a.dtype']} and mn-major; a narrow A must be K-major"
+    for operand, extent in (("a", "tile.m"), ("b", "tile.n")):
+        row = integer(f, extent) * resources.element_bytes(f, operand)
+        depth = integer(f, "tile.k") * resources.element_bytes(f, operand)
+        if resources.transposes(f, operand) and (row % TRANSPOSED_BYTES or depth not in TRANSPOSED_DEPTHS):
+            return (
+                f"{operand.upper()} is {f[f'{operand}.dtype']} and mn-major, in stages of {row} bytes along {extent} "
+                f"by {depth} along K; to be transposed those must be multiples of {TRANSPOSED_BYTES} and "
+                f"{one_of(TRANSPOSED_DEPTHS)}"
+            )
+    return None
 
 
 def _promote(f: Fields) -> str | None:
@@ -95,6 +120,10 @@ def _block_scales(f: Fields) -> str | None:
     a, b, n = f["a.scale"], f["b.scale"], integer(f, "tile.n")
     if (a, b) == ("none", "none"):
         return None
+    if resources.is_mixed(f):
+        if a in ("none", *GROUP_SCALES) and b == "none":
+            return None
+        return f"A is scaled {a} and B {b}; of {f['a.dtype']} x {f['b.dtype']} A may be {one_of(GROUP_SCALES)}, B none"
     if (a, b) != ("1x128", "128x128"):
         return f"A is scaled {a} and B {b}; it must be none and none, or 1x128 and 128x128"
     if not f["promote"]:
@@ -116,9 +145,10 @@ def _epilogue_types(f: Fields) -> str | None:
 
 def _tile_m(f: Fields) -> str | None:
     schedule, m = str(f["schedule"]), integer(f, "tile.m")
-    if m in TILE_M[schedule]:
-        return None
-    return f"tile M is {m}; {schedule} kernels take {one_of(TILE_M[schedule])}"
+    allowed = TILE_M[schedule]
+    if schedule == "cooperative" and resources.is_mixed(f):
+        allowed = (resources.SUBTILE_M, *allowed)
+    return None if m in allowed else f"tile M is {m}; {schedule} kernels take {one_of(allowed)}"
 
 
 def _tile_n(f: Fields) -> str | None:
@@ -135,11 +165,13 @@ def _tile_n(f: Fields) -> str | None:
 
 
 def _tile_k(f: Fields) -> str | None:
-    k, size = integer(f, "tile.k"), resources.element_bytes(f, "a")
+    k, size = integer(f, "tile.k"), resources.element_bytes(f, "b")
+    if resources.is_mixed(f):
+        return None if k in MIXED_TILE_K else f"tile K is {k}; with {f['a.dtype']} A it must be {one_of(MIXED_TILE_K)}"
     if k * size in TILE_K_BYTES:
         return None
     low, high, step = (depth // size for depth in (TILE_K_BYTES[0], TILE_K_BYTES[-1], resources.INSTRUCTION_K_BYTES))
-    return f"tile K is {k}; with {f['a.dtype']} operands it must be a multiple of {step} from {low} to {high}"
+    return f"tile K is {k}; with {f['b.dtype']} operands it must be a multiple of {step} from {low} to {high}"
 
 
 def _cluster(f: Fields) -> str | None:
@@ -182,6 +214,13 @@ def _parts_batching(f: Fields) -> str | None:
     return f"{decomposition} kernels take strided batches, not {batching} ones"
 
 
+def _mixed_parts(f: Fields) -> str | None:
+    decomposition = f["scheduler.decomposition"]
+    if decomposition == "tiles" or not resources.is_mixed(f):
+        return None
+    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
+
+
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
     """Operand, the tile extent along which its stage has rows, that extent, and the blocks that share the rows."""
     for operand, extent, cluster in (("a", "tile.m", "cluster.n"), ("b", "tile.n", "cluster.m")):
@@ -220,11 +259,20 @@ def _has_plain_epilogue(f: Fields) -> bool:
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)]
+    consumers = resources.consumer_warpgroups(fields)
+    limits = [ACCUMULATOR_LIMIT[consumers, _has_plain_epilogue(fields)]]
+    if resources.element_bytes(fields, "d") == 1:
+        limits.append(NARROW_D_LIMIT[consumers])
+    row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
+    if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
+        limits.append(SHALLOW_LIMIT)
+    return min(limits)
 
 
 def _accumulator_registers(f: Fields) -> str | None:
     registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
+    if resources.is_mixed(f):
+        return _mixed_registers(f, registers)
     if registers <= limit:
         return None
     if f["promote"]:
@@ -232,10 +280,21 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
-    epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
+    epilogue = f"{'no C and an n-major' if _has_plain_epilogue(f) else 'C or an m-major'} {f['d.dtype']} D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
         f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
+    )
+
+
+def _mixed_registers(f: Fields, accumulators: int) -> str | None:
+    fragments, consumers = resources.fragment_registers(f), resources.consumer_warpgroups(f)
+    limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
+    if accumulators + fragments <= limit:
+        return None
+    return (
+        f"{resources.warpgroup_m(f)}x{f['tile.n']} sums and two stages of A, widened, take {accumulators + fragments} "
+        f"registers a thread; {consumers} consumer warpgroups have at most {limit} free for them"
     )
 
 
@@ -256,7 +315,7 @@ def _shared_memory(f: Fields) -> str | None:
 
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
-    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "a.scale", "arch"),
+    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
     *("scheduler.decomposition", "accumulator"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
@@ -278,9 +337,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-majors",
-        ("a.major", "b.major", "a.dtype", "b.dtype"),
+        ("a.major", "b.major", "tile.n", "tile.m", "tile.k", "a.dtype", "b.dtype"),
         _mma_majors,
-        "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone",
+        "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone; gemmill: what the "
+        "transposing warps deal out",
         "wgmma",
     ),
     Rule(
@@ -319,8 +379,15 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
+        "mixed-parts",
+        ("scheduler.decomposition", "a.dtype", "b.dtype"),
+        _mixed_parts,
+        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "wgmma",
+    ),
+    Rule(
         "tile-m",
-        ("tile.m", "schedule"),
+        ("tile.m", "schedule", "a.dtype", "b.dtype"),
         _tile_m,
         "PTX ISA, wgmma.mma_async: M is 64; CUTLASS include/cutlass/gemm/kernel/"
         "sm90_gemm_tma_warpspecialized_cooperative.hpp: cooperative tiles have at least 128 rows",
@@ -333,7 +400,7 @@ RULES: tuple[Rule, ...] = (
         "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
     ),
-    Rule("tile-k", ("tile.k", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
+    Rule("tile-k", ("tile.k", "b.dtype", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
     Rule(
         "promotion",
         ("promote", "tile.k", "accumulator", "a.dtype", "b.dtype"),
@@ -343,7 +410,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "block-scales",
-        ("a.scale", "b.scale", "promote", "tile.n"),
+        ("a.scale", "b.scale", "promote", "tile.n", "a.dtype", "b.dtype"),
         _block_scales,
         "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales a row",
         "wgmma",
@@ -385,7 +452,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major", "scheduler.decomposition"),
+        (
+            *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
+            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype"),
+        ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
         "wgmma",

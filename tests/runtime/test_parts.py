@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -37,8 +38,10 @@ def spec(parts: str) -> LaunchSpec:
     return launch_spec(parse_name(NAME.format(parts)))
 
 
-@given(EXTENTS, EXTENTS, st.integers(1, 4), st.sampled_from(["n", "m"]), st.sampled_from([2, 7, 100]))
-def test_partial_matrices_hold_every_part_in_whole_vectors(m: int, n: int, batch: int, major: str, splits: int) -> None:
+@given(EXTENTS, EXTENTS, st.integers(1, 4), st.sampled_from(("n", "m")), st.sampled_from([2, 7, 100]))
+def test_partial_matrices_hold_every_part_in_whole_vectors(
+    m: int, n: int, batch: int, major: Literal["n", "m"], splits: int
+) -> None:
     problem = replace(PROBLEM, m=m, n=n, batch=batch, d_major=major)
     split = spec(f"k{splits}split")
     assert split.parts is not None

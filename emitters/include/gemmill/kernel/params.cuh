@@ -36,4 +36,10 @@ struct PartialParams : GemmParams {
   int64_t c_stride, c_batch_stride;
 };
 
+/// With scales, and zero points, of groups of narrow A's elements along K.
+template <class Base>
+struct GroupParams : Base {
+  cute::TmaDescriptor scale, zero;
+};
+
 }  // namespace gemmill

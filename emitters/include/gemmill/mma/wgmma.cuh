@@ -23,6 +23,14 @@ struct MatrixDescriptors {
 
   /// The descriptor of the operand `byte` bytes further on.
   __device__ uint64_t at(int byte) const { return kHigh | (low + (byte >> 4)); }
+
+  /// Descriptors that start `byte` bytes further on, computed here and not where they are used.
+  __device__ MatrixDescriptors advanced(int byte) const {
+    MatrixDescriptors further = *this;
+    further.low += byte >> 4;
+    asm volatile("" : "+r"(further.low));
+    return further;
+  }
 };
 
 // Ordering of the asynchronous MMAs (PTX ISA, "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group").
@@ -69,6 +77,22 @@ struct Accumulators {
       for (int block = 0; block < Blocks; ++block)
         Atom::multiply(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
                        b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block], k > 0 || !first);
+    }
+    wgmma_commit();
+    fence();
+  }
+
+  /// The same with A in registers, which must keep their values until the MMAs are done; `b` is where they start in a stage.
+  template <class Fragments>
+  __device__ void multiply(Fragments const& a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
+    fence();
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < TileK; k += Atom::kK) {
+#pragma unroll
+      for (int block = 0; block < Blocks; ++block)
+        Atom::multiply(a.values[block][k / Atom::kK], b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block],
+                       k > 0 || !first);
     }
     wgmma_commit();
     fence();
