@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
@@ -26,6 +26,10 @@ DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cooperative": ("tiles", "split", "fused", "stream"), "pingpong": ("tiles", "split", "fused")}
 )
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
+BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
+)
+"""The kinds of batches that each family has; only strided ones where none are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,9 @@ def _decomposition(f: Fields) -> str | None:
 
 
 def _batching(f: Fields) -> str | None:
-    batching = f["scheduler.batching"]
-    return None if batching == "strided" else f"there is no {batching} batching yet; it must be strided"
+    batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
+    known = BATCHINGS.get(family, ("strided",))
+    return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -96,7 +101,7 @@ RULES: tuple[Rule, ...] = (
         _splits,
         "gemmill: emitters/include/gemmill/scheduler",
     ),
-    Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
     *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
@@ -185,4 +190,4 @@ def _distance(name: str, old: Value, new: Value) -> float:
     weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
     if isinstance(old, int) and isinstance(new, int):
         return weight * abs(math.log2(max(new, 1) / max(old, 1)))
-    return weight
+    return 2 * weight

@@ -14,14 +14,15 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime import parts, tma
 from gemmill.runtime.driver import Kernel
 from gemmill.runtime.exchange import Exchange
+from gemmill.runtime.groups import GROUPS
 from gemmill.runtime.operands import Gemm, unpacked
 from gemmill.runtime.selector import Choice
-from gemmill.runtime.tensors import TensorView, view
+from gemmill.runtime.tensors import TensorView, as_words, view
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`OPERANDS`; 0 where a GEMM lacks one."""
 
-OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero")
+OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the tensors of a GEMM are called."""
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
 _STRIDED = (
@@ -81,7 +82,11 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_co
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
-    return (parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)) * size
+    if problem.batching == "grouped":  # a group begins a tile of its own, and may end one
+        begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
+        tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
+    clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
+    return clusters * size
 
 
 def is_empty(problem: GemmProblem) -> bool:
@@ -126,8 +131,8 @@ class Launcher:
             address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
             described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
             described.encode(block.address + box.offset)
-            if not unread:
-                descriptors.append((_INDEX[name], block.address + box.offset))
+            if not (unread or box.anywhere):
+                descriptors.append((_INDEX[name], block.address + box.offset, described.address - address))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
         layout = "i" if problem.d_dtype == "s32" else "f"
         scalars = [
@@ -150,6 +155,7 @@ class Launcher:
         ]
         if gemm.c is not None:
             scalars.append(("c_stride", "q", gemm.c.stride))
+        scalars.append(("groups_pointer", "Q", gemm.groups))
         for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
             if scale is not None:
                 scalars += [
@@ -164,16 +170,21 @@ class Launcher:
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
-        self._pointers = tuple(
-            (
-                _INDEX[gemm.name(operand)],
-                ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]),
-            )
+        pointers = {
+            operand: gemm.name(operand)
             for operand in ("a", "b", "c", "d", "a_scale", "b_scale")
             if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None
-        )
+        }
         operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
-        self._addresses: Addresses = tuple(x.ptr if (x := operands.get(name)) else 0 for name in OPERANDS)
+        addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
+        if problem.batching != "strided":
+            pointers["groups"] = GROUPS[problem.batching]
+            addresses[pointers["groups"]] = gemm.groups
+        self._pointers = tuple(
+            (_INDEX[name], ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]))
+            for operand, name in pointers.items()
+        )
+        self._addresses: Addresses = tuple(addresses.get(name, 0) for name in OPERANDS)
         self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
         self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
@@ -182,9 +193,9 @@ class Launcher:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
-                for index, descriptor in self._descriptors:
+                for index, descriptor, shift in self._descriptors:
                     if addresses[index] != self._addresses[index]:
-                        tma.replace_address(descriptor, addresses[index])
+                        tma.replace_address(descriptor, addresses[index] + shift)
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses
@@ -246,6 +257,9 @@ class Plan:
         b_scale: Any = None,
         a_zero: Any = None,
         b_zero: Any = None,
+        offsets: Any = None,
+        counts: Any = None,
+        addresses: Any = None,
     ) -> None:
         """Use other tensors from the next call on, each with the shape, strides, dtype and GPU of the one it replaces.
 
@@ -254,21 +268,22 @@ class Plan:
         if self._closed:
             raise self._error()
         tensors = dict(self._tensors)
-        for name, tensor in zip(OPERANDS, (a, b, c, out, a_scale, b_scale, a_zero, b_zero), strict=True):
+        others = a_scale, b_scale, a_zero, b_zero, offsets, counts, addresses
+        for name, tensor in zip(OPERANDS, (a, b, c, out, *others), strict=True):
             if tensor is None:
                 continue
             if name not in tensors:
                 raise OperandError(
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
-            new, old = view(tensor, name, self._stream()), tensors[name]
+            new, old = view(as_words(tensor) if name == "addresses" else tensor, name, self._stream()), tensors[name]
             if new.dtype in ("s8", "u8"):
                 new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
             if name == "out" and not new.writable:
                 raise OperandError("out is read-only")
-            if 0 not in new.shape and not name.endswith("_scale"):
+            if 0 not in new.shape and name in ("a", "b", "c", "out"):
                 self._check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = tensors
