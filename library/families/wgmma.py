@@ -42,7 +42,7 @@ MIXED_TILE_K = (64, 128)
 """Depths of a stage with a narrow A: its rows lie within one swizzle span, in whole chunks of 16 bytes."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
-TILE_N = tuple(range(16, 257, 16))
+TILE_N = tuple(range(8, 257, 8))
 TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
@@ -218,7 +218,15 @@ def _tile_m(f: Fields) -> str | None:
 
 def _tile_n(f: Fields) -> str | None:
     n = integer(f, "tile.n")
-    return None if n in TILE_N else f"tile N is {n}; it must be a multiple of 16 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n not in TILE_N:
+        return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n % 16 and (f["promote"] or (f["b.dtype"] in INT8 and n > 32)):
+        what = "with promotion" if f["promote"] else f"above 32, of {f['b.dtype']},"
+        return f"tile N is {n}; {what} it must be a multiple of 16"
+    row = n * resources.element_bytes(f, "b")
+    if f["b.major"] == "mn" and row % SPANS[0]:
+        return f"tile N is {n}: rows of {row} bytes where B is mn-major; a swizzle spans at least {SPANS[0]}"
+    return None
 
 
 def _tile_k(f: Fields) -> str | None:
@@ -299,6 +307,14 @@ def _tma_box(f: Fields) -> str | None:
     for operand, extent, rows, blocks in _slices(f):
         if rows // blocks > TMA_BOX:
             return f"{operand.upper()}'s TMA box has {rows // blocks} rows along {extent}; a box has at most {TMA_BOX}"
+    return None
+
+
+def _epilogue_box(f: Fields) -> str | None:
+    for operand in "cd":
+        row = resources.subtile_n(f) * resources.stored_bytes(f, operand)
+        if f[f"{operand}.major"] == "n" and row % TMA_ALIGN:
+            return f"{operand.upper()}'s TMA box has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
     return None
 
 
@@ -486,9 +502,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tile-n",
-        ("tile.n",),
+        ("tile.n", "b.major", "b.dtype", "promote"),
         _tile_n,
-        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
+        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
     ),
     Rule("tile-k", ("tile.k", "b.dtype", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
@@ -525,6 +541,13 @@ RULES: tuple[Rule, ...] = (
         ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
         _tma_box,
         "CUDA driver API, cuTensorMapEncodeTiled: boxDim is at most 256",
+        "wgmma",
+    ),
+    Rule(
+        "epilogue-box",
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator"),
+        _epilogue_box,
+        "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
         "wgmma",
     ),
     Rule(
