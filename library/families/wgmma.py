@@ -205,9 +205,9 @@ def _parts_batching(f: Fields) -> str | None:
 
 def _mixed_parts(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
-    if decomposition == "tiles" or not resources.is_mixed(f):
+    if decomposition in ("tiles", "split") or not resources.is_mixed(f):
         return None
-    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
+    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -363,7 +363,7 @@ RULES: tuple[Rule, ...] = (
         "mixed-parts",
         ("scheduler.decomposition", "a.dtype", "b.dtype"),
         _mixed_parts,
-        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "gemmill: no register is left to add parts beside widened fragments",
         "wgmma",
     ),
     Rule(
