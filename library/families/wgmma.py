@@ -446,7 +446,8 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
+        **{f"{operand}.align": (TMA_ALIGN,) for operand in "ab"},
+        **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,
         "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4)})),
