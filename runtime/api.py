@@ -17,11 +17,12 @@ from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, defau
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
+from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.operands import Gemm, bind, matmul_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults
-from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
+from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
@@ -32,7 +33,7 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-_Options = tuple[
+Options = tuple[
     float, float | None, Any, DTypeName | None, bool, bool, tuple[Any, Any], Registry | None, str | GemmConfig | None
 ]
 """``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel`` of a call, made on
@@ -146,7 +147,7 @@ def matmul(
     options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, (a_dtype, b_dtype), registry, kernel
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     if any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype)):
-        return _matmul_views(a, b, c, out, stream, options, **scales)
+        return multiply_views(a, b, c, out, stream, options, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -158,11 +159,11 @@ def matmul(
             (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
             None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15,
+            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
             options,
         )
     except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-        return _matmul_views(a, b, c, out, stream, options)
+        return multiply_views(a, b, c, out, stream, options)
     ready = _ready.get(key)
     if ready is None:
         tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
@@ -179,9 +180,9 @@ def matmul(
     return out
 
 
-def _matmul_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, **scales: Any) -> Any:
-    """:func:`matmul` where not all operands are PyTorch's, or some have scales."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], **scales)
+def multiply_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, **others: Any) -> Any:
+    """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], **others)
     key = (tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items()), options)
     ready = _ready.get(key)
     if ready is None:
@@ -210,18 +211,23 @@ def plan(
     b_zero: Any = None,
     a_dtype: Any = None,
     b_dtype: Any = None,
+    offsets: Any = None,
+    counts: Any = None,
+    addresses: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
-    Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
-    current one by then.
+    Takes and raises what :func:`matmul` does, with ``offsets`` or ``counts`` what :func:`gemmill.grouped_matmul` does,
+    with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
+    is PyTorch's current one by then.
     """
     dtypes = a_dtype, b_dtype
-    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, **scales)
+    others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, **others)
     options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel
     gemm, choice, launcher = _choose(tensors, handle, options)
     follow: Callable[[], int]
@@ -265,7 +271,7 @@ def _read(
     out_dtype: Any,
     stream: Stream,
     dtypes: tuple[Any, Any] = (None, None),
-    **scales: Any,
+    **others: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
     handle = 0 if stream is None else stream_handle(stream)
@@ -280,10 +286,17 @@ def _read(
             tensors[name] = unpacked(name, tensors[name], _dtype_name(dtype), other[0] if other else 0)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
-    tensors |= {name: view(scale, name, handle) for name, scale in scales.items() if scale is not None}
+    if others.get("addresses") is not None:
+        others["addresses"] = as_words(others["addresses"])
+    tensors |= {name: view(other, name, handle) for name, other in others.items() if other is not None}
     dtype = default_output(_wider(tensors)) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
-        out = _allocate(a, matmul_shape(tensors["a"].shape, tensors["b"].shape), dtype, device, stream)
+        kind = groups_kind(tensors)
+        if kind == "addresses":
+            raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
+        shapes = tensors["a"].shape, tensors["b"].shape
+        shape = grouped_shape(*shapes, tensors[kind].shape, kind) if kind else matmul_shape(*shapes)
+        out = _allocate(a, shape, dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
         raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {dtype}; they must be equal")
@@ -335,7 +348,7 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 
 def _choose(
-    tensors: dict[str, TensorView], handle: int, options: _Options
+    tensors: dict[str, TensorView], handle: int, options: Options
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, _, accumulator, tf32, fast, _, registry, named = options
@@ -357,7 +370,9 @@ def _choose(
                 raise OperandError(
                     f"{factor} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
                 )
-    gemm = bind(
+    kind = groups_kind(tensors)
+    binder = functools.partial(bind_groups, groups=tensors[kind], kind=kind) if kind else bind
+    gemm = binder(
         tensors["a"],
         tensors["b"],
         tensors["out"],
@@ -387,7 +402,7 @@ def _choose(
     return gemm, choice, Launcher(gemm, kernel, alpha, beta)
 
 
-def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options) -> _Ready:
+def _prepare(tensors: dict[str, TensorView], handle: int, options: Options) -> _Ready:
     """What :func:`matmul` keeps of a call."""
     _, _, launcher = _choose(tensors, handle, options)
     out = tensors["out"]

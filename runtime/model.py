@@ -8,14 +8,15 @@ warpgroup's loop. DRAM and power bound the whole. All of it is one numpy express
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FamilyName, GemmConfig
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
 from gemmill.runtime import model_parts
@@ -53,6 +54,19 @@ _WHOLE_SHARPNESS = 11.5
 """The same for a whole GEMM: the SMs, DRAM and power."""
 
 
+# Rough: kernels of these families are asked where no other serves, and compete with each other alone.
+_MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
+    "simt": {"f32": 95, "s32": 60, "f64": 45},
+    "mma": {"f32": 640, "s32": 480, "f64": 85},
+}
+"""Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; those of mma.sync with
+operands of 16 bits, and twice as many of 8."""
+_BY_ELEMENT = 0.35
+"""Part of mma.sync's rate that is left where an operand is loaded element by element."""
+_SMALL_TILE = 0.8
+"""Part of the rate that tiles of 64 x 64 reach, in shared memory's bandwidth."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Figures of kernels with equal operand formats, one array element a kernel; prepared once."""
@@ -70,6 +84,8 @@ class Columns:
     split: npt.NDArray[np.bool_]
     fused: npt.NDArray[np.bool_]
     stream: npt.NDArray[np.bool_]
+    multiply_adds: Floats
+    """In a clock of an SM; 0 for WGMMA, which has a formula."""
     bytes: tuple[float, float, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
@@ -95,6 +111,7 @@ class Columns:
             split=np.array([c.scheduler.decomposition == "split" for c in configs]),
             fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
             stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
+            multiply_adds=np.array([_multiply_adds(c) for c in configs]),
             bytes=(
                 first.a.type.bits / 8,
                 first.b.type.bits / 8,
@@ -102,6 +119,17 @@ class Columns:
                 first.d.type.bytes,
             ),
         )
+
+
+def _multiply_adds(config: GemmConfig) -> float:
+    rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
+    if config.tile.m * config.tile.n <= 64 * 64:
+        rate *= _SMALL_TILE
+    if config.family == "mma":
+        rate *= 2 / max(1, config.a.type.bytes) if config.accumulator != "f64" else 1
+        if min(config.a.align, config.b.align) < 4:
+            rate *= _BY_ELEMENT
+    return rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +150,16 @@ class Estimate:
 
 def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """Predict the time of every kernel for one problem whose extents are all at least 1."""
-    k = columns
+    uneven = problem.batching == "grouped"
+    k, problem = columns, problem.typical()
     bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
 
     # Tiles and waves.
     blocks = k.cluster_m * k.cluster_n
     resident = np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4)
     clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
+    if uneven:  # on average, if the rows of groups are spread exponentially
+        clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / problem.m)
     clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
     clusters = clusters_m * clusters_n * problem.batch * k.splits
     waves = np.ceil(clusters / resident)
@@ -140,11 +171,15 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     )
     mmas = k.tile_m / SUBTILE_M * k.tile_k * max(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
+    wgmma = k.multiply_adds == 0
+    scalar_ns = k.tile_m * k.tile_n * k.tile_k / (np.where(wgmma, 1, k.multiply_adds) * gpu.clock_ghz)
+    mma_ns = np.where(wgmma, mma_ns, scalar_ns)
     loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
     loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
     load_ns = k.tile_k * (loaded_a + loaded_b) / load_rate
-    latency_ns = _LATENCY_NS / (k.stages - 1)
+    # Other families hide it with several blocks on an SM; their rates include what they do not.
+    latency_ns = np.where(wgmma, _LATENCY_NS / (k.stages - 1), 0.0)
     paces = np.stack([mma_ns, load_ns, latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * step_ns

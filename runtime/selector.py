@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -92,14 +93,19 @@ class Selector:
         """
         if measured := self._measured.get(problem):
             return self._by_measurement([*measured.values()])
-        group = self._groups.get(tuple(getattr(problem, field) for field in _FORMATS))
-        if group is None:
+        offers = [*self._offers(problem)]
+        if not offers:
             raise self._unsupported(problem)
+        return self._by_model(offers, problem)
+
+    def _offers(self, problem: GemmProblem) -> Iterator[tuple[_Group, Integers]]:
+        """Groups that hold kernels for a problem, and where in each these stand."""
         offered = np.array([getattr(problem, field) for field in _ALIGNS])
-        serving = np.flatnonzero((group.aligns <= offered).all(axis=1))
-        if serving.size == 0:
-            raise self._unsupported(problem)
-        return self._by_model(group, serving, problem)
+        for key in _served_by(problem):
+            if (group := self._groups.get(key)) is not None:
+                serving = np.flatnonzero((group.aligns <= offered).all(axis=1))
+                if serving.size:
+                    yield group, serving
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions
@@ -110,20 +116,25 @@ class Selector:
             best, self._configs[best], reason, us, tuple((name, us) for us, name in others[:RUNNERS_UP]), "measured"
         )
 
-    def _by_model(self, group: _Group, serving: Integers, problem: GemmProblem) -> Choice:
+    def _by_model(self, offers: Sequence[tuple[_Group, Integers]], problem: GemmProblem) -> Choice:
         if min(problem.m, problem.n, problem.batch) == 0:
+            group, serving = offers[0]
             best = int(serving[0])
             return Choice(group.names[best], group.configs[best], "there is nothing to compute", 0.0, (), "model")
-        figures = estimate(group.columns, problem, self.gpu)
-        # A stable sort: of equal predictions the first name wins, everywhere.
-        order = serving[np.argsort(figures.us[serving], kind="stable")]
-        best = int(order[0])
+        best_of: list[tuple[float, str, _Group, Estimate, int]] = []
+        for group, serving in offers:
+            figures = estimate(group.columns, problem, self.gpu)
+            # A stable sort: of equal predictions the first name wins, everywhere.
+            order = serving[np.argsort(figures.us[serving], kind="stable")][: 1 + RUNNERS_UP].tolist()
+            best_of += [(float(figures.us[i]), group.names[i], group, figures, i) for i in order]
+        best_of.sort(key=lambda offer: offer[:2])
+        us, name, group, figures, index = best_of[0]
         return Choice(
-            group.names[best],
-            group.configs[best],
-            _reason(group.configs[best], figures, best, problem, self.gpu),
-            float(figures.us[best]),
-            tuple((group.names[i], float(figures.us[i])) for i in order[1 : 1 + RUNNERS_UP]),
+            name,
+            group.configs[index],
+            _reason(group.configs[index], figures, index, problem, self.gpu),
+            us,
+            tuple((other, slower) for slower, other, *_ in best_of[1 : 1 + RUNNERS_UP]),
             "model",
         )
 
@@ -146,6 +157,15 @@ class Selector:
         return UnsupportedProblemError(
             f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )
+
+
+def _served_by(problem: GemmProblem) -> Iterator[Format]:
+    """The formats of kernels that serve a problem: its own, and those that read an operand whatever its majorness."""
+    choices = []
+    for field in _FORMATS:
+        value = getattr(problem, field)
+        choices.append((value,) if not field.endswith("_major") or value in (None, "any") else (value, "any"))
+    return itertools.product(*choices)
 
 
 def _format(config: GemmConfig) -> Format:
@@ -183,7 +203,7 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
     found = []
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
-        if (given := getattr(problem, field)) != wanted:
+        if (given := getattr(problem, field)) != wanted and not (wanted == "any" and given):
             found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:

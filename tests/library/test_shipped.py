@@ -16,7 +16,7 @@ from gemmill.library.names import kernel_name
 from gemmill.library.schema import json_schema, schema_text
 
 SIXTEEN = ["bf16", "f16"]
-NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "tf32"]
+NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "mma", "simt", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 
 
