@@ -281,9 +281,9 @@ def _parts_batching(f: Fields) -> str | None:
 
 def _mixed_parts(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
-    if decomposition == "tiles" or not resources.is_mixed(f):
+    if decomposition in ("tiles", "split") or not resources.is_mixed(f):
         return None
-    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
+    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -489,7 +489,7 @@ RULES: tuple[Rule, ...] = (
         "mixed-parts",
         ("scheduler.decomposition", "a.dtype", "b.dtype"),
         _mixed_parts,
-        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "gemmill: no register is left to add parts beside widened fragments",
         "wgmma",
     ),
     Rule(
@@ -579,7 +579,8 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
+        **{f"{operand}.align": (TMA_ALIGN,) for operand in "ab"},
+        **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,
         "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4)})),
