@@ -137,13 +137,6 @@ def _mixed_batching(f: Fields) -> str | None:
     return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
 
 
-def _group_decomposition(f: Fields) -> str | None:
-    batching, decomposition = f["scheduler.batching"], f["scheduler.decomposition"]
-    if batching == "strided" or decomposition == "tiles":
-        return None
-    return f"the {decomposition} decomposition knows no {batching} batching; one of the two must be plain"
-
-
 def _mma_types(f: Fields) -> str | None:
     a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), str(f["accumulator"])
     accumulators = ACCUMULATORS.get((a, b))
@@ -448,13 +441,6 @@ RULES: tuple[Rule, ...] = (
         ("scheduler.batching", "a.dtype", "b.dtype"),
         _mixed_batching,
         "gemmill: what the narrow operand's loads are made for",
-        "wgmma",
-    ),
-    Rule(
-        "group-decomposition",
-        ("scheduler.decomposition", "scheduler.batching"),
-        _group_decomposition,
-        "gemmill: the tile schedulers that exist",
         "wgmma",
     ),
     Rule(
