@@ -35,7 +35,9 @@ CONFIGS: tuple[GemmConfig, ...] = (
     # Groups of every size, with and without zero points; tiles of every M; both depths; multicast of A and of B.
     kernel("128x16x128", a__dtype="u4", a__scale="1x128z", **BF16),
     kernel("64x16x128", "cooperative", "2x1", a__dtype="u4", a__scale="1x32z", **F16),
-    kernel("64x64x64", "cooperative", "1x2", a__dtype="u4", a__scale="1x64z", **BF16),
+    kernel("64x64x128", "cooperative", "1x2", a__dtype="u4", a__scale="1x64z", **BF16),
+    kernel("64x16x256", a__dtype="u4", a__scale="1x128z", **BF16),
+    kernel("64x32x256", "cooperative", "2x1", a__dtype="s4", a__scale="1x32", **F16),
     kernel("64x16x128", a__dtype="u4", a__scale="1x64", **BF16),
     kernel("128x256x64", "cooperative", "2x1", a__dtype="s4", a__scale="1x64", **BF16),
     kernel("128x160x128", "cooperative", "1x2", a__dtype="s4", a__scale="1x128", **F16),
