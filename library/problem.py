@@ -10,6 +10,12 @@ from gemmill.library.config import BatchingName, EpilogueName, MajorAB, MajorCD,
 from gemmill.library.dtypes import DTYPES, DTypeName
 
 
+def is_mixed(a: DTypeName, b: DTypeName) -> bool:
+    """Whether one operand is widened to the other's type."""
+    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
+    return narrow <= 8 and wide == 16
+
+
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
     """Extents and operand formats of a GEMM. A plain dataclass: the API makes one for each new signature."""

@@ -17,7 +17,7 @@ from gemmill import __version__
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import RecordError
 from gemmill.library.names import kernel_name
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.process import WorkerError, WorkerProcess
@@ -31,10 +31,14 @@ DEFAULT_OPTIONS = Options()
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
-    """The problem that a kernel solves on packed operands of a shape."""
+    """The problem that a kernel solves on packed operands of a shape.
+
+    The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
+    """
     a, b, c, d = config.a, config.b, config.c, config.d
+    m, n = (shape.n, shape.m) if is_mixed(a.dtype, b.dtype) else (shape.m, shape.n)
     packed = GemmProblem.packed(
-        (shape.m, shape.n, shape.k, shape.batch),
+        (m, n, shape.k, shape.batch),
         (a.dtype, a.major),
         (b.dtype, b.major),
         config.accumulator,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
@@ -212,12 +212,6 @@ def bind(
         gemm = _transposed(gemm)
     problem = replace(gemm.problem, a_scale=groups.scaling)
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
-
-
-def is_mixed(a: DTypeName, b: DTypeName) -> bool:
-    """Whether one operand is widened to the other's type."""
-    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
-    return narrow <= 8 and wide == 16
 
 
 def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:
