@@ -69,6 +69,10 @@ epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descripto
 MIXED_LIMIT = {(2, 32): 160, (2, 64): 144, (3, 32): 96, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
 ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more."""
+NARROW_D_LIMIT = {2: 176, 3: 88}
+"""The same where D has 8 bits, whose conversion takes more."""
+SHALLOW_LIMIT = 176
+"""The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
 
 def _majors(f: Fields) -> str | None:
@@ -245,7 +249,14 @@ def _has_plain_epilogue(f: Fields) -> bool:
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)]
+    consumers = resources.consumer_warpgroups(fields)
+    limits = [ACCUMULATOR_LIMIT[consumers, _has_plain_epilogue(fields)]]
+    if resources.element_bytes(fields, "d") == 1:
+        limits.append(NARROW_D_LIMIT[consumers])
+    row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
+    if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
+        limits.append(SHALLOW_LIMIT)
+    return min(limits)
 
 
 def _accumulator_registers(f: Fields) -> str | None:
@@ -260,7 +271,7 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
-    epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
+    epilogue = f"{'no C and an n-major' if _has_plain_epilogue(f) else 'C or an m-major'} {f['d.dtype']} D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
         f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
@@ -434,8 +445,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "accumulator-registers",
         (
-            *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "c.dtype", "d.major"),
-            *("a.dtype", "b.dtype", "scheduler.decomposition"),
+            *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
+            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype"),
         ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",

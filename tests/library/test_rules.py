@@ -156,7 +156,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"tile.m": 256, "stages": 2},
             "accumulator-registers",
-            "2 consumer warpgroups with no C and an n-major D have at most 192",
+            "2 consumer warpgroups with no C and an n-major bf16 D have at most 192",
             {"tile.n": 192},
         ),
     ],
