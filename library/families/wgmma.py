@@ -66,9 +66,10 @@ MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
 epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
-MIXED_LIMIT = {(2, 32): 160, (2, 64): 144, (3, 32): 96, (4, 32): 48}
+MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
-ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more."""
+ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more, and a D of 8 bits
+takes 16 of any."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
 SHALLOW_LIMIT = 176
@@ -283,6 +284,8 @@ def _mixed_registers(f: Fields, accumulators: int) -> str | None:
     limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
     if consumers == 4 and f["c.dtype"] != "none":
         limit -= 8
+    if resources.element_bytes(f, "d") == 1:
+        limit = max(0, limit - 16)
     if accumulators + fragments <= limit:
         return None
     return (

@@ -44,7 +44,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x32x256", "cooperative", "2x1", a__dtype="s4", a__scale="1x32", **F16),
     kernel("64x16x128", a__dtype="u4", a__scale="1x64", **BF16),
     kernel("128x256x64", "cooperative", "2x1", a__dtype="s4", a__scale="1x64", **BF16),
-    kernel("128x160x128", "cooperative", "1x2", a__dtype="s4", a__scale="1x128", **F16),
+    kernel("128x128x128", "cooperative", "1x2", a__dtype="s4", a__scale="1x128", **F16),
     kernel("64x128x64", "pingpong", a__dtype="s4", a__scale="1x32", **F16),
     kernel("128x64x64", "pingpong", "1x2", a__dtype="u4", a__scale="1x128", **BF16),
     kernel("256x64x64", a__dtype="s8", a__scale="1x128", **BF16),

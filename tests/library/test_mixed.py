@@ -35,7 +35,7 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"tile.k": 256, "a.dtype": "s8"}, "tile-k", "it must be 64 or 128"),
         (U4, {"tile.n": 80}, "accumulator-registers", "4 consumer warpgroups have at most 48 free"),
         (U4, {"accumulator": "f16"}, "mma-types", "only in f32"),
-        (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "at most 144 free"),
+        (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "at most 128 free"),
         (U4, {"tile.m": 256, "tile.n": 32}, "accumulator-registers", "at most 0 free"),
         (U4, {"a.dtype": "bf16", "a.scale": "none"}, "tile-m", "tile M is 64; cooperative kernels take 128"),
         (S8, {"tile.n": 80}, "mma-majors", "80 bytes along tile.n by 128 along K"),
