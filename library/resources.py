@@ -58,7 +58,7 @@ def element_bits(fields: Fields, operand: str) -> int:
 
 def is_mixed(fields: Fields) -> bool:
     """Whether A is narrower than B, and widened to B's type on its way to the tensor cores."""
-    return element_bits(fields, "a") < element_bits(fields, "b")
+    return element_bits(fields, "a") <= 8 and element_bits(fields, "b") == 16
 
 
 def group_size(fields: Fields) -> int:
