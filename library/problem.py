@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import gcd
+from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config import BatchingName, EpilogueName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
+
+_TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
+"""The major of C and D once their rows are called columns."""
 
 
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:
@@ -45,12 +50,15 @@ class GemmProblem:
     promote: Literal[0, 4] = 0
     """The least promotion that the caller accepts; see :class:`~gemmill.library.config.GemmConfig`."""
     batching: BatchingName = "strided"
-    """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`."""
+    """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`. ``m`` is the rows of all
+    groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
     epilogue: EpilogueName = "linear"
     """What is done to each sum before it is stored."""
 
     def __str__(self) -> str:
         batch = f"x{self.batch}" if self.batch != 1 else ""
+        if self.batching != "strided":
+            batch = f" in {self.batch} groups ({self.batching})"
         c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
         return (
             f"{self.m}x{self.n}x{self.k}{batch} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
@@ -96,5 +104,38 @@ class GemmProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2 M N K batch."""
-        return 2 * self.m * self.n * self.k * self.batch
+        """Floating-point operations: 2 M N K, for each of a batch but where its matrices share the M or K rows."""
+        each = 1 if self.batching in ("grouped", "kgrouped") else self.batch
+        return 2 * self.m * self.n * self.k * each
+
+    def typical(self) -> GemmProblem:
+        """The strided batch of equal matrices that costs about as much: groups as large as they are on average."""
+        m, k = (-(-extent // max(self.batch, 1)) for extent in (self.m, self.k))
+        if self.batching == "grouped":
+            return replace(self, m=m, batching="strided")
+        return replace(self, k=k, batching="strided") if self.batching == "kgrouped" else self
+
+    @property
+    def can_transpose(self) -> bool:
+        """Whether :attr:`transposed` can stand in for it: neither groups nor block scales have a transpose."""
+        return self.batching == "strided" and self.a_scale == self.b_scale == "none"
+
+    @property
+    def transposed(self) -> GemmProblem:
+        """The same work as D^T = B^T A^T: A and B change places, as do M and N, and with them the majors of C and D.
+
+        The majors of A and B stay, being named relative to K.
+        """
+        return replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a_dtype=self.b_dtype,
+            a_major=self.b_major,
+            a_align=self.b_align,
+            b_dtype=self.a_dtype,
+            b_major=self.a_major,
+            b_align=self.a_align,
+            c_major=_TRANSPOSED[self.c_major] if self.c_major else None,
+            d_major=_TRANSPOSED[self.d_major],
+        )

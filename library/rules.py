@@ -15,9 +15,9 @@ from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
-from gemmill.library.families import wgmma
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
+from gemmill.library.footprint import FAMILY, family_of
 from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
@@ -26,8 +26,10 @@ DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cooperative": ("tiles", "split", "fused", "stream"), "pingpong": ("tiles", "split", "fused")}
 )
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
-ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
-"""The targets that each family is compiled for."""
+BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
+)
+"""The kinds of batches that each family has; only strided ones where none are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,10 @@ class Verdict:
 
 
 def _family(f: Fields) -> str | None:
-    schedule, arch = str(f["schedule"]), str(f["arch"])
-    targets = ARCHS_OF.get(FAMILIES[schedule], ())
-    if not targets:
+    family, schedule, arch = family_of(f), f["schedule"], f["arch"]
+    if family is None:
         return f"there are no {schedule} kernels yet"
-    return None if arch in targets else f"{schedule} kernels are made for {one_of(targets)}, not for {arch}"
+    return None if arch in family.archs else f"{schedule} kernels are made for {one_of(family.archs)}, not for {arch}"
 
 
 def _swizzle(f: Fields) -> str | None:
@@ -80,35 +81,46 @@ def _decomposition(f: Fields) -> str | None:
 
 
 def _batching(f: Fields) -> str | None:
-    batching = f["scheduler.batching"]
-    return None if batching == "strided" else f"there is no {batching} batching yet; it must be strided"
+    batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
+    known = BATCHINGS.get(family, ("strided",))
+    return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule(
-        "scheduler-splits",
-        ("scheduler.splits", "scheduler.decomposition"),
-        _splits,
-        "gemmill: emitters/include/gemmill/scheduler",
-    ),
-    Rule(
         "decomposition",
         ("scheduler.decomposition", "schedule"),
         _decomposition,
         "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
     ),
-    Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
-    *wgmma.RULES,
+    Rule(
+        "scheduler-splits",
+        ("scheduler.splits", "scheduler.decomposition"),
+        _splits,
+        "gemmill: emitters/include/gemmill/scheduler",
+    ),
+    Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
+    *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
+
+
+def _merged_domains() -> dict[str, tuple[Value, ...]]:
+    """The values that any family takes, of the fields that have no words."""
+    merged: dict[str, dict[Value, None]] = {}
+    for family in FAMILY.values():
+        for name, values in family.domains.items():
+            merged.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: tuple(values) for name, values in merged.items()}
+
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
         **{name: tuple(word for word in words if word != "none") for name, words in WORDS.items()},
         **{name: WORDS[name] for name in ("a.scale", "b.scale")},
-        **wgmma.DOMAINS,
+        **_merged_domains(),
         "promote": (0, 4),
         "scheduler.swizzle": SWIZZLES,
         "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),
@@ -178,4 +190,4 @@ def _distance(name: str, old: Value, new: Value) -> float:
     weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
     if isinstance(old, int) and isinstance(new, int):
         return weight * abs(math.log2(max(new, 1) / max(old, 1)))
-    return weight
+    return 2 * weight

@@ -17,11 +17,12 @@ from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, defau
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
+from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.operands import Gemm, bind, matmul_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice, faults
-from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
+from gemmill.runtime.selector import Choice, faults, needs_swap
+from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
@@ -32,11 +33,20 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-_Options = tuple[
-    float, float | None, Any, DTypeName | None, bool, bool, tuple[Any, Any], Registry | None, str | GemmConfig | None
+Options = tuple[
+    float,
+    float | None,
+    Any,
+    DTypeName | None,
+    bool,
+    bool,
+    tuple[Any, Any],
+    Registry | None,
+    str | GemmConfig | None,
+    int | None,
 ]
-"""``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel`` of a call, made on
-every call: a plain tuple."""
+"""``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel sm_count`` of a call:
+made on every call, and so a plain tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ def matmul(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    sm_count: int | None = None,
 ) -> Any:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
@@ -133,7 +144,9 @@ def matmul(
     group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous
     along M) and ``a_zero`` do the same for a narrow ``a``.
 
-    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets).
+    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
+    may run the transposed problem, D^T = B^T A^T, on the same memory.
+    ``sm_count`` bounds the SMs that the launch uses, so that kernels beside it, of communication say, have the others.
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
@@ -143,10 +156,21 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, (a_dtype, b_dtype), registry, kernel
+    options = (
+        alpha,
+        beta,
+        out_dtype,
+        accumulator,
+        tf32,
+        fast_accumulation,
+        (a_dtype, b_dtype),
+        registry,
+        kernel,
+        sm_count,
+    )
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     if any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype)):
-        return _matmul_views(a, b, c, out, stream, options, **scales)
+        return multiply_views(a, b, c, out, stream, options, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -158,11 +182,11 @@ def matmul(
             (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
             None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15,
+            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
             options,
         )
     except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-        return _matmul_views(a, b, c, out, stream, options)
+        return multiply_views(a, b, c, out, stream, options)
     ready = _ready.get(key)
     if ready is None:
         tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
@@ -179,9 +203,9 @@ def matmul(
     return out
 
 
-def _matmul_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, **scales: Any) -> Any:
-    """:func:`matmul` where not all operands are PyTorch's, or some have scales."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], **scales)
+def multiply_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, **others: Any) -> Any:
+    """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], **others)
     key = (tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items()), options)
     ready = _ready.get(key)
     if ready is None:
@@ -210,19 +234,25 @@ def plan(
     b_zero: Any = None,
     a_dtype: Any = None,
     b_dtype: Any = None,
+    offsets: Any = None,
+    counts: Any = None,
+    addresses: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    sm_count: int | None = None,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
-    Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
-    current one by then.
+    Takes and raises what :func:`matmul` does, with ``offsets`` or ``counts`` what :func:`gemmill.grouped_matmul` does,
+    with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
+    is PyTorch's current one by then.
     """
     dtypes = a_dtype, b_dtype
-    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, **scales)
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel
+    others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, **others)
+    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel, sm_count
     gemm, choice, launcher = _choose(tensors, handle, options)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
@@ -265,7 +295,7 @@ def _read(
     out_dtype: Any,
     stream: Stream,
     dtypes: tuple[Any, Any] = (None, None),
-    **scales: Any,
+    **others: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
     handle = 0 if stream is None else stream_handle(stream)
@@ -280,10 +310,17 @@ def _read(
             tensors[name] = unpacked(name, tensors[name], _dtype_name(dtype), other[0] if other else 0)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
-    tensors |= {name: view(scale, name, handle) for name, scale in scales.items() if scale is not None}
+    if others.get("addresses") is not None:
+        others["addresses"] = as_words(others["addresses"])
+    tensors |= {name: view(other, name, handle) for name, other in others.items() if other is not None}
     dtype = default_output(_wider(tensors)) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
-        out = _allocate(a, matmul_shape(tensors["a"].shape, tensors["b"].shape), dtype, device, stream)
+        kind = groups_kind(tensors)
+        if kind == "addresses":
+            raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
+        shapes = tensors["a"].shape, tensors["b"].shape
+        shape = grouped_shape(*shapes, tensors[kind].shape, kind) if kind else matmul_shape(*shapes)
+        out = _allocate(a, shape, dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
         raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {dtype}; they must be equal")
@@ -335,10 +372,10 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 
 def _choose(
-    tensors: dict[str, TensorView], handle: int, options: _Options
+    tensors: dict[str, TensorView], handle: int, options: Options
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
-    alpha, beta, _, accumulator, tf32, fast, _, registry, named = options
+    alpha, beta, _, accumulator, tf32, fast, _, registry, named, sm_count = options
     if "c" not in tensors and beta:
         raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
     for factor, value in (("alpha", alpha), ("beta", beta)):
@@ -348,6 +385,8 @@ def _choose(
         accumulator = default_accumulator(_wider(tensors))
     elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
+    if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
+        raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if beta is None:
         beta = 1.0 if "c" in tensors else 0.0
     beta = float(beta)
@@ -357,7 +396,9 @@ def _choose(
                 raise OperandError(
                     f"{factor} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
                 )
-    gemm = bind(
+    kind = groups_kind(tensors)
+    binder = functools.partial(bind_groups, groups=tensors[kind], kind=kind) if kind else bind
+    gemm = binder(
         tensors["a"],
         tensors["b"],
         tensors["out"],
@@ -374,20 +415,25 @@ def _choose(
         return gemm, None, None
     if registry is None:
         registry = default_registry()
+    if sm_count is not None and sm_count >= registry.gpu.sms:
+        sm_count = None  # no bound
     choice = None
     if named is None:
-        choice = registry.select(gemm.problem)
-        name = choice.name
+        choice = registry.select(gemm.problem, sm_count)
+        name, swapped = choice.name, choice.swapped
     else:
         config = named if isinstance(named, GemmConfig) else parse_name(named)
         name = kernel_name(config)
-        if wrong := faults(config, gemm.problem):
+        needed = needs_swap(config, gemm.problem)
+        if needed is None:
+            wrong = faults(config, gemm.problem)
             raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
+        swapped = needed
     kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, beta)
+    return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count)
 
 
-def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options) -> _Ready:
+def _prepare(tensors: dict[str, TensorView], handle: int, options: Options) -> _Ready:
     """What :func:`matmul` keeps of a call."""
     _, _, launcher = _choose(tensors, handle, options)
     out = tensors["out"]

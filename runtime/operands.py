@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem, is_mixed
@@ -17,23 +19,30 @@ GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
+MAX_STRIDE = 1 << 40
+"""TMA's strides are below this many bytes; an operand with longer ones counts as one without a contiguous extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A, B, C or D in memory: matrices with one contiguous extent, one stride, one batch stride."""
+    """A, B, C or D in memory: matrices at one batch stride."""
 
     ptr: int
     """Address of the first element."""
     dtype: DTypeName
     major: str
-    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D."""
+    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D. ``any``:
+    there is none, or neighbours along the other extent are not a positive number of elements apart."""
     stride: int
-    """Elements between neighbours along the other extent; without meaning where that extent is 0 or 1."""
+    """Elements between neighbours along the other extent; without meaning where it is 0 or 1, or for ``any``."""
     batch_stride: int
     """Elements between matrices; 0 where all of the batch share one."""
     align: int
     """Largest power of two up to 16 that divides address and strides in bytes."""
+    row_stride: int = 0
+    """Elements between neighbouring rows (A is M x K, B K x N, C and D M x N); 0 where there is but one."""
+    column_stride: int = 0
+    """Elements between neighbouring columns; 0 where there is but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class Gemm:
     """Their zero points."""
     is_transposed: bool = False
     """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
+    groups: int = 0
+    """Address of the offsets or counts of groups or of the addresses of matrices; 0 for a strided batch."""
 
     def name(self, operand: str) -> str:
         """What the caller calls the operand in an attribute of this class."""
@@ -74,9 +85,28 @@ class Gemm:
         other = {"a": "b", "b": "a"} if self.is_transposed else {}
         return {"d": "out", "scale": f"{narrow}_scale", "zero": f"{narrow}_zero", **other}.get(operand, operand)
 
+    @property
+    def transposed(self) -> Gemm:
+        """The same work as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+        return replace(
+            self,
+            problem=self.problem.transposed,
+            a=_transposed(self.b),
+            b=_transposed(self.a),
+            c=_transposed(self.c) if self.c else None,
+            d=_transposed(self.d),
+            is_transposed=not self.is_transposed,
+        )
+
+
+def _transposed(x: Operand) -> Operand:
+    """An operand with its rows called columns. The majors of A and B are named relative to K, and stay."""
+    major = {"n": "m", "m": "n"}.get(x.major, x.major)
+    return replace(x, major=major, row_stride=x.column_stride, column_stride=x.row_stride)
+
 
 @dataclass(frozen=True, slots=True)
-class _Matrices:
+class Matrices:
     """A tensor as a batch of matrices, rows x columns; strides in elements."""
 
     name: str
@@ -126,14 +156,9 @@ def bind(
     names the operand and the way out.
     """
     others = {"b": b, "c": c, "out": d, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != a.device:
-            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
+    check_devices(a, **others)
     shape = matmul_shape(a.shape, b.shape)
-    if d.shape != shape:
-        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
-    if not d.writable:
-        raise OperandError("out is read-only")
+    check_out(a, b, d, shape)
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, k = (a.shape[-2] if row_axis else 1), a.shape[-1]
     n = b.shape[-1] if column_axis else 1
@@ -141,36 +166,24 @@ def bind(
     batch = 1
     for extent in batch_shape:
         batch *= extent
-    for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
-        if value > MAX_EXTENT:
-            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
-
-    matrices_a = _matrices("a", a, batch_shape, m, k, row_axis, True)
-    matrices_b = _matrices("b", b, batch_shape, k, n, True, column_axis)
-    matrices_d = _matrices("out", d, batch_shape, m, n, row_axis, column_axis)
+    matrices_a = matrices("a", a, batch_shape, m, k, row_axis, True)
+    matrices_b = matrices("b", b, batch_shape, k, n, True, column_axis)
+    matrices_d = matrices("out", d, batch_shape, m, n, row_axis, column_axis)
     matrices_c = None
     if c is not None:
-        spread = replace(c, shape=shape, strides=_broadcast("c", c, shape))
-        matrices_c = _matrices("c", spread, batch_shape, m, n, row_axis, column_axis)
+        matrices_c = matrices("c", spread(c, shape), batch_shape, m, n, row_axis, column_axis)
 
-    scale_a = scale_b = None
-    groups = None
+    groups = scales = None
     if is_mixed(a.dtype, b.dtype):
         narrow = matrices_a if DTYPES[a.dtype].bits < DTYPES[b.dtype].bits else matrices_b
         groups = _groups(narrow, b if narrow is matrices_a else a, others, batch_shape)
     elif a_zero is not None or b_zero is not None:
         raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")
-    elif a_scale is not None and b_scale is not None:
-        blocks = -(-k // SCALE_BLOCK)
-        scale_a = _scale("a_scale", a_scale, batch_shape, (m, blocks), k_axis=1)
-        scale_b = _scale("b_scale", b_scale, batch_shape, (blocks, -(-n // SCALE_BLOCK)), k_axis=0)
-    elif a_scale is not b_scale:
-        given, wanting = ("b", "a") if a_scale is None else ("a", "b")
-        raise OperandError(f"{given} has scales and {wanting} has none; pass {wanting}_scale as well")
-    scaled = scale_a is not None
+    else:
+        scales = block_scales(a_scale, b_scale, (m, n, k), batch_shape, batch_shape)
 
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
-    stackable = 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and not scaled
+    stackable = 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and scales is None
     stackable = stackable and (groups is None or groups.name == "b")
     if stackable and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
@@ -178,22 +191,94 @@ def bind(
         matrices_a, matrices_d = _stack(matrices_a, m), _stack(matrices_d, m)
         matrices_c = _stack(matrices_c, m) if matrices_c is not None else None
 
-    operand_d = _operand(matrices_d, batch, "n", "m", first="n")
-    operand_a = _operand(matrices_a, batch, "k", "mn", first="k")
-    operand_b = _operand(matrices_b, batch, "mn", "k", first="k")
-    operand_c = _operand(matrices_c, batch, "n", "m", first=operand_d.major) if matrices_c else None
-    _refuse_overlap(matrices_d, operand_d, batch)
+    extents = m, n, k, batch
+    abcd = matrices_a, matrices_b, matrices_c, matrices_d
+    gemm = assemble(extents, *abcd, accumulator, tf32=tf32, promote=promote, scales=scales)
+    if groups is None:
+        return gemm
+    if groups.name == "b":
+        gemm = gemm.transposed
+    problem = replace(gemm.problem, a_scale=groups.scaling)
+    return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
+
+
+def block_scales(
+    a_scale: TensorView | None,
+    b_scale: TensorView | None,
+    extents: tuple[int, int, int],
+    batch_a: tuple[int, ...],
+    batch_b: tuple[int, ...],
+) -> tuple[Scale, Scale] | None:
+    """Read the scales of A and B, or None where neither has any; ``extents`` are M, N and K."""
+    m, n, k = extents
+    if a_scale is not None and b_scale is not None:
+        blocks = -(-k // SCALE_BLOCK)
+        return (
+            _scale("a_scale", a_scale, batch_a, (m, blocks), k_axis=1),
+            _scale("b_scale", b_scale, batch_b, (blocks, -(-n // SCALE_BLOCK)), k_axis=0),
+        )
+    if a_scale is not b_scale:
+        given, wanting = ("b", "a") if a_scale is None else ("a", "b")
+        raise OperandError(f"{given} has scales and {wanting} has none; pass {wanting}_scale as well")
+    return None
+
+
+def check_devices(a: TensorView, **others: TensorView | None) -> None:
+    """Refuse operands on several GPUs."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != a.device:
+            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
+
+
+def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:
+    """Refuse a D that cannot hold a product of this shape."""
+    if d.shape != shape:
+        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
+    if not d.writable:
+        raise OperandError("out is read-only")
+
+
+def spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
+    """C, broadcast to a shape."""
+    return replace(c, shape=shape, strides=_broadcast("c", c, shape))
+
+
+def assemble(
+    extents: tuple[int, int, int, int],
+    a: Matrices,
+    b: Matrices,
+    c: Matrices | None,
+    d: Matrices,
+    accumulator: DTypeName,
+    *,
+    tf32: bool = False,
+    promote: Literal[0, 4] = 0,
+    scales: tuple[Scale, Scale] | None = None,
+    batching: BatchingName = "strided",
+    groups: int = 0,
+) -> Gemm:
+    """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them."""
+    m, n, k, batch = extents
+    for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
+        if value > MAX_EXTENT:
+            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
+    operand_d = _operand(d, batch, "n", "m", first="n")
+    first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K take no other
+    operand_a = _operand(a, batch, "k", "mn", first)
+    operand_b = _operand(b, batch, "mn", "k", first)
+    operand_c = _operand(c, batch, "n", "m", first=operand_d.major) if c else None
+    _refuse_overlap(d, 1 if batching in ("grouped", "array") else batch)
     problem = GemmProblem(
         m=m,
         n=n,
         k=k,
         batch=batch,
-        a_dtype=_multiplied(a.dtype, tf32),
+        a_dtype=_multiplied(operand_a.dtype, tf32),
         a_major=_literal(operand_a.major),
-        b_dtype=_multiplied(b.dtype, tf32),
+        b_dtype=_multiplied(operand_b.dtype, tf32),
         b_major=_literal(operand_b.major),
         accumulator=accumulator,
-        d_dtype=d.dtype,
+        d_dtype=operand_d.dtype,
         d_major=_literal(operand_d.major),
         c_dtype=operand_c.dtype if operand_c else None,
         c_major=_literal(operand_c.major) if operand_c else None,
@@ -201,17 +286,13 @@ def bind(
         b_align=operand_b.align,
         c_align=operand_c.align if operand_c else 16,
         d_align=operand_d.align,
-        a_scale="1x128" if scaled else "none",
-        b_scale="128x128" if scaled else "none",
-        promote=4 if scaled else promote,
+        a_scale="1x128" if scales else "none",
+        b_scale="128x128" if scales else "none",
+        promote=4 if scales else promote,
+        batching=batching,
     )
-    gemm = Gemm(problem, operand_a, operand_b, operand_c, operand_d, scale_a, scale_b)
-    if groups is None:
-        return gemm
-    if groups.name == "b":
-        gemm = _transposed(gemm)
-    problem = replace(gemm.problem, a_scale=groups.scaling)
-    return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
+    a_scale, b_scale = scales or (None, None)
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
 
 
 def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:
@@ -251,7 +332,7 @@ class _Groups:
 
 
 def _groups(
-    narrow: _Matrices, wide: TensorView, tensors: Mapping[str, TensorView | None], batch: tuple[int, ...]
+    narrow: Matrices, wide: TensorView, tensors: Mapping[str, TensorView | None], batch: tuple[int, ...]
 ) -> _Groups:
     """Read what scales the narrow operand."""
     name, other = (narrow.name, "b") if narrow.name == "a" else (narrow.name, "a")
@@ -300,24 +381,6 @@ def _groups(
     return _Groups(name, f"1x{size}" + ("z" if zero else ""), *operands)
 
 
-def _transposed(gemm: Gemm) -> Gemm:
-    """The GEMM of the transposes: D' = B' @ A'."""
-    p = gemm.problem
-    flipped = {"n": "m", "m": "n"}
-    c = replace(gemm.c, major=flipped[gemm.c.major]) if gemm.c else None
-    d = replace(gemm.d, major=flipped[gemm.d.major])
-    problem = replace(
-        p,
-        m=p.n,
-        n=p.m,
-        **{f"a_{x}": getattr(p, f"b_{x}") for x in ("dtype", "major", "align", "scale")},
-        **{f"b_{x}": getattr(p, f"a_{x}") for x in ("dtype", "major", "align", "scale")},
-        c_major=_literal(c.major) if c else None,
-        d_major=_literal(d.major),
-    )
-    return Gemm(problem, gemm.b, gemm.a, c, d, gemm.b_scale, gemm.a_scale, is_transposed=not gemm.is_transposed)
-
-
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:
     """What the tensor cores take a tensor for."""
     return "tf32" if tf32 and dtype == "f32" else dtype
@@ -349,23 +412,23 @@ def _broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[i
     return (0,) * missing + tuple(0 if e != f else step for e, f, step in steps)
 
 
-def _matrices(
+def matrices(
     name: str, tensor: TensorView, batch: tuple[int, ...], rows: int, columns: int, row_axis: bool, column_axis: bool
-) -> _Matrices:
+) -> Matrices:
     """Read a tensor as matrices; the flags say which matrix axes it has."""
     axes = row_axis + column_axis
     outer = len(tensor.shape) - axes
     shape = tensor.shape[:outer]
     matrix_strides = tensor.strides[outer:]
-    spread = _broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
-    return _Matrices(
+    outer_strides = _broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    return Matrices(
         name,
         tensor,
         rows,
         columns,
         row_stride=matrix_strides[0] if row_axis else 0,
         column_stride=matrix_strides[-1] if column_axis else 0,
-        batch_stride=_collapse(name, batch, spread),
+        batch_stride=_collapse(name, batch, outer_strides),
     )
 
 
@@ -387,7 +450,7 @@ def _collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
     return stride
 
 
-def _stacks(matrices: _Matrices) -> bool:
+def _stacks(matrices: Matrices) -> bool:
     """Whether the rows of the whole batch lie at one stride, and along one of the extents contiguously."""
     x = matrices
     if x.rows > 1:
@@ -395,39 +458,47 @@ def _stacks(matrices: _Matrices) -> bool:
     return x.batch_stride == 1 or (x.batch_stride != 0 and (x.columns == 1 or x.column_stride == 1))
 
 
-def _stack(matrices: _Matrices, rows: int) -> _Matrices:
+def _stack(matrices: Matrices, rows: int) -> Matrices:
     """The whole batch as one matrix."""
     step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
     return replace(matrices, rows=rows, row_stride=step, batch_stride=0)
 
 
-def _operand(x: _Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
+def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
     """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
     tensor, bits = x.tensor, DTYPES[x.tensor.dtype].bits
     if 0 in (x.rows, x.columns, batch):
         # Nothing will be read; kernels run no K tile, or do not run.
         return Operand(tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
     batch_stride = x.batch_stride if batch > 1 else 0
+    steps = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
+
+    def described(major: str, *strides: int) -> Operand:
+        offsets = (step * bits // 8 for step in (*strides, batch_stride))
+        aligned = functools.reduce(int.__or__, offsets, tensor.ptr | 16)
+        stride = strides[0] if len(strides) == 1 else 0
+        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *steps)
+
     layouts = []
     for major, inner, inner_stride, outer, stride in (
         (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
-        if inner == 1 or inner_stride == 1:
-            steps = tensor.ptr | batch_stride * bits // 8 | (stride * bits // 8 if outer > 1 else 0) | 16
-            layouts.append(Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, steps & -steps))
+        regular = (outer == 1 or 0 < stride * bits < 8 * MAX_STRIDE) and 0 <= batch_stride * bits < 8 * MAX_STRIDE
+        if (inner == 1 or inner_stride == 1) and regular:
+            layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:
-        raise OperandError(
-            f"{x.name} has strides ({x.row_stride}, {x.column_stride}) along its rows and columns; one of them must be "
-            f"1: pass {x.name}.contiguous()"
-        )
+        return described("any", *steps)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
-def _refuse_overlap(x: _Matrices, d: Operand, batch: int) -> None:
+def _refuse_overlap(x: Matrices, batch: int) -> None:
     """Elements of D that share an address would be written by several blocks."""
-    inner, outer = (x.columns, x.rows) if d.major == "n" else (x.rows, x.columns)
-    if 0 in (inner, outer, batch):
+    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
+    if 0 in (x.rows, x.columns, batch):
         return
-    if (outer > 1 and abs(d.stride) < inner) or (batch > 1 and d.batch_stride == 0):
-        raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+    reach = 0
+    for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
+        if stride <= reach:
+            raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+        reach += (extent - 1) * stride

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
+from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
@@ -45,7 +46,7 @@ NARROW_CHUNK = 16
 """Bytes along K of its rows that a lane reads at a time."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
-TILE_N = tuple(range(16, 257, 16))
+TILE_N = tuple(range(8, 257, 8))
 TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
@@ -60,6 +61,8 @@ ALIGNS = (1, 2, 4, 8, 16)
 """Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
 TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
+SPANS = (32, 64, 128)
+"""Bytes of the swizzle spans: what a TMA box of A or B has along the contiguous extent."""
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
@@ -79,6 +82,64 @@ SHALLOW_LIMIT = 176
 def _majors(f: Fields) -> str | None:
     loose = [operand.upper() for operand in "abcd" if f[f"{operand}.major"] == "any"]
     return f"{' and '.join(loose)} may have any strides; TMA needs one contiguous extent" if loose else None
+
+
+def _row_groups(f: Fields) -> str | None:
+    batching = f["scheduler.batching"]
+    if batching not in ("grouped", "masked"):
+        return None
+    if f["d.major"] == "m":
+        return (
+            f"D is m-major with {batching} batching; a group ends at any row, where TMA clips D only if it is n-major"
+        )
+    along_m = [x.upper() for x, major in (("a", "mn"), ("c", "m")) if f[f"{x}.major"] == major]
+    if batching == "masked" or not along_m:
+        return None
+    return (
+        f"{' and '.join(along_m)} is contiguous along M with grouped batching; a group begins at any row, and a TMA "
+        "load at multiples of 16 bytes"
+    )
+
+
+def _k_groups(f: Fields) -> str | None:
+    if f["scheduler.batching"] != "kgrouped":
+        return None
+    k_major = [operand.upper() for operand in "ab" if f[f"{operand}.major"] == "k"]
+    if not k_major:
+        return None
+    return (
+        f"{' and '.join(k_major)} is K-major with kgrouped batching; a group ends at any K, where TMA clips only "
+        "operands that are mn-major"
+    )
+
+
+def _array(f: Fields) -> str | None:
+    if f["scheduler.batching"] != "array":
+        return None
+    for operand in "ab":
+        row = integer(f, "tile.k") * resources.element_bytes(f, operand)
+        if f[f"{operand}.major"] == "k" and row not in SPANS:
+            return (
+                f"a row of {operand.upper()}'s tile has {row} bytes; with array batching it must be one box of "
+                f"{one_of(SPANS)} bytes: others may lie wholly beyond K"
+            )
+    return None
+
+
+def _descriptor_start(f: Fields) -> str | None:
+    batching, blocks = f["scheduler.batching"], integer(f, "cluster.m") * integer(f, "cluster.n")
+    if batching not in ("array", "kgrouped") or blocks == 1:
+        return None
+    return (
+        f"cluster is {f['cluster.m']}x{f['cluster.n']}; with {batching} batching it must be 1x1: slices may lie wholly "
+        "beyond K, where TMA reads at the start of a descriptor, which is no memory of the operand"
+    )
+
+
+def _mixed_batching(f: Fields) -> str | None:
+    if f["scheduler.batching"] == "strided" or not resources.is_mixed(f):
+        return None
+    return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
 
 
 def _mma_types(f: Fields) -> str | None:
@@ -155,7 +216,15 @@ def _tile_m(f: Fields) -> str | None:
 
 def _tile_n(f: Fields) -> str | None:
     n = integer(f, "tile.n")
-    return None if n in TILE_N else f"tile N is {n}; it must be a multiple of 16 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n not in TILE_N:
+        return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n % 16 and (f["promote"] or (f["b.dtype"] in INT8 and n > 32)):
+        what = "with promotion" if f["promote"] else f"above 32, of {f['b.dtype']},"
+        return f"tile N is {n}; {what} it must be a multiple of 16"
+    row = n * resources.element_bytes(f, "b")
+    if f["b.major"] == "mn" and row % SPANS[0]:
+        return f"tile N is {n}: rows of {row} bytes where B is mn-major; a swizzle spans at least {SPANS[0]}"
+    return None
 
 
 def _tile_k(f: Fields) -> str | None:
@@ -215,9 +284,9 @@ def _parts_batching(f: Fields) -> str | None:
 
 def _mixed_parts(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
-    if decomposition == "tiles" or not resources.is_mixed(f):
+    if decomposition in ("tiles", "split") or not resources.is_mixed(f):
         return None
-    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
+    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -241,6 +310,14 @@ def _tma_box(f: Fields) -> str | None:
     for operand, extent, rows, blocks in _slices(f):
         if rows // blocks > TMA_BOX:
             return f"{operand.upper()}'s TMA box has {rows // blocks} rows along {extent}; a box has at most {TMA_BOX}"
+    return None
+
+
+def _epilogue_box(f: Fields) -> str | None:
+    for operand in "cd":
+        row = resources.subtile_n(f) * resources.stored_bytes(f, operand)
+        if f[f"{operand}.major"] == "n" and row % TMA_ALIGN:
+            return f"{operand.upper()}'s TMA box has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
     return None
 
 
@@ -347,6 +424,41 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
+        "row-groups",
+        ("d.major", "a.major", "c.major", "scheduler.batching"),
+        _row_groups,
+        "CUDA driver API, cuTensorMapEncodeTiled: strides, and so places of a window, are multiples of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
+        "k-groups",
+        ("a.major", "b.major", "scheduler.batching"),
+        _k_groups,
+        "CUDA driver API, cuTensorMapEncodeTiled: strides, and so places of a window, are multiples of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
+        "array-panels",
+        ("tile.k", "a.major", "b.major", "a.dtype", "b.dtype", "scheduler.batching"),
+        _array,
+        "measured on an H200: TMA reads at the start of a tensor for a box that lies wholly outside it",
+        "wgmma",
+    ),
+    Rule(
+        "array-clusters",
+        ("cluster.m", "cluster.n", "scheduler.batching"),
+        _descriptor_start,
+        "measured on an H200: TMA reads at the start of a tensor for a box that lies wholly outside it",
+        "wgmma",
+    ),
+    Rule(
+        "mixed-batching",
+        ("scheduler.batching", "a.dtype", "b.dtype"),
+        _mixed_batching,
+        "gemmill: what the narrow operand's loads are made for",
+        "wgmma",
+    ),
+    Rule(
         "tma-alignment",
         ("a.align", "b.align", "d.align", "c.align", "c.dtype", "scheduler.decomposition"),
         _alignment,
@@ -378,7 +490,7 @@ RULES: tuple[Rule, ...] = (
         "mixed-parts",
         ("scheduler.decomposition", "a.dtype", "b.dtype"),
         _mixed_parts,
-        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "gemmill: no register is left to add parts beside widened fragments",
         "wgmma",
     ),
     Rule(
@@ -391,9 +503,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tile-n",
-        ("tile.n",),
+        ("tile.n", "b.major", "b.dtype", "promote"),
         _tile_n,
-        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
+        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
     ),
     Rule(
@@ -439,6 +551,13 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
+        "epilogue-box",
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator"),
+        _epilogue_box,
+        "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
         "multicast-slice",
         ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
         _multicast_slice,
@@ -467,7 +586,8 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
+        **{f"{operand}.align": (TMA_ALIGN,) for operand in "ab"},
+        **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,
         "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4)})),
@@ -477,3 +597,16 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     }
 )
 """The values that the family takes, of the fields that have no words."""
+
+FAMILY = Family(
+    archs=("sm90a",),
+    rules=RULES,
+    domains=DOMAINS,
+    threads=resources.threads,
+    stage_bytes=resources.stage_bytes,
+    shared_bytes=resources.shared_bytes,
+    accumulator_registers=resources.accumulator_registers,
+    auto_stages=resources.auto_stages,
+    auto_stages_fields=AUTO_STAGES_FIELDS,
+    max_auto_stages=resources.MAX_AUTO_STAGES,
+)
