@@ -329,7 +329,7 @@ def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
     consumers = resources.consumer_warpgroups(fields)
     limits = [ACCUMULATOR_LIMIT[consumers, _has_plain_epilogue(fields)]]
-    if DTYPES[resources.stored_dtype(fields, "d")].bits == 8:
+    if resources.stored_bytes(fields, "d") == 1:
         limits.append(NARROW_D_LIMIT[consumers])
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
