@@ -75,6 +75,9 @@ ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 mo
 takes 16 of any."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
+STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
+"""The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
+what their scheduler holds, ptxas spills first."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -327,10 +330,13 @@ def _has_plain_epilogue(f: Fields) -> bool:
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    consumers = resources.consumer_warpgroups(fields)
-    limits = [ACCUMULATOR_LIMIT[consumers, _has_plain_epilogue(fields)]]
-    if resources.stored_bytes(fields, "d") == 1:
+    consumers, plain = resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)
+    narrow = resources.stored_bytes(fields, "d") == 1
+    limits = [ACCUMULATOR_LIMIT[consumers, plain]]
+    if narrow:
         limits.append(NARROW_D_LIMIT[consumers])
+    if fields["scheduler.decomposition"] == "stream":
+        limits.append(STREAM_LIMIT[consumers, plain and not narrow])
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
         limits.append(SHALLOW_LIMIT)
