@@ -43,7 +43,7 @@ DEPTHS = (128, 64, 256, 96)
 
 
 def pairings() -> Iterator[dict[str, Value]]:
-    """Every pairing of one width, accumulator and promotion, into every D; mixed pairings and those of lesser use into one D."""
+    """Every pairing of one width, accumulator and promotion, into every D; pairings of lesser use into one."""
     for (a, b), accumulators in ACCUMULATORS.items():
         if DTYPES[a].bits != DTYPES[b].bits:
             continue  # test_mixed.py has those
