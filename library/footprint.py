@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, FamilyName
-from gemmill.library.families import mma, simt, wgmma
+from gemmill.library.families import gemv, mma, simt, wgmma
 from gemmill.library.families.family import Family
 from gemmill.library.fields import Fields
 
-FAMILY: Mapping[FamilyName, Family] = MappingProxyType({"wgmma": wgmma.FAMILY, "mma": mma.FAMILY, "simt": simt.FAMILY})
+FAMILY: Mapping[FamilyName, Family] = MappingProxyType(
+    {"wgmma": wgmma.FAMILY, "mma": mma.FAMILY, "simt": simt.FAMILY, "gemv": gemv.FAMILY}
+)
 """Every family that has kernels, in the order in which their rules are reported."""
 MIN_STAGES = 2
 """The least stages of a pipeline."""

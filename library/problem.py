@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config import BatchingName, EpilogueName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
+
+_TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
+"""The major of C and D once their rows are called columns."""
+
+
+def is_mixed(a: DTypeName, b: DTypeName) -> bool:
+    """Whether one operand is widened to the other's type."""
+    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
+    return narrow <= 8 and wide == 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +114,28 @@ class GemmProblem:
         if self.batching == "grouped":
             return replace(self, m=m, batching="strided")
         return replace(self, k=k, batching="strided") if self.batching == "kgrouped" else self
+
+    @property
+    def can_transpose(self) -> bool:
+        """Whether :attr:`transposed` can stand in for it: neither groups nor block scales have a transpose."""
+        return self.batching == "strided" and self.a_scale == self.b_scale == "none"
+
+    @property
+    def transposed(self) -> GemmProblem:
+        """The same work as D^T = B^T A^T: A and B change places, as do M and N, and with them the majors of C and D.
+
+        The majors of A and B stay, being named relative to K.
+        """
+        return replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a_dtype=self.b_dtype,
+            a_major=self.b_major,
+            a_align=self.b_align,
+            b_dtype=self.a_dtype,
+            b_major=self.a_major,
+            b_align=self.a_align,
+            c_major=_TRANSPOSED[self.c_major] if self.c_major else None,
+            d_major=_TRANSPOSED[self.d_major],
+        )

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from gemmill.library.arch import Gpu
 from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.families import gemv
+from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
 from gemmill.runtime import model_parts
@@ -67,6 +69,13 @@ _SMALL_TILE = 0.8
 """Part of the rate that tiles of 64 x 64 reach, in shared memory's bandwidth."""
 
 
+# The gemv family, from a run of fourteen kernels on three problems.
+_STREAM_NS = 750.0
+"""From a load of B to its arrival in registers."""
+_STREAM_GBPS = 48.0
+"""The most of B that one SM takes in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Figures of kernels with equal operand formats, one array element a kernel; prepared once."""
@@ -86,6 +95,9 @@ class Columns:
     stream: npt.NDArray[np.bool_]
     multiply_adds: Floats
     """In a clock of an SM; 0 for WGMMA, which has a formula."""
+    streamed: Floats
+    """Bytes of B that a block of the gemv family has in flight; 0 for others."""
+    blocks_per_sm: Floats
     bytes: tuple[float, float, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
@@ -112,6 +124,8 @@ class Columns:
             fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
             stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
             multiply_adds=np.array([_multiply_adds(c) for c in configs]),
+            streamed=column([gemv.bytes_in_flight(fields_of(c)) if c.family == "gemv" else 0 for c in configs]),
+            blocks_per_sm=column([gemv.blocks_per_sm(fields_of(c)) if c.family == "gemv" else 1 for c in configs]),
             bytes=(
                 first.a.type.bits / 8,
                 first.b.type.bits / 8,
@@ -156,14 +170,15 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
 
     # Tiles and waves.
     blocks = k.cluster_m * k.cluster_n
-    resident = np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4)
+    resident = np.maximum(np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4), 1)
     clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
         clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / problem.m)
     clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
     clusters = clusters_m * clusters_n * problem.batch * k.splits
-    waves = np.ceil(clusters / resident)
-    active = np.minimum(clusters, resident) * blocks
+    slots = resident * k.blocks_per_sm
+    waves = np.ceil(clusters / slots)
+    active = np.minimum(clusters, slots) * blocks
 
     # One step along K of one tile.
     mma_cycles = np.maximum(
@@ -196,15 +211,23 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     stream_ns = model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, tile)
     sm_ns = _LATENCY_NS + np.where(k.stream, stream_ns, busy_ns)
 
+    # The gemv family moves B from memory to registers, and does nothing else that takes time.
+    sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
+    stream_gbps = np.minimum(_STREAM_GBPS, sharing * k.streamed / _STREAM_NS)
+    tile_bytes = (k.tile_n * bytes_b + k.tile_m * bytes_a) * problem.k
+    tile_ns = sharing * tile_bytes / np.where(k.streamed, stream_gbps, 1) + _TILE_NS
+    sm_ns = np.where(k.streamed, _LATENCY_NS + waves * tile_ns, sm_ns)
+
     # What all SMs share: DRAM, and power.
     dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
     power_ns = np.full_like(sm_ns, problem.flops * max(bytes_a, bytes_b) / 2 / gpu.power_tflops / 1000)
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
+    bound = np.where(k.streamed, 2, bound)
     reduction_ns = np.where(k.split, model_parts.reduction_ns(problem, k.splits, bytes_c, bytes_d), 0)
     shared = np.stack([sm_ns, dram_ns, power_ns])
     slowest = np.argmax(shared, axis=0)
-    useful = problem.m * problem.n * problem.batch / (waves * resident * blocks * k.tile_m * k.tile_n / k.splits)
+    useful = problem.m * problem.n * problem.batch / (waves * slots * blocks * k.tile_m * k.tile_n / k.splits)
     return Estimate(
         us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS) + reduction_ns) / 1000,
         tiles=clusters * blocks,

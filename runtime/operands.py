@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
@@ -84,6 +84,25 @@ class Gemm:
         narrow = "b" if self.is_transposed else "a"
         other = {"a": "b", "b": "a"} if self.is_transposed else {}
         return {"d": "out", "scale": f"{narrow}_scale", "zero": f"{narrow}_zero", **other}.get(operand, operand)
+
+    @property
+    def transposed(self) -> Gemm:
+        """The same work as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+        return replace(
+            self,
+            problem=self.problem.transposed,
+            a=_transposed(self.b),
+            b=_transposed(self.a),
+            c=_transposed(self.c) if self.c else None,
+            d=_transposed(self.d),
+            is_transposed=not self.is_transposed,
+        )
+
+
+def _transposed(x: Operand) -> Operand:
+    """An operand with its rows called columns. The majors of A and B are named relative to K, and stay."""
+    major = {"n": "m", "m": "n"}.get(x.major, x.major)
+    return replace(x, major=major, row_stride=x.column_stride, column_stride=x.row_stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +197,7 @@ def bind(
     if groups is None:
         return gemm
     if groups.name == "b":
-        gemm = _transposed(gemm)
+        gemm = gemm.transposed
     problem = replace(gemm.problem, a_scale=groups.scaling)
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
 
@@ -276,12 +295,6 @@ def assemble(
     return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
 
 
-def is_mixed(a: DTypeName, b: DTypeName) -> bool:
-    """Whether one operand is widened to the other's type."""
-    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
-    return narrow <= 8 and wide == 16
-
-
 def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:
     """``a`` or ``b`` in bytes as what those hold: ``dtype``, of 8 bits, or of 4 and then two a byte along K.
 
@@ -366,29 +379,6 @@ def _groups(
             )
         operands.append(Operand(tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
     return _Groups(name, f"1x{size}" + ("z" if zero else ""), *operands)
-
-
-def _transposed(gemm: Gemm) -> Gemm:
-    """The GEMM of the transposes: D' = B' @ A'."""
-    p = gemm.problem
-    majors = {"n": "m", "m": "n"}
-
-    def flipped(x: Operand) -> Operand:
-        major = majors.get(x.major, x.major)
-        return replace(x, major=major, row_stride=x.column_stride, column_stride=x.row_stride)
-
-    a, b, d = flipped(gemm.b), flipped(gemm.a), flipped(gemm.d)
-    c = flipped(gemm.c) if gemm.c else None
-    problem = replace(
-        p,
-        m=p.n,
-        n=p.m,
-        **{f"a_{x}": getattr(p, f"b_{x}") for x in ("dtype", "major", "align", "scale")},
-        **{f"b_{x}": getattr(p, f"a_{x}") for x in ("dtype", "major", "align", "scale")},
-        c_major=_literal(c.major) if c else None,
-        d_major=_literal(d.major),
-    )
-    return Gemm(problem, a, b, c, d, gemm.b_scale, gemm.a_scale, is_transposed=not gemm.is_transposed)
 
 
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:

@@ -61,8 +61,21 @@ class ParameterBlock:
         return ctypes.string_at(self.address, self._size)
 
 
-def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> int:
-    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
+def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
+    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
+
+    With ``sm_count``, no more blocks than that: an SM may hold several, but blocks spread before they share one.
+    """
+    size = spec.cluster[0] * spec.cluster[1]
+    if sm_count is not None:
+        if sm_count < size:
+            raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
+        if spec.parts and spec.parts.reduction:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; the kernel that adds up the parts of {spec.entry} keeps to no bound: take a "
+                "fused or a stream kernel"
+            )
+        max_clusters = min(max_clusters, sm_count // size)
     tiles = parts.cluster_tiles(spec, problem)
     units = tiles * (spec.parts.splits if spec.parts else 1)
     if units > parts.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
@@ -73,7 +86,7 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> in
         begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
         tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
     clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
-    return clusters * spec.cluster[0] * spec.cluster[1]
+    return clusters * size
 
 
 def is_empty(problem: GemmProblem) -> bool:
@@ -84,11 +97,26 @@ def is_empty(problem: GemmProblem) -> bool:
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
-    The kernel must serve the problem: see :func:`gemmill.runtime.selector.faults`.
+    The kernel must serve the problem, or with ``swapped`` its transpose: see
+    :func:`gemmill.runtime.selector.needs_swap`.
     """
 
-    def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float) -> None:
+    def __init__(
+        self,
+        gemm: Gemm,
+        kernel: Kernel,
+        alpha: float,
+        beta: float,
+        swapped: bool = False,
+        sm_count: int | None = None,
+    ) -> None:
+        if swapped:
+            gemm = gemm.transposed
+        self.swapped = gemm.is_transposed
+        """Whether the kernel's A is the caller's b."""
         problem, spec = gemm.problem, kernel.spec
+        self.blocks = grid_blocks(spec, problem, kernel.max_clusters, sm_count)
+        """Blocks of a launch."""
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
         for box in spec.boxes:
@@ -157,9 +185,8 @@ class Launcher:
             for operand, name in pointers.items()
         )
         self._addresses: Addresses = tuple(addresses.get(name, 0) for name in OPERANDS)
-        blocks = grid_blocks(spec, problem, kernel.max_clusters)
-        self._exchange = Exchange(gemm, kernel, block, blocks) if spec.parts else None
-        self._launch = kernel.prepare(blocks, block.arguments)
+        self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
+        self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
 
     def __call__(self, stream: int, addresses: Addresses) -> None:
@@ -199,6 +226,10 @@ class Plan:
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.kernel = launcher.kernel.config if launcher else None
         """Config of its kernel; None where D is empty and nothing is launched."""
+        self.blocks = launcher.blocks if launcher else 0
+        """Blocks that a launch has, and so the most SMs that it uses."""
+        self.swapped = launcher.swapped if launcher else False
+        """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
         self._tensors = tensors
@@ -275,7 +306,8 @@ class Plan:
 
     def _check_address(self, name: str, address: int) -> None:
         """Refuse a tensor whose first element is less aligned than the kernel relies on."""
-        operand = getattr(self.kernel, "d" if name == "out" else name, None)
+        known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
+        operand = getattr(self.kernel, known_as.get(name, name), None)
         if operand is not None and (address % operand.align or address == 0):
             raise OperandError(
                 f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {operand.align} bytes: "

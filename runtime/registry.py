@@ -105,13 +105,13 @@ class Registry:
         """The measured times that the selector was given."""
         return list(self._decisions)
 
-    def select(self, problem: GemmProblem) -> Choice:
-        """The kernel for a problem, and why.
+    def select(self, problem: GemmProblem, sm_count: int | None = None) -> Choice:
+        """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        return self.selector.select(problem)
+        return self.selector.select(problem) if sm_count is None else self.selector.select(problem, sm_count)
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.

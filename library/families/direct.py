@@ -1,4 +1,4 @@
-"""Rules of the families that read and write through plain addresses, without TMA: ``simt`` and ``mma``."""
+"""Rules of the families that read and write through plain addresses, without TMA: ``simt``, ``mma`` and ``gemv``."""
 
 from __future__ import annotations
 

@@ -38,11 +38,15 @@ D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Types the epilogue converts sums to, by the accumulator's."""
-MIXED_TILE_K = (64, 128)
-"""Depths of a stage with a narrow A: its rows lie within one swizzle span, in whole chunks of 16 bytes."""
+MIXED_TILE_K = (64, 128, 256)
+"""Depths of a stage with a narrow A."""
+NARROW_ROW = 128
+"""Most bytes of a row of such a stage: one swizzle span."""
+NARROW_CHUNK = 16
+"""Bytes along K of its rows that a lane reads at a time."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
-TILE_N = tuple(range(16, 257, 16))
+TILE_N = tuple(range(8, 257, 8))
 TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
@@ -65,11 +69,15 @@ MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
 epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
-MIXED_LIMIT = {(2, 32): 160, (2, 64): 144, (3, 32): 96}
+MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
-ptxas holds more of the narrow words at a time."""
+ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more, and a D of 8 bits
+takes 16 of any."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
+STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
+"""The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
+what their scheduler holds, ptxas spills first."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -135,13 +143,6 @@ def _mixed_batching(f: Fields) -> str | None:
     if f["scheduler.batching"] == "strided" or not resources.is_mixed(f):
         return None
     return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
-
-
-def _group_decomposition(f: Fields) -> str | None:
-    batching, decomposition = f["scheduler.batching"], f["scheduler.decomposition"]
-    if batching == "strided" or decomposition == "tiles":
-        return None
-    return f"the {decomposition} decomposition knows no {batching} batching; one of the two must be plain"
 
 
 def _mma_types(f: Fields) -> str | None:
@@ -218,13 +219,26 @@ def _tile_m(f: Fields) -> str | None:
 
 def _tile_n(f: Fields) -> str | None:
     n = integer(f, "tile.n")
-    return None if n in TILE_N else f"tile N is {n}; it must be a multiple of 16 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n not in TILE_N:
+        return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n % 16 and (f["promote"] or (f["b.dtype"] in INT8 and n > 32)):
+        what = "with promotion" if f["promote"] else f"above 32, of {f['b.dtype']},"
+        return f"tile N is {n}; {what} it must be a multiple of 16"
+    row = n * resources.element_bytes(f, "b")
+    if f["b.major"] == "mn" and row % SPANS[0]:
+        return f"tile N is {n}: rows of {row} bytes where B is mn-major; a swizzle spans at least {SPANS[0]}"
+    return None
 
 
 def _tile_k(f: Fields) -> str | None:
     k, size = integer(f, "tile.k"), resources.element_bytes(f, "b")
     if resources.is_mixed(f):
-        return None if k in MIXED_TILE_K else f"tile K is {k}; with {f['a.dtype']} A it must be {one_of(MIXED_TILE_K)}"
+        bits, slices = resources.element_bits(f, "a"), resources.slices(f)
+        depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * slices) == 0]
+        if k in depths:
+            return None
+        shared = f", shared by {slices} warpgroups," if slices > 1 else ""
+        return f"tile K is {k}; with {f['a.dtype']} A{shared} it must be {one_of(tuple(depths))}"
     if k * size in TILE_K_BYTES:
         return None
     low, high, step = (depth // size for depth in (TILE_K_BYTES[0], TILE_K_BYTES[-1], resources.INSTRUCTION_K_BYTES))
@@ -302,16 +316,27 @@ def _tma_box(f: Fields) -> str | None:
     return None
 
 
+def _epilogue_box(f: Fields) -> str | None:
+    for operand in "cd":
+        row = resources.subtile_n(f) * resources.stored_bytes(f, operand)
+        if f[f"{operand}.major"] == "n" and row % TMA_ALIGN:
+            return f"{operand.upper()}'s TMA box has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
+    return None
+
+
 def _has_plain_epilogue(f: Fields) -> bool:
     return resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
 
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    consumers = resources.consumer_warpgroups(fields)
-    limits = [ACCUMULATOR_LIMIT[consumers, _has_plain_epilogue(fields)]]
-    if resources.element_bytes(fields, "d") == 1:
+    consumers, plain = resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)
+    narrow = resources.stored_bytes(fields, "d") == 1
+    limits = [ACCUMULATOR_LIMIT[consumers, plain]]
+    if narrow:
         limits.append(NARROW_D_LIMIT[consumers])
+    if fields["scheduler.decomposition"] == "stream":
+        limits.append(STREAM_LIMIT[consumers, plain and not narrow])
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
         limits.append(SHALLOW_LIMIT)
@@ -319,9 +344,10 @@ def accumulator_limit(fields: Fields) -> int:
 
 
 def _accumulator_registers(f: Fields) -> str | None:
-    registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
+    registers = resources.accumulator_registers(f)
     if resources.is_mixed(f):
         return _mixed_registers(f, registers)
+    limit = accumulator_limit(f)
     if registers <= limit:
         return None
     if f["promote"]:
@@ -339,6 +365,10 @@ def _accumulator_registers(f: Fields) -> str | None:
 def _mixed_registers(f: Fields, accumulators: int) -> str | None:
     fragments, consumers = resources.fragment_registers(f), resources.consumer_warpgroups(f)
     limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
+    if consumers == 4 and f["c.dtype"] != "none":
+        limit -= 8
+    if resources.element_bytes(f, "d") == 1:
+        limit = max(0, limit - 16)
     if accumulators + fragments <= limit:
         return None
     return (
@@ -435,13 +465,6 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
-        "group-decomposition",
-        ("scheduler.decomposition", "scheduler.batching"),
-        _group_decomposition,
-        "gemmill: the tile schedulers that exist",
-        "wgmma",
-    ),
-    Rule(
         "tma-alignment",
         ("a.align", "b.align", "d.align", "c.align", "c.dtype", "scheduler.decomposition"),
         _alignment,
@@ -486,12 +509,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tile-n",
-        ("tile.n",),
+        ("tile.n", "b.major", "b.dtype", "promote"),
         _tile_n,
-        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
+        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
     ),
-    Rule("tile-k", ("tile.k", "b.dtype", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
+    Rule(
+        "tile-k",
+        ("tile.k", "b.dtype", "a.dtype", "tile.m", "schedule"),
+        _tile_k,
+        "PTX ISA, wgmma.mma_async: K is 32 bytes",
+        "wgmma",
+    ),
     Rule(
         "promotion",
         ("promote", "tile.k", "accumulator", "a.dtype", "b.dtype"),
@@ -525,6 +554,13 @@ RULES: tuple[Rule, ...] = (
         ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
         _tma_box,
         "CUDA driver API, cuTensorMapEncodeTiled: boxDim is at most 256",
+        "wgmma",
+    ),
+    Rule(
+        "epilogue-box",
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator"),
+        _epilogue_box,
+        "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
         "wgmma",
     ),
     Rule(

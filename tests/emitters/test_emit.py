@@ -52,8 +52,8 @@ def test_text_names_no_path() -> None:
 
 def test_a_refused_config_is_not_emitted() -> None:
     config = parse_name(WGMMA[0])
-    wide = config.model_copy(update={"tile": config.tile.model_copy(update={"n": 120})})
-    with pytest.raises(ConfigError, match=r"\[tile-n\] tile N is 120"):
+    wide = config.model_copy(update={"tile": config.tile.model_copy(update={"n": 116})})
+    with pytest.raises(ConfigError, match=r"\[tile-n\] tile N is 116"):
         emit(wide)
 
 

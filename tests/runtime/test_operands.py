@@ -117,6 +117,9 @@ def test_a_binding_describes_exactly_the_matmul(problem: dict[str, tuple[Array, 
     memory["d"][...] = before
     carry_out(gemm, memory)
     assert np.array_equal(memory["d"], wanted), "D, or memory around it, differs"
+    memory["d"][...] = before
+    carry_out(gemm.transposed, memory | {"a": memory["b"], "b": memory["a"]})
+    assert np.array_equal(memory["d"], wanted), "D, or memory around it, differs with A and B swapped"
     for name in ("a", "b", "d"):
         operand, align = getattr(gemm, name), getattr(gemm.problem, f"{name}_align")
         steps = [operand.ptr, operand.batch_stride * 4 if gemm.problem.batch > 1 else 0]
