@@ -5,6 +5,7 @@ from __future__ import annotations
 from string import Template
 from typing import Literal
 
+from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text, epilogue_type
 from gemmill.emitters.wgmma import wgmma_atom
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
@@ -17,7 +18,7 @@ _TEMPLATE = Template("""\
 
 // $summary
 $atom
-struct Config {
+${epilogue_text}struct Config {
   using A = $a;
   using B = $b;
   using C = $c;
@@ -41,7 +42,7 @@ struct Config {
   using Scheduler = gemmill::$scheduler;
 
   using Atom = ::Atom;
-  using Epilogue = gemmill::$epilogue;
+  using Epilogue = $epilogue;
 };
 
 using Kernel = gemmill::TmaWgmmaGemm<Config>;
@@ -55,7 +56,7 @@ $entry(__grid_constant__ Kernel::Params const params) {
 """)
 
 _PARAMETERS = {
-    **dict.fromkeys(("m", "n", "k", "batch", "batched", "alpha", "beta"), 4),
+    **dict.fromkeys(("m", "n", "k", "batch", "batched"), 4),
     **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
     **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
 }
@@ -111,6 +112,9 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         boxes.append(_subtile_box(fields, "c", 2))
     boxes.append(_subtile_box(fields, "d", 3))
     offsets = _offsets()
+    # KernelParams aligns the epilogue's own parameters so that they begin here, whatever a scheduler has added.
+    epilogue = resources.align_up(max(offsets.values()) + 8, 64)
+    offsets |= {name: epilogue + offset for name, offset in epilogue_offsets(config).items()}
     return LaunchSpec(
         entry=f"gemmill_{kernel_name(config)}",
         threads=resources.threads(fields),
@@ -118,7 +122,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         shared_bytes=resources.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
         boxes=tuple(boxes),
-        params_bytes=resources.align_up(max(offsets.values()) + 8, 64),
+        params_bytes=resources.align_up(epilogue + epilogue_bytes(config), 64),
         offsets=offsets,
     )
 
@@ -135,7 +139,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         "params_bytes": launch.params_bytes,
     }
     constants.update({f"offset_{operand}": i * TMA_BYTES for i, operand in enumerate("abcd")})
-    constants.update({f"offset_{name}": offset for name, offset in launch.offsets.items()})
+    constants.update({f"offset_{name}": launch.offsets[name] for name in (*_PARAMETERS, "epilogue")})
     boxes = {box.operand: box for box in launch.boxes}
     for operand in ("a", "b", "c", "d"):
         box = boxes.get(operand)
@@ -178,7 +182,8 @@ def text(config: GemmConfig) -> str:
         swizzle=config.scheduler.swizzle,
         scheduler="PersistentScheduler<Order, TileK>",
         atom=wgmma_atom(config),
-        epilogue="IntegerEpilogue" if resources.computes_in_integers(fields) else "LinearEpilogue",
+        epilogue=epilogue_type(config),
+        epilogue_text=epilogue_text(config),
         spec_symbol=f"{launch.entry}_spec",
         entry=launch.entry,
     )

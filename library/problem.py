@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from gemmill.library.config import BatchingName, EpilogueName, MajorAB, MajorCD, ScaleName
+from gemmill.library.config import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import LINEAR, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,22 @@ class GemmProblem:
     """The least promotion that the caller accepts; see :class:`~gemmill.library.config.GemmConfig`."""
     batching: BatchingName = "strided"
     """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`."""
-    epilogue: EpilogueName = "linear"
-    """What is done to each sum before it is stored."""
+    epilogue: str = LINEAR
+    """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
+
+    @property
+    def d_columns(self) -> int:
+        """Columns of D: N, or half of it where the epilogue is gated."""
+        return self.n // 2 if self.epilogue != LINEAR and parse(self.epilogue).gated else self.n
 
     def __str__(self) -> str:
         batch = f"x{self.batch}" if self.batch != 1 else ""
+        epilogue = "" if self.epilogue == LINEAR else f", {self.epilogue}"
         c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
         return (
             f"{self.m}x{self.n}x{self.k}{batch} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
-            f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator})"
+            f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator}"
+            f"{epilogue})"
         )
 
     @classmethod

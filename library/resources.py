@@ -14,6 +14,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.fields import Fields
 
 WARPGROUP = 128
@@ -111,6 +112,11 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
     )
 
 
+def tile_columns_d(fields: Fields) -> int:
+    """Columns of D in a tile: a gated epilogue makes one of two."""
+    return integer(fields, "tile.n") // (2 if parse(str(fields["epilogue"])).gated else 1)
+
+
 def subtile_n(fields: Fields) -> int:
     """Columns of the C and D subtiles that a warpgroup stages at a time: the widest that suits both operands.
 
@@ -118,7 +124,7 @@ def subtile_n(fields: Fields) -> int:
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
     operands = ((str(fields[f"{operand}.dtype"]), str(fields[f"{operand}.major"])) for operand in "cd")
-    return _subtile_n(integer(fields, "tile.n"), *operands)
+    return _subtile_n(tile_columns_d(fields), *operands)
 
 
 @cache
@@ -160,7 +166,7 @@ def subtile_bytes(fields: Fields, operand: str) -> int:
 
 def subtiles(fields: Fields) -> int:
     """Subtiles in a warpgroup's part of a tile."""
-    return warpgroup_m(fields) // SUBTILE_M * (integer(fields, "tile.n") // subtile_n(fields))
+    return warpgroup_m(fields) // SUBTILE_M * (tile_columns_d(fields) // subtile_n(fields))
 
 
 def c_buffers(fields: Fields) -> int:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families import wgmma
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
@@ -73,12 +74,20 @@ def _batching(f: Fields) -> str | None:
     return None if batching == "strided" else f"there is no {batching} batching yet; it must be strided"
 
 
+def _epilogue_c(f: Fields) -> str | None:
+    epilogue, has_c = str(f["epilogue"]), f["c.dtype"] != "none"
+    if epilogue == LINEAR or parse(epilogue).reads_c == has_c:
+        return None
+    return f"there is {'a' if has_c else 'no'} C, which the epilogue {'never reads' if has_c else 'reads'}: {epilogue}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule("scheduler-splits", ("scheduler.splits",), _splits, "gemmill: no reduction kernel exists"),
     Rule("decomposition", ("scheduler.decomposition",), _decomposition, "gemmill: the tile schedulers that exist"),
     Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
     *wgmma.RULES,
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""

@@ -14,10 +14,13 @@ from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
+from gemmill.library.epilogues.parse import PLAIN
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
-from gemmill.runtime.operands import Gemm, bind, matmul_shape
+from gemmill.runtime.epilogues import NOTHING, Passed, bind_operands, read_passed
+from gemmill.runtime.operands import Gemm, bind, d_shape
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults
@@ -104,6 +107,8 @@ def matmul(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    epilogue: str | None = None,
+    **operands: Any,
 ) -> Any:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
@@ -120,6 +125,12 @@ def matmul(
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted.
 
+    ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
+    follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
+    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16 or f16. Tensors of
+    outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of columns 2 j and
+    2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
+
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets).
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
@@ -131,8 +142,9 @@ def matmul(
     if type(alpha) is not float:
         alpha = float(alpha)
     options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
-    if a_scale is not None or b_scale is not None:
-        return _matmul_views(a, b, c, out, stream, options, a_scale=a_scale, b_scale=b_scale)
+    if a_scale is not None or b_scale is not None or epilogue is not None or operands:
+        passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+        return _matmul_views(a, b, c, out, stream, options, passed, a_scale=a_scale, b_scale=b_scale)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -165,16 +177,19 @@ def matmul(
     return out
 
 
-def _matmul_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, **scales: Any) -> Any:
-    """:func:`matmul` where not all operands are PyTorch's, or some have scales."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, **scales)
-    key = (tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items()), options)
+def _matmul_views(
+    a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, passed: Passed = NOTHING, **scales: Any
+) -> Any:
+    """:func:`matmul` where not all operands are PyTorch's, some have scales, or there is an epilogue."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, passed.epilogue, **scales)
+    layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
+    key = layout, options, passed.key
     ready = _ready.get(key)
     if ready is None:
-        ready = _prepare(tensors, handle, options)
+        ready = _prepare(tensors, handle, options, passed)
         _ready.put(key, ready)
     if ready.launch is not None:
-        ready.launch(handle, _addresses(tensors))
+        ready.launch(handle, (*_addresses(tensors), *passed.addresses))
     return out
 
 
@@ -195,21 +210,24 @@ def plan(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    epilogue: str | None = None,
+    **operands: Any,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
     Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
     current one by then.
     """
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, a_scale=a_scale, b_scale=b_scale)
+    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, passed.epilogue, a_scale=a_scale, b_scale=b_scale)
     options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
-    gemm, choice, launcher = _choose(tensors, handle, options)
+    gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
         follow = functools.partial(_torch_stream(), tensors["a"].device)
     else:
         follow = functools.partial(_fixed_stream, handle, stream)
-    return Plan(gemm.problem, tensors, out, choice, launcher, follow)
+    return Plan(gemm.problem, tensors, out, choice, launcher, follow, passed)
 
 
 def stream_handle(stream: Stream) -> int:
@@ -238,7 +256,14 @@ def _torch_stream() -> Callable[[int], int]:
 
 
 def _read(
-    a: Any, b: Any, c: Any, out: Any, out_dtype: Any, stream: Stream, **scales: Any
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    out_dtype: Any,
+    stream: Stream,
+    epilogue: Epilogue = PLAIN,
+    **scales: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
     handle = 0 if stream is None else stream_handle(stream)
@@ -252,7 +277,7 @@ def _read(
     tensors |= {name: view(scale, name, handle) for name, scale in scales.items() if scale is not None}
     dtype = default_output(tensors["a"].dtype) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
-        out = _allocate(a, matmul_shape(tensors["a"].shape, tensors["b"].shape), dtype, device, stream)
+        out = _allocate(a, d_shape(tensors["a"].shape, tensors["b"].shape, epilogue), dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
         raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {dtype}; they must be equal")
@@ -299,12 +324,11 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 
 def _choose(
-    tensors: dict[str, TensorView], handle: int, options: _Options
+    tensors: dict[str, TensorView], handle: int, options: _Options, passed: Passed = NOTHING
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, _, accumulator, tf32, fast, registry, named = options
-    if "c" not in tensors and beta:
-        raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
+    beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
             raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
@@ -313,7 +337,7 @@ def _choose(
     elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
     if beta is None:
-        beta = 1.0 if "c" in tensors else 0.0
+        beta = 1.0 if beta_is_read else 0.0
     beta = float(beta)
     if tensors["out"].dtype == "s32":
         for factor, value in (("alpha", alpha), ("beta", beta)):
@@ -331,6 +355,11 @@ def _choose(
         promote=0 if fast else 4,
         a_scale=tensors.get("a_scale"),
         b_scale=tensors.get("b_scale"),
+        epilogue=passed.epilogue,
+        may_stack=passed.may_stack,
+    )
+    extras = bind_operands(
+        passed.epilogue, passed.values, tensors["out"], len(tensors["a"].shape) > 1, len(tensors["b"].shape) > 1
     )
     if is_empty(gemm.problem):
         return gemm, None, None
@@ -346,12 +375,29 @@ def _choose(
         if wrong := faults(config, gemm.problem):
             raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
     kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, beta)
+    return gemm, choice, Launcher(gemm, kernel, alpha, beta, extras)
 
 
-def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options) -> _Ready:
+def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed) -> bool:
+    """Whether beta scales anything; OperandError where C, alpha or beta is passed and not read, or C is missing."""
+    epilogue = passed.epilogue
+    if passed.text is not None and epilogue.reads_c != has_c:
+        if has_c:
+            raise OperandError(f"c is passed, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(f"the epilogue `{epilogue}` reads c: pass c=")
+    if alpha != 1 and "alpha" not in epilogue.factors:
+        raise OperandError(f"alpha is {alpha}, but the epilogue `{epilogue}` does not read it")
+    beta_is_read = "beta" in epilogue.factors and (has_c or not epilogue.reads_c)
+    if beta and not beta_is_read:
+        if "beta" not in epilogue.factors:
+            raise OperandError(f"beta is {beta}, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
+    return beta_is_read
+
+
+def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options, passed: Passed = NOTHING) -> _Ready:
     """What :func:`matmul` keeps of a call."""
-    _, _, launcher = _choose(tensors, handle, options)
+    _, _, launcher = _choose(tensors, handle, options, passed)
     out = tensors["out"]
     return _Ready(launcher, out.device, out.shape, out.dtype)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import PLAIN, spelling
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.tensors import TensorView
@@ -62,7 +64,7 @@ class Gemm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrices:
+class Matrices:
     """A tensor as a batch of matrices, rows x columns; strides in elements."""
 
     name: str
@@ -91,6 +93,17 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
+def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
+    """Shape of D: that of ``a @ b``, with half its columns where the epilogue is gated."""
+    shape = matmul_shape(a, b)
+    if not epilogue.gated:
+        return shape
+    if len(b) < 2 or b[-1] % 2:
+        columns = b[-1] if len(b) > 1 else 1
+        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
+    return (*shape[:-1], shape[-1] // 2)
+
+
 def bind(
     a: TensorView,
     b: TensorView,
@@ -102,17 +115,19 @@ def bind(
     promote: Literal[0, 4] = 0,
     a_scale: TensorView | None = None,
     b_scale: TensorView | None = None,
+    epilogue: Epilogue = PLAIN,
+    may_stack: bool = True,
 ) -> Gemm:
-    """The GEMM that writes ``alpha * a @ b + beta * c`` to ``d``.
+    """The GEMM that writes ``alpha * a @ b + beta * c``, or what ``epilogue`` makes of the sums, to ``d``.
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``d`` as :func:`matmul_shape` says, ``c`` broadcasts to
-    ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. OperandError
-    names the operand and the way out.
+    ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. With
+    ``may_stack`` a batch that shares ``b`` may become one matrix. OperandError names the operand and the way out.
     """
     for name, tensor in (("b", b), ("c", c), ("out", d), ("a_scale", a_scale), ("b_scale", b_scale)):
         if tensor is not None and tensor.device != a.device:
             raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
-    shape = matmul_shape(a.shape, b.shape)
+    shape = d_shape(a.shape, b.shape, epilogue)
     if d.shape != shape:
         raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
     if not d.writable:
@@ -120,6 +135,7 @@ def bind(
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, k = (a.shape[-2] if row_axis else 1), a.shape[-1]
     n = b.shape[-1] if column_axis else 1
+    d_columns = n // 2 if epilogue.gated else n
     batch_shape = shape[: len(shape) - row_axis - column_axis]
     batch = 1
     for extent in batch_shape:
@@ -128,13 +144,13 @@ def bind(
         if value > MAX_EXTENT:
             raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
 
-    matrices_a = _matrices("a", a, batch_shape, m, k, row_axis, True)
-    matrices_b = _matrices("b", b, batch_shape, k, n, True, column_axis)
-    matrices_d = _matrices("out", d, batch_shape, m, n, row_axis, column_axis)
+    matrices_a = matrices_of("a", a, batch_shape, m, k, row_axis, True)
+    matrices_b = matrices_of("b", b, batch_shape, k, n, True, column_axis)
+    matrices_d = matrices_of("out", d, batch_shape, m, d_columns, row_axis, column_axis)
     matrices_c = None
     if c is not None:
-        spread = replace(c, shape=shape, strides=_broadcast("c", c, shape))
-        matrices_c = _matrices("c", spread, batch_shape, m, n, row_axis, column_axis)
+        spread = replace(c, shape=shape, strides=broadcast("c", c, shape))
+        matrices_c = matrices_of("c", spread, batch_shape, m, d_columns, row_axis, column_axis)
 
     scale_a = scale_b = None
     if a_scale is not None and b_scale is not None:
@@ -147,7 +163,7 @@ def bind(
     scaled = scale_a is not None
 
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
-    stackable = 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and not scaled
+    stackable = may_stack and 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and not scaled
     if stackable and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
         m, batch = m * batch, 1
@@ -180,6 +196,7 @@ def bind(
         a_scale="1x128" if scaled else "none",
         b_scale="128x128" if scaled else "none",
         promote=4 if scaled else promote,
+        epilogue=spelling(epilogue),
     )
     return Gemm(problem, operand_a, operand_b, operand_c, operand_d, scale_a, scale_b)
 
@@ -196,7 +213,7 @@ def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[i
     if tensor.shape[-2:] != shape:
         raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
     outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
-    batch_stride = _collapse(name, batch, _broadcast(name, outer, batch))
+    batch_stride = collapse(name, batch, broadcast(name, outer, batch))
     strides = tensor.strides[-2:]
     return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride)
 
@@ -206,7 +223,7 @@ def _literal(major: str) -> Any:
     return major
 
 
-def _broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tensor expanded to a shape: 0 along the extents it lacks."""
     missing = len(shape) - len(tensor.shape)
     if missing < 0 or any(e not in (1, f) for e, f in zip(tensor.shape, shape[missing:], strict=True)):
@@ -215,27 +232,27 @@ def _broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[i
     return (0,) * missing + tuple(0 if e != f else step for e, f, step in steps)
 
 
-def _matrices(
+def matrices_of(
     name: str, tensor: TensorView, batch: tuple[int, ...], rows: int, columns: int, row_axis: bool, column_axis: bool
-) -> _Matrices:
+) -> Matrices:
     """Read a tensor as matrices; the flags say which matrix axes it has."""
     axes = row_axis + column_axis
     outer = len(tensor.shape) - axes
     shape = tensor.shape[:outer]
     matrix_strides = tensor.strides[outer:]
-    spread = _broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
-    return _Matrices(
+    spread = broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    return Matrices(
         name,
         tensor,
         rows,
         columns,
         row_stride=matrix_strides[0] if row_axis else 0,
         column_stride=matrix_strides[-1] if column_axis else 0,
-        batch_stride=_collapse(name, batch, spread),
+        batch_stride=collapse(name, batch, spread),
     )
 
 
-def _collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+def collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
     """The one stride of several batch extents."""
     count, stride = 1, 0
     for extent, step in zip(reversed(shape), reversed(strides), strict=True):
@@ -253,7 +270,7 @@ def _collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
     return stride
 
 
-def _stacks(matrices: _Matrices) -> bool:
+def _stacks(matrices: Matrices) -> bool:
     """Whether the rows of the whole batch lie at one stride, and along one of the extents contiguously."""
     x = matrices
     if x.rows > 1:
@@ -261,13 +278,13 @@ def _stacks(matrices: _Matrices) -> bool:
     return x.batch_stride == 1 or (x.batch_stride != 0 and (x.columns == 1 or x.column_stride == 1))
 
 
-def _stack(matrices: _Matrices, rows: int) -> _Matrices:
+def _stack(matrices: Matrices, rows: int) -> Matrices:
     """The whole batch as one matrix."""
     step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
     return replace(matrices, rows=rows, row_stride=step, batch_stride=0)
 
 
-def _operand(x: _Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
+def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
     """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
     tensor, size = x.tensor, DTYPES[x.tensor.dtype].bytes
     if 0 in (x.rows, x.columns, batch):
@@ -290,7 +307,7 @@ def _operand(x: _Matrices, batch: int, columns_contiguous: str, rows_contiguous:
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
-def _refuse_overlap(x: _Matrices, d: Operand, batch: int) -> None:
+def _refuse_overlap(x: Matrices, d: Operand, batch: int) -> None:
     """Elements of D that share an address would be written by several blocks."""
     inner, outer = (x.columns, x.rows) if d.major == "n" else (x.rows, x.columns)
     if 0 in (inner, outer, batch):

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import tma
+from gemmill.runtime import driver, tma
 from gemmill.runtime.driver import Kernel
+from gemmill.runtime.epilogues import NOTHING, Bound, Passed
 from gemmill.runtime.operands import Gemm
 from gemmill.runtime.selector import Choice
 from gemmill.runtime.tensors import TensorView, view
 
 Addresses = tuple[int, ...]
-"""Addresses of :data:`OPERANDS`; 0 where a GEMM lacks one."""
+"""Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of what is passed to the epilogue."""
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
 """What the tensors of a GEMM are called."""
@@ -75,7 +77,7 @@ class Launcher:
     The kernel must serve the problem: see :func:`gemmill.runtime.selector.faults`.
     """
 
-    def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float) -> None:
+    def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float, extras: Sequence[Bound] = ()) -> None:
         problem, spec = gemm.problem, kernel.spec
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
@@ -83,7 +85,9 @@ class Launcher:
             operand = getattr(gemm, box.operand)
             # Without a K tile A and B are not read, and may have no address.
             unread = problem.k == 0 and box.operand in ("a", "b")
-            extents = getattr(problem, box.contiguous), getattr(problem, box.strided)
+            n = problem.d_columns if box.operand in ("c", "d") else problem.n
+            sizes = {"m": problem.m, "n": n, "k": problem.k}
+            extents = sizes[box.contiguous], sizes[box.strided]
             batch = problem.batch if operand.batch_stride else 1
             address = gemm.d.ptr if unread else operand.ptr
             described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
@@ -91,7 +95,7 @@ class Launcher:
             if not unread:
                 descriptors.append((_INDEX[box.operand], block.address + box.offset))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
-        layout = "i" if problem.d_dtype == "s32" else "f"
+        layout = "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
         scalars = [
             ("m", "i", problem.m),
             ("n", "i", problem.n),
@@ -112,9 +116,16 @@ class Launcher:
                     (f"{name}_k_stride", "q", scale.k_stride),
                     (f"{name}_batch_stride", "q", scale.batch_stride),
                 ]
-        for name, layout, value in scalars:
+        for name, kind, value in scalars:
             if name in spec.offsets:
-                block.write(spec.offsets[name], layout, value)
+                block.write(spec.offsets[name], kind, value)
+        for extra in extras:
+            at = spec.offsets[f"epilogue.{extra.name}"]
+            block.write(at, "Q", extra.address)
+            for i, stride in enumerate(extra.strides):
+                block.write(at + 8 + 8 * i, "q", stride)
+            if not extra.strides:
+                block.write(at + 8, layout, extra.value)
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
@@ -122,9 +133,16 @@ class Launcher:
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
             for name, index in _INDEX.items()
             if f"{name}_pointer" in spec.offsets
+        ) + tuple(
+            (len(OPERANDS) + i, ctypes.c_uint64.from_address(block.address + spec.offsets[f"epilogue.{extra.name}"]))
+            for i, extra in enumerate(extras)
         )
+        self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
         operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
-        self._addresses: Addresses = tuple(operand.ptr if operand else 0 for operand in operands)
+        self._addresses: Addresses = (
+            *(operand.ptr if operand else 0 for operand in operands),
+            *(extra.address for extra in extras),
+        )
         self._launch = kernel.prepare(grid_blocks(spec, problem, kernel.max_clusters), block.arguments)
         self._lock = threading.Lock()
 
@@ -138,6 +156,8 @@ class Launcher:
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses
+            for index, word, count in self._resets:
+                driver.fill(self.kernel.device, stream, addresses[index], word, count)
             self._launch(stream)
 
 
@@ -155,6 +175,7 @@ class Plan:
         choice: Choice | None,
         launcher: Launcher | None,
         stream: Callable[[], int],
+        passed: Passed = NOTHING,
     ) -> None:
         self.problem = problem
         """What it solves."""
@@ -165,6 +186,7 @@ class Plan:
         self.out = out
         """The tensor it writes."""
         self._tensors = tensors
+        self._passed = passed
         self._launcher = launcher
         self._stream = stream
         self._addresses = self._current_addresses()
@@ -187,15 +209,20 @@ class Plan:
         out: Any = None,
         a_scale: Any = None,
         b_scale: Any = None,
+        **operands: Any,
     ) -> None:
-        """Use other tensors from the next call on, each with the shape, strides, dtype and GPU of the one it replaces.
+        """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
+        GPU of the one it replaces.
 
         OperandError where one has not; the plan is then unchanged.
         """
         if self._closed:
             raise self._error()
         tensors = dict(self._tensors)
-        for name, tensor in zip(OPERANDS, (a, b, c, out, a_scale, b_scale), strict=True):
+        values = dict(self._passed.values)
+        tensors |= {name: value for name, value in values.items() if not isinstance(value, float)}
+        given = dict(zip(OPERANDS, (a, b, c, out, a_scale, b_scale), strict=True)) | operands
+        for name, tensor in given.items():
             if tensor is None:
                 continue
             if name not in tensors:
@@ -205,12 +232,13 @@ class Plan:
             new, old = view(tensor, name, self._stream()), tensors[name]
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
-            if name == "out" and not new.writable:
-                raise OperandError("out is read-only")
-            if 0 not in new.shape and not name.endswith("_scale"):
+            if old.writable and not new.writable and (name == "out" or name in self._passed.outputs):
+                raise OperandError(f"{name} is read-only")
+            if 0 not in new.shape and name in ("a", "b", "c", "out"):
                 tma.check_address(name, new.ptr)
             tensors[name] = new
-        self._tensors = tensors
+        self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
+        self._passed = replace(self._passed, values={name: tensors.get(name, value) for name, value in values.items()})
         self._addresses = self._current_addresses()
         if out is not None:
             self.out = out
@@ -220,6 +248,7 @@ class Plan:
         self._closed = True
         self._launcher = None
         self._tensors = {}
+        self._passed = NOTHING
         self.out = None
 
     def __enter__(self) -> Plan:
@@ -229,7 +258,8 @@ class Plan:
         self.close()
 
     def _current_addresses(self) -> Addresses:
-        return tuple(self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)
+        own = (self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)
+        return (*own, *self._passed.addresses)
 
     @staticmethod
     def _error() -> GemmillError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -13,8 +13,11 @@ import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
+from gemmill.library.rules import legal, verdicts
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
@@ -71,7 +74,8 @@ class Selector:
 
     def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, decisions: Iterable[Decision] = ()) -> None:
         self.gpu = gpu
-        self._configs = configs
+        self.configs = configs
+        """The kernels by name."""
         members: dict[Format, list[str]] = defaultdict(list)
         for name in sorted(configs):
             if configs[name].target.capability == gpu.capability:
@@ -92,14 +96,30 @@ class Selector:
         """
         if measured := self._measured.get(problem):
             return self._by_measurement([*measured.values()])
-        group = self._groups.get(tuple(getattr(problem, field) for field in _FORMATS))
-        if group is None:
-            raise self._unsupported(problem)
+        group = self._group_of(problem)
         offered = np.array([getattr(problem, field) for field in _ALIGNS])
         serving = np.flatnonzero((group.aligns <= offered).all(axis=1))
         if serving.size == 0:
             raise self._unsupported(problem)
         return self._by_model(group, serving, problem)
+
+    def _group_of(self, problem: GemmProblem) -> _Group:
+        """The kernels of a problem's formats: those declared with its epilogue, or else the linear ones with theirs
+        replaced by it, as far as rules allow."""
+        key = tuple(getattr(problem, field) for field in _FORMATS)
+        if (group := self._groups.get(key)) is not None:
+            return group
+        plain = replace(problem, epilogue=LINEAR)
+        linear = self._groups.get(tuple(getattr(plain, field) for field in _FORMATS))
+        if linear is None or problem.epilogue == LINEAR:
+            raise self._unsupported(plain)
+        configs = [config.model_copy(update={"epilogue": problem.epilogue}) for config in linear.configs]
+        own = {kernel_name(config): config for config in configs if legal(config)}
+        if not own:
+            refusal = verdicts(configs[0])[0]
+            raise UnsupportedProblemError(f"no kernel serves {problem}: {len(configs)} have its formats, but {refusal}")
+        group = self._groups[key] = _group(sorted(own), own)  # several threads at once would find the same
+        return group
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions
@@ -107,7 +127,7 @@ class Selector:
         (us, best), *others = times
         reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
         return Choice(
-            best, self._configs[best], reason, us, tuple((name, us) for us, name in others[:RUNNERS_UP]), "measured"
+            best, self.configs[best], reason, us, tuple((name, us) for us, name in others[:RUNNERS_UP]), "measured"
         )
 
     def _by_model(self, group: _Group, serving: Integers, problem: GemmProblem) -> Choice:
@@ -132,7 +152,7 @@ class Selector:
         if not self._groups:
             target = ".".join(map(str, self.gpu.capability))
             return UnsupportedProblemError(
-                f"none of {len(self._configs)} kernels is made for {self.gpu.name} (compute capability {target})"
+                f"none of {len(self.configs)} kernels is made for {self.gpu.name} (compute capability {target})"
             )
         wanting = {
             name: faults(config, problem)

@@ -10,6 +10,7 @@ from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
@@ -48,9 +49,16 @@ TMA_BOX = 256
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
-ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
-"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
-epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+ACCUMULATOR_LIMIT = {
+    (2, "no C and an n-major D"): 192,
+    (2, "C or an m-major D"): 160,
+    (2, "an expression"): 128,
+    (3, "no C and an n-major D"): 96,
+    (3, "C or an m-major D"): 96,
+    (3, "an expression"): 64,
+}
+"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
+epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
 
 
 def _majors(f: Fields) -> str | None:
@@ -167,13 +175,16 @@ def _tma_box(f: Fields) -> str | None:
     return None
 
 
-def _has_plain_epilogue(f: Fields) -> bool:
-    return f["c.dtype"] == "none" and f["d.major"] == "n"
+def _epilogue_has(f: Fields) -> str:
+    if f["epilogue"] != LINEAR:
+        return "an expression"
+    plain = f["c.dtype"] == "none" and f["d.major"] == "n"
+    return "no C and an n-major D" if plain else "C or an m-major D"
 
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)]
+    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _epilogue_has(fields)]
 
 
 def _accumulator_registers(f: Fields) -> str | None:
@@ -185,10 +196,10 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
-    epilogue = "no C and an n-major D" if _has_plain_epilogue(f) else "C or an m-major D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
-        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
+        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {_epilogue_has(f)} have "
+        f"at most {limit} free"
     )
 
 
@@ -209,7 +220,7 @@ def _shared_memory(f: Fields) -> str | None:
 
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
-    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "a.scale", "arch"),
+    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "a.scale", "arch", "epilogue"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
@@ -309,7 +320,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major"),
+        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major", "epilogue"),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
         "wgmma",

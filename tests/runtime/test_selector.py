@@ -234,3 +234,27 @@ def test_measurements_that_do_not_apply_are_passed_over(kernels: dict[str, GemmC
         Decision(problem=replace(size, batch=2), gpu="NVIDIA H200", kernel=name, us=1.0),
     ]
     assert Selector(kernels, H200, rows).select(size) == Selector(kernels, H200).select(size)
+
+
+def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> None:
+    plain = problem(4096, 4096, 4096)
+    fused = selector.select(replace(plain, epilogue="d = gelu(acc + bias[n])"))
+    assert fused.config.epilogue == "d = gelu(acc + bias[n])"
+    assert fused.name == kernel_name(fused.config)
+    assert fused.config.model_copy(update={"epilogue": "linear"}) in selector.configs.values()
+    with pytest.raises(UnsupportedProblemError, match="epilogue-c: there is no C, which the epilogue reads"):
+        selector.select(replace(plain, epilogue="d = acc + c"))
+
+
+def test_a_declared_epilogue_comes_first(kernels: dict[str, GemmConfig]) -> None:
+    declared = next(iter(kernels.values())).model_copy(update={"epilogue": "d = relu(acc)"})
+    selector = Selector(kernels | {kernel_name(declared): declared}, H200)
+    wanted = GemmProblem.packed(
+        (512, 512, 512, 1),
+        (declared.a.dtype, declared.a.major),
+        (declared.b.dtype, declared.b.major),
+        declared.accumulator,
+        (declared.c.dtype, declared.c.major) if declared.c else None,
+        (declared.d.dtype, declared.d.major),
+    )
+    assert selector.select(replace(wanted, epilogue="d = relu(acc)")).config == declared

@@ -1,7 +1,11 @@
-/// Element-wise epilogues: what happens between an accumulator and an element of D.
+/// The plain epilogue, and what every epilogue offers to the kernels.
+///
+/// `Params` is what the host passes; `Compute` the type of the arithmetic; `needs_c()` whether C must be loaded; the call
+/// takes a sum, the element of C (anything where it is not needed) and its place, and returns the element of D. What else
+/// an epilogue writes it writes then: the place must lie inside D, and be visited once.
 #pragma once
 
-#include <gemmill/kernel/params.cuh>
+#include <gemmill/types.cuh>
 
 namespace gemmill {
 
@@ -9,16 +13,24 @@ namespace gemmill {
 template <class Compute_>
 struct Linear {
   using Compute = Compute_;
+  struct Params {
+    Compute alpha, beta;
+  };
+  static constexpr bool kIsExpression = false;
+  static constexpr bool kGated = false;
+
   Compute alpha;
   Compute beta;
 
-  __device__ explicit Linear(GemmParams const& params)
-      : alpha(reinterpret_cast<Compute const&>(params.alpha)), beta(reinterpret_cast<Compute const&>(params.beta)) {}
+  __device__ explicit Linear(Params const& params) : alpha(params.alpha), beta(params.beta) {}
 
   /// C is neither loaded nor read when this is false, so it may hold NaN or be unmapped.
   __device__ bool needs_c() const { return beta != Compute(0); }
   __device__ Compute operator()(Compute accumulator) const { return alpha * accumulator; }
   __device__ Compute operator()(Compute accumulator, Compute c) const { return alpha * accumulator + beta * c; }
+  __device__ Compute operator()(Compute accumulator, Compute c, int, int, int) const {
+    return needs_c() ? (*this)(accumulator, c) : (*this)(accumulator);
+  }
 };
 
 using LinearEpilogue = Linear<float>;

@@ -21,9 +21,9 @@ namespace gemmill {
 struct KernelSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, cluster_m, cluster_n, params_bytes;
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
-      offset_alpha, offset_beta, offset_d_pointer, offset_d_stride, offset_d_batch_stride,
+      offset_d_pointer, offset_d_stride, offset_d_batch_stride,
       offset_a_scale_pointer, offset_a_scale_stride, offset_a_scale_k_stride, offset_a_scale_batch_stride,
-      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride;
+      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride, offset_epilogue;
   uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
 };
@@ -40,11 +40,13 @@ struct TmaWgmmaGemm {
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN;
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
+  /// Columns of D in a tile.
+  static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1);
   static constexpr int kSubtileN =
-      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD>(Config::kTileN);
+      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD>(kTileColumnsD);
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, kSubtileN>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, kSubtileN>;
-  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, Config::kTileN, kSubtileN,
+  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD, kSubtileN,
                                   Config::kBuffersC, Config::kBuffersD>;
 
   using Scales = ScaleStage<Config::kTileM>;
@@ -57,8 +59,7 @@ struct TmaWgmmaGemm {
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
-  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it.
-  using Params = typename Scheduler::Params;
+  using Params = KernelParams<typename Scheduler::Params, typename Config::Epilogue>;
   using StagePipeline =
       Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers),
                Config::kBlockScales ? Scales::kArrivals : 0>;
@@ -79,13 +80,12 @@ struct TmaWgmmaGemm {
     return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
             sizeof(Params), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
-            offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
-            offsetof(GemmParams, beta), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
+            offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
             offsetof(GemmParams, d_batch_stride), offsetof(GemmParams, a_scale.pointer),
             offsetof(GemmParams, a_scale.stride), offsetof(GemmParams, a_scale.k_stride),
             offsetof(GemmParams, a_scale.batch_stride), offsetof(GemmParams, b_scale.pointer),
             offsetof(GemmParams, b_scale.stride), offsetof(GemmParams, b_scale.k_stride),
-            offsetof(GemmParams, b_scale.batch_stride), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
+            offsetof(GemmParams, b_scale.batch_stride), offsetof(Params, epilogue), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
             B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
             SubtileD::kBoxStrided, SubtileD::kSpan};
   }
@@ -210,6 +210,7 @@ struct TmaWgmmaGemm {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
+                      params.epilogue,
                       shared + kOffsetC + warpgroup * Config::kBuffersC * SubtileC::kBytes,
                       shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
                       full_c + warpgroup * Config::kBuffersC,
@@ -229,7 +230,8 @@ struct TmaWgmmaGemm {
     for (; index < scheduler.total; index += stride) {
       Work const work = scheduler.work(index);
       int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
-      epilogue.prefetch(m, work.n, work.batch);
+      int const n_d = work.n / (Config::kTileN / kTileColumnsD);
+      epilogue.prefetch(m, n_d, work.batch);
 
       Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
@@ -258,7 +260,7 @@ struct TmaWgmmaGemm {
       }
       if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 
-      epilogue.store(accumulators, m, work.n, work.batch_d);
+      epilogue.store(accumulators, m, n_d, work.batch_d);
     }
     epilogue.finish();
   }
