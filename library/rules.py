@@ -81,12 +81,35 @@ def _epilogue_c(f: Fields) -> str | None:
     return f"there is {'a' if has_c else 'no'} C, which the epilogue {'never reads' if has_c else 'reads'}: {epilogue}"
 
 
+def _epilogue_integers(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or f["d.dtype"] != "s32":
+        return None
+    return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {f['epilogue']}"
+
+
+def _epilogue_outputs(f: Fields) -> str | None:
+    outputs = parse(str(f["epilogue"])).outputs
+    if not outputs or f["scheduler.batching"] in ("strided", "array"):
+        return None
+    return (
+        f"the epilogue writes {', '.join(output.name for output in outputs)} beside D; {f['scheduler.batching']} "
+        "kernels write D alone"
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule("scheduler-splits", ("scheduler.splits",), _splits, "gemmill: no reduction kernel exists"),
     Rule("decomposition", ("scheduler.decomposition",), _decomposition, "gemmill: the tile schedulers that exist"),
     Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    Rule("epilogue-integers", ("d.dtype", "epilogue"), _epilogue_integers, "gemmill: expressions compute in f32"),
+    Rule(
+        "epilogue-outputs",
+        ("scheduler.batching", "epilogue"),
+        _epilogue_outputs,
+        "gemmill: where a group's rows end is known for D alone",
+    ),
     Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
     *wgmma.RULES,
 )

@@ -8,10 +8,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.gpu.harness import TORCH, Guarded, fill, guarded, kernel
+from tests.gpu.harness import Guarded, fill, guarded, kernel
 
 import gemmill
 from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical, parse
 from gemmill.library.epilogues.reference import Bounded, evaluate, rounded
 from gemmill.library.epilogues.tree import Epilogue
@@ -61,10 +62,23 @@ def members() -> Iterator[GemmConfig]:
         yield config_of(epilogue, tile, **fields)
 
 
+EIGHT_BITS = tuple(
+    kernel(ab=ab, accumulator=accumulator, d__dtype=d, tile="128x128x64", epilogue=canonical(epilogue))
+    for ab, accumulator, d, epilogue in (
+        ("e4m3", "f32", "bf16", "d = acc * row[m] * column[n]"),
+        ("e4m3", "f32", "e4m3", "t = gelu(acc * 0.1 + bias[n]); amax = max(abs(t)); d = t * s"),
+        ("e4m3", "f32", "e5m2", "d = silu(gate) * up"),
+        ("s8", "s32", "s8", "d = acc * row[m] * column[n] + bias[n]"),
+        ("s8", "s32", "bf16", "d = relu(acc * 0.01 + bias.bf16[n]); aux.f16 = acc"),
+    )
+)
+"""Operands and D of 8 bits: D is rounded to the nearest and saturated."""
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm(list(members()))
+    registry.warm([*members(), *EIGHT_BITS])
     return registry
 
 
@@ -94,6 +108,7 @@ class Case:
             self.b.tensor,
             out=self.d.tensor,
             c=self.c.tensor if self.c else None,
+            accumulator=self.config.accumulator,
             registry=registry,
             kernel=self.config,
             epilogue=self.config.epilogue,
@@ -154,11 +169,11 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
 
     a = matrix(m, k, config.a.dtype, config.a.major == "k")
     b = matrix(k, n, config.b.dtype, config.b.major == "mn")
-    fill(a.tensor, "integers", seed)
-    fill(b.tensor, "integers", seed + 1)
+    fill(a.tensor, "integers", seed, config.a.dtype)
+    fill(b.tensor, "integers", seed + 1, config.b.dtype)
     c = matrix(m, n_d, config.c.dtype, config.c.major == "n") if config.c else None
-    if c is not None:
-        fill(c.tensor, "normal", seed + 2)
+    if config.c is not None and c is not None:
+        fill(c.tensor, "random", seed + 2, config.c.dtype)
     d = matrix(m, n_d, config.d.dtype, config.d.major == "n")
 
     generator = torch.Generator(device="cuda").manual_seed(seed)
@@ -166,7 +181,7 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
     passed: dict[str, Any] = {}
     guards = {}
     for index, o in enumerate(epilogue.operands):
-        dtype = getattr(torch, TORCH[o.dtype])
+        dtype = getattr(torch, DTYPES[o.dtype].torch)
         own = outer if index % 2 == 0 or o.kind in ("batch", "matrix") else ()
         shape = {"scalar": (1,), "row": (*own, m), "column": (*own, n_d), "batch": own, "matrix": (*own, m, n_d)}[
             o.kind
@@ -192,6 +207,14 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
 def test_expressions(index: int, registry: Registry) -> None:
     config = list(members())[index]
     for seed, (m, n, k) in enumerate(SHAPES):
+        case = make_case(config, m, n, k, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+@pytest.mark.parametrize("config", EIGHT_BITS, ids=lambda config: f"{config.a.dtype} {config.epilogue}")
+def test_eight_bits(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k) in enumerate(((256, 256, 128), (200, 160, 96))):
         case = make_case(config, m, n, k, seed=seed)
         case.run(registry)
         case.check()
