@@ -44,7 +44,7 @@ struct Epilogue {
   __device__ Uniform uniform(int batch) const { return {$uniform}; }
   __device__ Row row(int m, int batch) const { return {$row}; }
   __device__ Column column(int n, int batch) const { return {$column}; }
-  __device__ void columns(int n, int end, int batch, Column& first, Column& second) const {$columns}
+  __device__ void columns(int n0, int n1, int end, int batch, Column& first, Column& second) const {$columns}
   __device__ Element element(int m, int n, int batch) const { return {$element}; }
   __device__ void elements(int m, int n0, int n1, int end, int batch, Element& first, Element& second) const {$elements}
   __device__ void touch(int m, int rows, int m_end, int n, int columns, int n_end, int batch, int thread) const {$touch}
@@ -153,7 +153,7 @@ def epilogue_text(config: GemmConfig) -> str:
         row=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, batch)" for o in kinds["row"]),
         column=", ".join(f"gemmill::load<Compute>(params.{o.name}_, n, batch)" for o in kinds["column"]),
         columns=_block(
-            f"gemmill::load_pair<Compute>(params.{o.name}_, n, end, batch, first.{o.name}_, second.{o.name}_);"
+            f"gemmill::load_two<Compute>(params.{o.name}_, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
             for o in kinds["column"]
         ),
         element=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in kinds["matrix"]),

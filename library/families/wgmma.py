@@ -10,7 +10,7 @@ from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
@@ -53,9 +53,11 @@ ACCUMULATOR_LIMIT = {
     (2, "no C and an n-major D"): 192,
     (2, "C or an m-major D"): 160,
     (2, "an expression"): 128,
+    (2, "an expression that reduces columns"): 96,
     (3, "no C and an n-major D"): 96,
     (3, "C or an m-major D"): 96,
     (3, "an expression"): 64,
+    (3, "an expression that reduces columns"): 64,
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
@@ -177,7 +179,9 @@ def _tma_box(f: Fields) -> str | None:
 
 def _epilogue_has(f: Fields) -> str:
     if f["epilogue"] != LINEAR:
-        return "an expression"
+        outputs = parse(str(f["epilogue"])).outputs
+        columns = any(output.is_reduction and output.kind == "column" for output in outputs)
+        return "an expression that reduces columns" if columns else "an expression"
     plain = f["c.dtype"] == "none" and f["d.major"] == "n"
     return "no C and an n-major D" if plain else "C or an m-major D"
 

@@ -44,13 +44,15 @@ struct FragmentEpilogue {
   typename Operation::Row rows[2];
   /// D's extents, and the first of this thread's two rows.
   int const m_end, n_end;
-  int const batch;
+  int batch;
   int m = 0;
   float totals[Operation::kTotals + 1];
   float row_totals[Operation::kRowTotals + 1][2];
 
   __device__ FragmentEpilogue(typename Operation::Params const& params, int m_end_, int n_end_, int batch_)
       : operation(params), uniform(operation.uniform(batch_)), m_end(m_end_), n_end(n_end_), batch(batch_) {
+    // All that is loaded below depends on this, and so on the wait for the kernel before.
+    asm volatile("" : "+r"(batch));
 #pragma unroll
     for (int i = 0; i < Operation::kTotals; ++i) totals[i] = identity_of(Operation::reduce(i));
   }
@@ -73,15 +75,10 @@ struct FragmentEpilogue {
   __device__ void apply(Sums const& sum, int n, Compute const (&c)[4], Compute* values) {
     constexpr bool kGated = Operation::kGated;
     // What depends on the column alone is loaded anew for each block of rows: kept, it would fill the registers.
-    asm volatile("" : "+r"(n));
+    asm("" : "+r"(n) : "r"(m));
     int const n0 = n + column_of(0), n1 = n + column_of(1);
     typename Operation::Column columns[2];
-    if constexpr (kGated) {
-      columns[0] = operation.column(min(n0, n_end - 1), batch);
-      columns[1] = operation.column(min(n1, n_end - 1), batch);
-    } else {
-      operation.columns(n0, n_end, batch, columns[0], columns[1]);
-    }
+    operation.columns(n0, n1, n_end, batch, columns[0], columns[1]);
     float column_totals[Operation::kColumnTotals + 1][2];
 #pragma unroll
     for (int i = 0; i < Operation::kColumnTotals; ++i)

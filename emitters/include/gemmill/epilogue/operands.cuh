@@ -32,17 +32,38 @@ struct Matrix {
   }
 };
 
-__device__ inline float load_element(float const* at) { return __ldg(at); }
-__device__ inline float load_element(bf16 const* at) {
-  return to_float(bf16{__ldg(reinterpret_cast<uint16_t const*>(at))});
+// Volatile, so that none of them moves above the wait for the kernel before.
+__device__ inline float load_element(float const* at) {
+  float value;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
 }
-__device__ inline float load_element(f16 const* at) {
-  return to_float(f16{__ldg(reinterpret_cast<uint16_t const*>(at))});
-}
-__device__ inline float2 load_two(float const* at) { return __ldg(reinterpret_cast<float2 const*>(at)); }
 template <class Element>
-__device__ inline float2 load_two(Element const* at) {
-  uint32_t const both = __ldg(reinterpret_cast<uint32_t const*>(at));
+__device__ float load_element(Element const* at) {
+  uint16_t bits;
+  asm volatile("ld.global.nc.b16 %0, [%1];" : "=h"(bits) : "l"(at));
+  return to_float(Element{bits});
+}
+
+/// Two elements, 0 where a flag is not set: with `as_one` neighbours in a single access. Predicates instead of branches,
+/// and not volatile, so that many loads can be in flight; addresses must depend on something volatile (see above).
+__device__ inline float2 load_two(float const* first, float const* second, bool as_one, bool has_first, bool has_second) {
+  float2 x;
+  asm("{\n.reg .pred p, q, r;\nsetp.ne.s32 p, %4, 0;\nsetp.ne.s32 q, %5, 0;\nsetp.ne.s32 r, %6, 0;\n"
+      "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
+      "@q ld.global.nc.f32 %0, [%2];\n@r ld.global.nc.f32 %1, [%3];\n}"
+      : "=f"(x.x), "=f"(x.y)
+      : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
+  return x;
+}
+template <class Element>
+__device__ float2 load_two(Element const* first, Element const* second, bool as_one, bool has_first, bool has_second) {
+  uint32_t both;
+  asm("{\n.reg .pred p, q, r;\n.reg .b16 x, y;\nsetp.ne.s32 p, %3, 0;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\n"
+      "mov.b16 x, 0;\nmov.b16 y, 0;\n@q ld.global.nc.b16 x, [%1];\n@r ld.global.nc.b16 y, [%2];\n"
+      "mov.b32 %0, {x, y};\n@p ld.global.nc.b32 %0, [%1];\n}"
+      : "=r"(both)
+      : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
   return make_float2(to_float(Element{uint16_t(both)}), to_float(Element{uint16_t(both >> 16)}));
 }
 
@@ -65,39 +86,26 @@ __device__ bool is_pair(Element const* at) {
   return reinterpret_cast<uintptr_t>(at) % (2 * sizeof(Element)) == 0;
 }
 
-/// The elements of two neighbours from `index` on, 0 from `end` on.
+/// The elements of two columns, 0 from column `end` on: as one where they are neighbours in memory.
 template <class Compute, class Element>
-__device__ void load_pair(Vector<Element const> const& x, int index, int end, int batch, Compute& first,
-                          Compute& second) {
-  Element const* const at = x.at(index, batch);
-  first = second = 0;
-  if (index + 1 < end && is_pair(at)) {
-    float2 const both = load_two(at);
-    first = both.x;
-    second = both.y;
-  } else {
-    if (index < end) first = load_element(at);
-    if (index + 1 < end) second = load_element(at + 1);
-  }
+__device__ void load_two(Vector<Element const> const& x, int n0, int n1, int end, int batch, Compute& first,
+                         Compute& second) {
+  Element const* const at = x.at(n0, batch);
+  float2 const both = load_two(at, at + (n1 - n0), n1 == n0 + 1 && n1 < end && is_pair(at), n0 < end, n1 < end);
+  first = both.x;
+  second = both.y;
 }
-
-/// The elements of two columns of a row, 0 from column `end` on: as one where they are neighbours in memory.
 template <class Compute, class Element>
 __device__ void load_two(Matrix<Element const> const& x, int m, int n0, int n1, int end, int batch, Compute& first,
                          Compute& second) {
   Element const* const at = x.at(m, n0, batch);
-  first = second = 0;
-  if (n1 == n0 + 1 && n1 < end && x.stride_n == 1 && is_pair(at)) {
-    float2 const both = load_two(at);
-    first = both.x;
-    second = both.y;
-  } else {
-    if (n0 < end) first = load_element(at);
-    if (n1 < end) second = load_element(at + (n1 - n0) * x.stride_n);
-  }
+  bool const as_one = n1 == n0 + 1 && n1 < end && x.stride_n == 1 && is_pair(at);
+  float2 const both = load_two(at, at + (n1 - n0) * x.stride_n, as_one, n0 < end, n1 < end);
+  first = both.x;
+  second = both.y;
 }
 
-/// Brings the line of an element into L1.
+/// Brings the sector of an element into L1.
 template <class Element>
 __device__ void touch(Element const* at) {
   uint32_t unused;
@@ -111,12 +119,12 @@ template <class Element, class Compute>
 __device__ void touch(Scalar<Element, Compute> const& x, int thread) {
   if (thread == 0 && x.data) touch(x.data);
 }
-/// The same for `count` elements from `index` on, a line for each thread.
+/// The same for `count` elements from `index` on, a sector for each thread.
 template <class Element>
 __device__ void touch(Vector<Element const> const& x, int index, int count, int end, int batch, int thread) {
-  constexpr int kLine = 128 / sizeof(Element);
-  int const mine = index + min(thread * kLine, count - 1);
-  if (thread * kLine < count + kLine && mine < end) touch(static_cast<Element const*>(x.at(mine, batch)));
+  constexpr int kSector = 32 / sizeof(Element);
+  int const mine = index + min(thread * kSector, count - 1);
+  if (thread * kSector < count + kSector && mine < end) touch(static_cast<Element const*>(x.at(mine, batch)));
 }
 
 __device__ inline void store_element(float* at, float value) { *at = value; }
