@@ -23,6 +23,7 @@ _TEMPLATE = Template("""\
 struct Epilogue {
   using Compute = $compute;
   static constexpr bool kIsExpression = true;
+  static constexpr bool kIsPartial = false;
   static constexpr bool kGated = $gated;
   static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;

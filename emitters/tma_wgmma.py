@@ -5,10 +5,12 @@ from __future__ import annotations
 from string import Template
 from typing import Literal
 
+from gemmill.emitters import parts
 from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text, epilogue_type
 from gemmill.emitters.wgmma import wgmma_atom
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import Fields, fields_of
 from gemmill.library.launch import TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.names import kernel_name
@@ -34,6 +36,8 @@ ${epilogue_text}struct Config {
   static constexpr int kConsumers = $consumers;
   static constexpr int kProducerRegisters = $producer_registers, kConsumerRegisters = $consumer_registers;
   static constexpr bool kPromote = $promote, kBlockScales = $block_scales;
+  static constexpr int kGroup = $group;
+  static constexpr bool kZeros = $zeros;
   static constexpr int kStages = $stages, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
@@ -46,8 +50,8 @@ ${epilogue_text}struct Config {
 };
 
 using Kernel = gemmill::TmaWgmmaGemm<Config>;
-
-extern "C" __constant__ gemmill::KernelSpec $spec_symbol = Kernel::spec();
+$reduction
+extern "C" __constant__ $spec_type $spec_symbol = $spec;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
 $entry(__grid_constant__ Kernel::Params const params) {
@@ -63,12 +67,15 @@ _PARAMETERS = {
 """Bytes of each scalar of ``GemmParams``, in their order after the four descriptors."""
 
 
-def _offsets() -> dict[str, int]:
+def _offsets(config: GemmConfig) -> dict[str, int]:
     """Byte offset of each scalar: naturally aligned, as C++ lays them out."""
     offsets, end = {}, 4 * TMA_BYTES
     for name, size in _PARAMETERS.items():
         offsets[name] = resources.align_up(end, size)
         end = offsets[name] + size
+    if config.scheduler.decomposition != "tiles":
+        derived = resources.align_up(end, 64)  # as aligned as its descriptors
+        offsets |= {name: derived + 8 * i for i, name in enumerate(parts.PARAMETERS)}
     return offsets
 
 
@@ -90,12 +97,26 @@ def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
     )
 
 
-def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaBox:
-    """Box of C or D: one panel of a subtile."""
-    n_major = fields[f"{operand}.major"] == "n"
+def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -> TmaBox:
+    """Box of the scales or zero points of narrow A, (K / group, M): the groups of a stage, the rows of a tile."""
     return TmaBox(
         operand=operand,
-        dtype=fields[f"{operand}.dtype"],  # type: ignore[arg-type]
+        dtype=fields["b.dtype"],  # type: ignore[arg-type]
+        contiguous="m",
+        strided="k",
+        box=(resources.integer(fields, "tile.m"), resources.groups(fields)),
+        swizzle=16,
+        offset=offset,
+        group=resources.group_size(fields),
+    )
+
+
+def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaBox:
+    """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
+    n_major = fields[f"{operand}.major"] == "n"
+    return TmaBox(
+        operand="partials" if fields["scheduler.decomposition"] == "split" else operand,
+        dtype=resources.stored_dtype(fields, operand),  # type: ignore[arg-type]
         contiguous="n" if n_major else "m",
         strided="m" if n_major else "n",
         box=resources.subtile_box(fields, operand),
@@ -108,21 +129,29 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a config's kernel."""
     fields = fields_of(config)
     boxes = [_box(fields, "a", 0), _box(fields, "b", 1)]
-    if config.c is not None:
+    if resources.stored_dtype(fields, "c") != "none":
         boxes.append(_subtile_box(fields, "c", 2))
     boxes.append(_subtile_box(fields, "d", 3))
-    offsets = _offsets()
-    # KernelParams aligns the epilogue's own parameters so that they begin here, whatever a scheduler has added.
-    epilogue = resources.align_up(max(offsets.values()) + 8, 64)
-    offsets |= {name: epilogue + offset for name, offset in epilogue_offsets(config).items()}
+    offsets = _offsets(config)
+    entry = f"gemmill_{kernel_name(config)}"
+    params_bytes = resources.align_up(max(offsets.values()) + 8, 64)
+    if resources.groups(fields):  # GroupParams
+        boxes.append(_group_box(fields, "scale", params_bytes))
+        if resources.has_zeros(fields):
+            boxes.append(_group_box(fields, "zero", params_bytes + TMA_BYTES))
+        params_bytes += 2 * TMA_BYTES
+    # KernelParams aligns the epilogue's own parameters so that they begin here.
+    offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
+    params_bytes = resources.align_up(params_bytes + epilogue_bytes(config), 64)
     return LaunchSpec(
-        entry=f"gemmill_{kernel_name(config)}",
+        entry=entry,
         threads=resources.threads(fields),
         cluster=(config.cluster.m, config.cluster.n),
         shared_bytes=resources.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
+        parts=parts.parts(config, entry),
         boxes=tuple(boxes),
-        params_bytes=resources.align_up(epilogue + epilogue_bytes(config), 64),
+        params_bytes=params_bytes,
         offsets=offsets,
     )
 
@@ -139,27 +168,35 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         "params_bytes": launch.params_bytes,
     }
     constants.update({f"offset_{operand}": i * TMA_BYTES for i, operand in enumerate("abcd")})
-    constants.update({f"offset_{name}": launch.offsets[name] for name in (*_PARAMETERS, "epilogue")})
-    boxes = {box.operand: box for box in launch.boxes}
+    constants.update({f"offset_{name}": launch.offsets[name] for name in _PARAMETERS})
+    boxes = {"d" if box.operand == "partials" else box.operand: box for box in launch.boxes}
     for operand in ("a", "b", "c", "d"):
         box = boxes.get(operand)
         constants[f"box_{operand}_contiguous"] = box.box[0] if box else 0
         constants[f"box_{operand}_strided"] = box.box[1] if box else 0
         constants[f"swizzle_{operand}"] = box.swizzle if box else 0
-    return constants
+    for operand in ("scale", "zero"):
+        constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
+    constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
+    constants["offset_epilogue"] = launch.offsets["epilogue"]
+    return constants | (parts.constants(launch.parts, launch.offsets) if launch.parts else {})
 
 
 def text(config: GemmConfig) -> str:
     """The source of a legal config's kernel."""
     fields = fields_of(config)
     launch = launch_spec(config)
+    reduction = launch.parts.reduction if launch.parts else None
+    epilogue = epilogue_type(config)
+    parts_spec = f"Kernel::parts_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
+    stored_c = resources.stored_dtype(fields, "c")
     producer_registers, consumer_registers = resources.register_budget(fields)
     return _TEMPLATE.substitute(
         summary=f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
         a=config.a.type.cpp,
         b=config.b.type.cpp,
-        c=config.c.type.cpp if config.c else "gemmill::None",
-        d=config.d.type.cpp,
+        c="gemmill::None" if stored_c == "none" else DTYPES[stored_c].cpp,
+        d=DTYPES[resources.stored_dtype(fields, "d")].cpp,
         major_a=config.a.major.upper(),
         major_b=config.b.major.upper(),
         major_c=(config.c or config.d).major.upper(),
@@ -174,16 +211,21 @@ def text(config: GemmConfig) -> str:
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
         promote=str(config.promote > 0).lower(),
-        block_scales=str(config.a.scale != "none").lower(),
+        block_scales=str(config.b.scale != "none").lower(),
+        group=resources.group_size(fields),
+        zeros=str(resources.has_zeros(fields)).lower(),
         stages=config.stages,
         buffers_c=resources.c_buffers(fields),
         buffers_d=resources.d_buffers(fields),
         raster=config.scheduler.raster.upper(),
         swizzle=config.scheduler.swizzle,
-        scheduler="PersistentScheduler<Order, TileK>",
+        scheduler=parts.scheduler(config),
         atom=wgmma_atom(config),
-        epilogue=epilogue_type(config),
+        epilogue=f"gemmill::Raw<{DTYPES[resources.partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
+        spec_type="gemmill::PartsSpec" if launch.parts else "gemmill::KernelSpec",
+        spec=parts_spec if launch.parts else "Kernel::spec()",
         spec_symbol=f"{launch.entry}_spec",
         entry=launch.entry,
+        reduction=parts.reduction(config, reduction.entry, epilogue) if reduction else "",
     )

@@ -21,27 +21,34 @@ struct Atom {
   static constexpr int kRegisters = $count;
   static constexpr int kK = $k;
 
-  __device__ static void multiply(uint64_t a, uint64_t b, Register (&d)[kRegisters], bool accumulate) {
+  __device__ static void multiply($type_a, uint64_t b, Register (&d)[kRegisters], bool accumulate) {
     asm volatile(
         "{\\n.reg .pred p;\\nsetp.ne.b32 p, %$accumulate, 0;\\n"
         "$instruction "
 $registers
-        "%$a, %$b, p$modifiers;\\n}\\n"
+        "$a, %$b, p$modifiers;\\n}\\n"
 $operands
-        : "l"(a), "l"(b), "r"(int(accumulate)));
+        : $operand_a, "l"(b), "r"(int(accumulate)));
   }
 };
 """)
 
 
+A_REGISTERS = 4
+"""Registers of a thread that hold 64 x 32 bytes of A."""
 _REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t", "r")}
 """C++ type and asm constraint of an accumulator register, by accumulator type; f16 accumulators lie there in pairs."""
 
 
 def wgmma_atom(config: GemmConfig) -> str:
-    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K, A and B from shared memory (PTX ISA, "wgmma.mma_async")."""
+    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async").
+
+    A and B come from shared memory, but A from registers where it is narrower than B and has been widened.
+    """
+    mixed = config.a.type.bits < config.b.type.bits
+    words = A_REGISTERS if mixed else 1
     accumulator = DTYPES[config.accumulator]
-    k = INSTRUCTION_K_BYTES // config.a.type.bytes
+    k = INSTRUCTION_K_BYTES // config.b.type.bytes
     n = config.tile.n // atom_parts(fields_of(config))
     count = SUBTILE_M * n * accumulator.bits // (32 * WARPGROUP)
     register, constraint = _REGISTERS[config.accumulator]
@@ -51,23 +58,25 @@ def wgmma_atom(config: GemmConfig) -> str:
         k=k,
         instruction=(
             f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
-            f".{config.accumulator}.{config.a.dtype}.{config.b.dtype}"
+            f".{config.accumulator}.{config.b.dtype if mixed else config.a.dtype}.{config.b.dtype}"
         ),
         registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
         operands=textwrap.indent(
             "\n".join(_wrapped((f'"+{constraint}"(d[{i}])' for i in range(count)), ": ", "")), " " * 8
         ),
-        a=count,
-        b=count + 1,
-        accumulate=count + 2,
+        type_a=f"uint32_t const (&a)[{words}]" if mixed else "uint64_t a",
+        operand_a=", ".join(f'"r"(a[{i}])' for i in range(words)) if mixed else '"l"(a)',
+        a="{" + ", ".join(f"%{count + i}" for i in range(words)) + "}" if mixed else f"%{count}",
+        b=count + words,
+        accumulate=count + words + 1,
         modifiers="".join(f", {immediate}" for immediate in _modifiers(config)),
     )
 
 
 def _modifiers(config: GemmConfig) -> tuple[int, ...]:
-    """What follows the predicate: signs of A and B but for integers, and majors for 16-bit operands alone."""
-    signs = () if config.a.type.is_integer else (1, 1)
-    majors = (int(config.a.major == "mn"), int(config.b.major == "mn")) if config.a.type.bits == 16 else ()
+    """What follows the predicate: signs of A and B but for integers, and majors of 16-bit operands in shared memory."""
+    signs = () if config.b.type.is_integer else (1, 1)
+    majors = tuple(int(x.major == "mn") for x in (config.a, config.b) if x.type.bits == config.b.type.bits == 16)
     return signs + majors
 
 

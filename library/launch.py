@@ -17,18 +17,50 @@ class TmaBox(Frozen):
     Every descriptor has rank 3: contiguous extent, strided extent, batch. The batch box is 1.
     """
 
-    operand: Literal["a", "b", "c", "d"]
+    operand: Literal["a", "b", "c", "d", "partials", "scale", "zero"]
+    """``partials``: matrices of partial sums that a split kernel stores, of D's majorness. ``scale`` and ``zero``: of
+    narrow A's groups."""
     dtype: DTypeName
     contiguous: Literal["m", "n", "k"]
     """The problem extent that is contiguous in memory."""
     strided: Literal["m", "n", "k"]
     """The other extent."""
     box: tuple[int, int]
-    """Box extents in elements: contiguous, strided."""
+    """Box extents in elements, packed ones in bytes: contiguous, strided."""
     swizzle: int
     """Swizzle span in bytes; 16 means none."""
     offset: int
     """Byte offset of the descriptor in the parameter struct."""
+    group: int = 1
+    """How much of the strided extent one element stands for: that of a group where groups share scales."""
+
+
+class Reduction(Frozen):
+    """The second kernel of split-K: it adds up partial sums and stores D; it takes the same parameters."""
+
+    entry: str
+    """``extern "C"`` symbol."""
+    threads: int
+    """Threads of a block."""
+    vectors: int
+    """Vectors of four neighbours along D's contiguous extent that a block computes."""
+
+
+class Parts(Frozen):
+    """How a kernel whose blocks sum parts of K uses its workspace."""
+
+    decomposition: Literal["split", "fused", "stream"]
+    """See :class:`~gemmill.library.config.Scheduler`."""
+    splits: int
+    """Parts of every tile; 1 for ``stream``, which shares tiles by the size of the grid."""
+    tile_k: int
+    """K of one step."""
+    slot_bytes: int
+    """Bytes of the partial sums of a cluster tile; 0 for ``split``, which stores matrices."""
+    slot_flags: int
+    """32-bit flags of each slot; 0 for ``split``."""
+    reduction: Reduction | None = None
+    """The second kernel, of ``split``."""
 
 
 class LaunchSpec(Frozen):
@@ -44,6 +76,8 @@ class LaunchSpec(Frozen):
     """Dynamic shared memory."""
     tile: tuple[int, int]
     """Extents along M and N of the output tile that the scheduler hands out."""
+    parts: Parts | None = None
+    """None where one block sums all of K for a tile."""
     boxes: tuple[TmaBox, ...]
     """TMA descriptors, in the order of their offsets."""
     params_bytes: int
@@ -51,4 +85,5 @@ class LaunchSpec(Frozen):
     offsets: dict[str, int]
     """Byte offset of each scalar parameter: ``m n k batch`` (int32), ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
     bit broadcasts the operand over the batch), ``alpha beta`` (float32), ``d_pointer`` (address), ``d_stride
-    d_batch_stride`` (int64, in elements)."""
+    d_batch_stride`` (int64, in elements). Where there are parts also ``partials flags`` (addresses in the workspace)
+    and ``c_pointer c_stride c_batch_stride``."""

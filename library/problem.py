@@ -73,7 +73,7 @@ class GemmProblem:
         m, n, k, batch = extents
 
         def align(dtype: DTypeName, contiguous: int, strided: int) -> int:
-            stride = contiguous * DTYPES[dtype].bytes if strided > 1 or batch > 1 else 0
+            stride = contiguous * DTYPES[dtype].bits // 8 if strided > 1 or batch > 1 else 0
             return gcd(16, stride)
 
         return cls(

@@ -5,7 +5,8 @@ cubin whose constants differ from what stands here.
 
 Shared memory of a block, each region aligned to 1,024 bytes (the period of the 128-byte swizzle)::
 
-    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages | mbarriers |
+    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages | sums of slices |
+    | mbarriers |
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 
 from gemmill.library.arch import ARCHS
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.fields import Fields
 
@@ -51,6 +52,51 @@ def align_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def element_bits(fields: Fields, operand: str) -> int:
+    """Bits of one element of A or B in memory and in its stages."""
+    return DTYPES[str(fields[f"{operand}.dtype"])].bits
+
+
+def is_mixed(fields: Fields) -> bool:
+    """Whether A is narrower than B, and widened to B's type on its way to the tensor cores."""
+    return element_bits(fields, "a") < element_bits(fields, "b")
+
+
+def group_size(fields: Fields) -> int:
+    """Elements of narrow A along K that share a scale; 0 where they have none."""
+    rows, _, group = str(fields["a.scale"]).partition("x")
+    return int(group.removesuffix("z")) if rows == "1" and is_mixed(fields) else 0
+
+
+def groups(fields: Fields) -> int:
+    """Groups along K whose scales a stage holds."""
+    group = group_size(fields)
+    return max(1, integer(fields, "tile.k") // group) if group else 0
+
+
+def has_zeros(fields: Fields) -> bool:
+    """Whether groups have zero points."""
+    return str(fields["a.scale"]).endswith("z")
+
+
+def transposes(fields: Fields, operand: str) -> bool:
+    """Whether an operand's stages are transposed in shared memory: WGMMA reads all but 16-bit ones K-major alone."""
+    return fields[f"{operand}.major"] == "mn" and element_bits(fields, operand) != 16 and not is_mixed(fields)
+
+
+def slices(fields: Fields) -> int:
+    """Parts of a stage's K that consumer warpgroups multiply each for itself: 2 where they share 64 rows."""
+    shared = fields["schedule"] == "cooperative" and fields["tile.m"] == SUBTILE_M
+    return 2 if shared and is_mixed(fields) else 1
+
+
+def fragment_registers(fields: Fields) -> int:
+    """Registers of a consumer thread that hold narrow A widened: those MMAs read and those of the next stage."""
+    if not is_mixed(fields):
+        return 0
+    return 2 * warpgroup_m(fields) * (integer(fields, "tile.k") // slices(fields)) * 16 // (32 * WARPGROUP)
+
+
 def consumer_warpgroups(fields: Fields) -> int:
     """Warpgroups that issue WGMMAs: two, or three sharing a tile of 192 rows."""
     return 3 if fields["schedule"] == "cooperative" and fields["tile.m"] == 192 else 2
@@ -59,7 +105,8 @@ def consumer_warpgroups(fields: Fields) -> int:
 def warpgroup_m(fields: Fields) -> int:
     """Rows of the tile that one consumer warpgroup accumulates."""
     tile_m = integer(fields, "tile.m")
-    return tile_m if fields["schedule"] == "pingpong" else tile_m // consumer_warpgroups(fields)
+    whole = fields["schedule"] == "pingpong" or slices(fields) > 1
+    return tile_m if whole else tile_m // consumer_warpgroups(fields)
 
 
 def threads(fields: Fields) -> int:
@@ -100,15 +147,15 @@ def swizzle_bytes(contiguous_bytes: int) -> int:
 def operand_swizzle(fields: Fields, operand: str) -> int:
     """Swizzle span in bytes of A's or B's stages."""
     extent = {"k": "tile.k", "mn": "tile.m" if operand == "a" else "tile.n"}[str(fields[f"{operand}.major"])]
-    return swizzle_bytes(integer(fields, extent) * element_bytes(fields, operand))
+    return swizzle_bytes(integer(fields, extent) * element_bits(fields, operand) // 8)
 
 
 def stage_bytes(fields: Fields) -> tuple[int, int]:
-    """Bytes of one stage of A and of B."""
-    k = integer(fields, "tile.k")
+    """Bytes of one stage of A and of B; transposed ones lie there twice."""
+    m, n, k = (integer(fields, f"tile.{extent}") for extent in "mnk")
     return (
-        integer(fields, "tile.m") * k * element_bytes(fields, "a"),
-        integer(fields, "tile.n") * k * element_bytes(fields, "b"),
+        m * k * element_bits(fields, "a") // 8 * (2 if transposes(fields, "a") else 1),
+        n * k * element_bits(fields, "b") // 8 * (2 if transposes(fields, "b") else 1),
     )
 
 
@@ -117,14 +164,32 @@ def tile_columns_d(fields: Fields) -> int:
     return integer(fields, "tile.n") // (2 if parse(str(fields["epilogue"])).gated else 1)
 
 
+def stored_dtype(fields: Fields, operand: str) -> str:
+    """The dtype of C or D as the main kernel sees it: split kernels store partial sums, and take no C."""
+    if fields["scheduler.decomposition"] == "split":
+        return "none" if operand == "c" else partial_dtype(fields)
+    return str(fields[f"{operand}.dtype"])
+
+
+def partial_dtype(fields: Fields) -> DTypeName:
+    """The dtype of the partial sums of a split kernel."""
+    return "s32" if fields["accumulator"] == "s32" else "f32"
+
+
+def stored_bytes(fields: Fields, operand: str) -> int:
+    """Bytes of one element of :func:`stored_dtype`; 0 for an absent C."""
+    dtype = stored_dtype(fields, operand)
+    return 0 if dtype == "none" else max(8, DTYPES[dtype].bits) // 8
+
+
 def subtile_n(fields: Fields) -> int:
     """Columns of the C and D subtiles that a warpgroup stages at a time: the widest that suits both operands.
 
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
-    operands = ((str(fields[f"{operand}.dtype"]), str(fields[f"{operand}.major"])) for operand in "cd")
-    return _subtile_n(tile_columns_d(fields), *operands)
+    operands = ((stored_dtype(fields, operand), str(fields[f"{operand}.major"])) for operand in "cd")
+    return _subtile_n(tile_columns_d(fields), *(pair for pair in operands if pair[0] != "none"))
 
 
 @cache
@@ -141,27 +206,27 @@ def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
 
 def column_bytes(fields: Fields, operand: str) -> int:
     """Bytes of a column of a panel of an m-major C or D subtile."""
-    return min(128, SUBTILE_M * element_bytes(fields, operand))
+    return min(128, SUBTILE_M * stored_bytes(fields, operand))
 
 
 def subtile_swizzle(fields: Fields, operand: str) -> int:
     """Swizzle span in bytes of a C or D subtile; 16 means none."""
     if fields[f"{operand}.major"] == "m":
         return column_bytes(fields, operand)
-    row = subtile_n(fields) * element_bytes(fields, operand)
+    row = subtile_n(fields) * stored_bytes(fields, operand)
     return row if row in (128, 64, 32) else 16
 
 
 def subtile_box(fields: Fields, operand: str) -> tuple[int, int]:
     """TMA box of a C or D subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
     if fields[f"{operand}.major"] == "m":
-        return column_bytes(fields, operand) // element_bytes(fields, operand), subtile_n(fields)
+        return column_bytes(fields, operand) // stored_bytes(fields, operand), subtile_n(fields)
     return subtile_n(fields), SUBTILE_M
 
 
 def subtile_bytes(fields: Fields, operand: str) -> int:
     """Bytes of one C or D subtile; 0 for an absent C."""
-    return align_up(SUBTILE_M * subtile_n(fields) * element_bytes(fields, operand), 1024)
+    return align_up(SUBTILE_M * subtile_n(fields) * stored_bytes(fields, operand), 1024)
 
 
 def subtiles(fields: Fields) -> int:
@@ -171,11 +236,17 @@ def subtiles(fields: Fields) -> int:
 
 def c_buffers(fields: Fields) -> int:
     """C subtiles a warpgroup has in flight."""
-    return 0 if fields["c.dtype"] == "none" else min(2, subtiles(fields))
+    return 0 if stored_dtype(fields, "c") == "none" else min(2, subtiles(fields))
 
 
 def scale_bytes(fields: Fields) -> int:
-    """Bytes of the block scales of one stage: one f32 for each row of A's tile, and four for B's blocks of columns."""
+    """Bytes of the scales of one stage.
+
+    Of blocks: one f32 for each row of A's tile, and four for B's blocks of columns. Of groups of narrow A: one of B's
+    type for each row and group, and as many zero points.
+    """
+    if is_mixed(fields):
+        return integer(fields, "tile.m") * groups(fields) * element_bytes(fields, "b") * (2 if has_zeros(fields) else 1)
     return 0 if fields["a.scale"] == "none" else (integer(fields, "tile.m") + 4) * 4
 
 
@@ -183,8 +254,10 @@ def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
     """Shared memory beside the A and B stages."""
     per_warpgroup = d_buffers * subtile_bytes(fields, "d") + c_buffers(fields) * subtile_bytes(fields, "c")
     turns = 2 if fields["schedule"] == "pingpong" else 0
-    barriers = 8 * (2 * stages + consumer_warpgroups(fields) * c_buffers(fields) + turns)
-    return consumer_warpgroups(fields) * per_warpgroup + barriers + stages * scale_bytes(fields)
+    sums = integer(fields, "tile.m") * integer(fields, "tile.n") * 4 if slices(fields) > 1 else 0
+    rings = 3 if transposes(fields, "a") or transposes(fields, "b") else 2
+    barriers = 8 * (rings * stages + consumer_warpgroups(fields) * c_buffers(fields) + turns)
+    return consumer_warpgroups(fields) * per_warpgroup + sums + barriers + stages * scale_bytes(fields)
 
 
 def auto_stages(fields: Fields) -> int:
@@ -208,3 +281,24 @@ def shared_bytes(fields: Fields) -> int:
     """Dynamic shared memory of a block."""
     stages = integer(fields, "stages")
     return stages * sum(stage_bytes(fields)) + fixed_bytes(fields, stages, d_buffers(fields))
+
+
+def slot_flags(fields: Fields) -> int:
+    """Flags of a slot of the workspace: one for each warpgroup of a cluster that accumulates a part of one tile."""
+    warpgroups = 1 if fields["schedule"] == "pingpong" else consumer_warpgroups(fields)
+    return integer(fields, "cluster.m") * integer(fields, "cluster.n") * warpgroups
+
+
+def slot_bytes(fields: Fields) -> int:
+    """Bytes of a slot of the workspace: the accumulators of a cluster tile."""
+    return slot_flags(fields) * warpgroup_m(fields) * integer(fields, "tile.n") * 4
+
+
+REDUCTION_THREADS = 256
+"""Threads of a block of the reduction kernel."""
+
+
+def reduction_vectors(splits: int) -> int:
+    """Vectors that a block of the reduction kernel computes; threads share one where there are many parts."""
+    groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
+    return REDUCTION_THREADS // groups

@@ -22,6 +22,11 @@ from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
+MAX_SPLITS = 256
+DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"cooperative": ("tiles", "split", "fused", "stream"), "pingpong": ("tiles", "split", "fused")}
+)
+"""The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
 ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
 """The targets that each family is compiled for."""
 
@@ -60,13 +65,19 @@ def _swizzle(f: Fields) -> str | None:
 
 
 def _splits(f: Fields) -> str | None:
-    splits = integer(f, "scheduler.splits")
-    return None if splits == 1 else f"splits is {splits}; it must be 1: there is no kernel to add up parts of K"
+    splits, decomposition = integer(f, "scheduler.splits"), f["scheduler.decomposition"]
+    if decomposition in ("split", "fused"):
+        in_range = 2 <= splits <= MAX_SPLITS
+        return None if in_range else f"splits is {splits}; {decomposition} kernels take 2 to {MAX_SPLITS}"
+    return None if splits == 1 else f"splits is {splits}; it must be 1 where the decomposition is {decomposition}"
 
 
 def _decomposition(f: Fields) -> str | None:
-    decomposition = f["scheduler.decomposition"]
-    return None if decomposition == "tiles" else f"there is no {decomposition} decomposition yet; it must be tiles"
+    decomposition, schedule = f["scheduler.decomposition"], str(f["schedule"])
+    decompositions = DECOMPOSITIONS.get(schedule, ("tiles",))
+    if decomposition in decompositions:
+        return None
+    return f"there is no {decomposition} decomposition of {schedule} kernels; it must be {one_of(decompositions)}"
 
 
 def _batching(f: Fields) -> str | None:
@@ -97,12 +108,34 @@ def _epilogue_outputs(f: Fields) -> str | None:
     )
 
 
+def _epilogue_gated(f: Fields) -> str | None:
+    if f["scheduler.decomposition"] != "split" or not parse(str(f["epilogue"])).gated:
+        return None
+    return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
-    Rule("scheduler-splits", ("scheduler.splits",), _splits, "gemmill: no reduction kernel exists"),
-    Rule("decomposition", ("scheduler.decomposition",), _decomposition, "gemmill: the tile schedulers that exist"),
+    Rule(
+        "scheduler-splits",
+        ("scheduler.splits", "scheduler.decomposition"),
+        _splits,
+        "gemmill: emitters/include/gemmill/scheduler",
+    ),
+    Rule(
+        "decomposition",
+        ("scheduler.decomposition", "schedule"),
+        _decomposition,
+        "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
+    ),
     Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    Rule(
+        "epilogue-gated",
+        ("scheduler.decomposition", "epilogue"),
+        _epilogue_gated,
+        "gemmill: partial sums have the columns of D",
+    ),
     Rule("epilogue-integers", ("d.dtype", "epilogue"), _epilogue_integers, "gemmill: expressions compute in f32"),
     Rule(
         "epilogue-outputs",
@@ -122,7 +155,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
         **wgmma.DOMAINS,
         "promote": (0, 4),
         "scheduler.swizzle": SWIZZLES,
-        "scheduler.splits": (1,),
+        "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),
     }
 )
 """The values a fix may give to a field."""

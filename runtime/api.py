@@ -20,7 +20,7 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
 from gemmill.runtime.epilogues import NOTHING, Passed, bind_operands, read_passed
-from gemmill.runtime.operands import Gemm, bind, d_shape
+from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults
@@ -35,8 +35,10 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-_Options = tuple[float, float | None, Any, DTypeName | None, bool, bool, Registry | None, str | GemmConfig | None]
-"""``alpha beta out_dtype accumulator tf32 fast_accumulation registry kernel`` of a call, made on
+_Options = tuple[
+    float, float | None, Any, DTypeName | None, bool, bool, tuple[Any, Any], Registry | None, str | GemmConfig | None
+]
+"""``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel`` of a call, made on
 every call: a plain tuple."""
 
 
@@ -104,6 +106,10 @@ def matmul(
     fast_accumulation: bool = True,
     a_scale: Any = None,
     b_scale: Any = None,
+    a_zero: Any = None,
+    b_zero: Any = None,
+    a_dtype: Any = None,
+    b_dtype: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
@@ -125,6 +131,13 @@ def matmul(
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted.
 
+    One operand may be narrower (s8, u8, e4m3, s4, u4) than the other's bf16 or f16: weights, K-major, are widened in
+    registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one in
+    the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero``, in the
+    dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step; the
+    group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous
+    along M) and ``a_zero`` do the same for a narrow ``a``.
+
     ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
     follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
     ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16 or f16. Tensors of
@@ -141,10 +154,11 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
-    if a_scale is not None or b_scale is not None or epilogue is not None or operands:
+    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, (a_dtype, b_dtype), registry, kernel
+    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    if operands or any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype, epilogue)):
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-        return _matmul_views(a, b, c, out, stream, options, passed, a_scale=a_scale, b_scale=b_scale)
+        return _matmul_views(a, b, c, out, stream, options, passed, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -181,7 +195,7 @@ def _matmul_views(
     a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, passed: Passed = NOTHING, **scales: Any
 ) -> Any:
     """:func:`matmul` where not all operands are PyTorch's, some have scales, or there is an epilogue."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, passed.epilogue, **scales)
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], passed.epilogue, **scales)
     layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
     key = layout, options, passed.key
     ready = _ready.get(key)
@@ -207,6 +221,10 @@ def plan(
     fast_accumulation: bool = True,
     a_scale: Any = None,
     b_scale: Any = None,
+    a_zero: Any = None,
+    b_zero: Any = None,
+    a_dtype: Any = None,
+    b_dtype: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
@@ -218,9 +236,11 @@ def plan(
     Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
     current one by then.
     """
+    dtypes = a_dtype, b_dtype
+    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, passed.epilogue, a_scale=a_scale, b_scale=b_scale)
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry, kernel
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **scales)
+    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
@@ -262,6 +282,7 @@ def _read(
     out: Any,
     out_dtype: Any,
     stream: Stream,
+    dtypes: tuple[Any, Any] = (None, None),
     epilogue: Epilogue = PLAIN,
     **scales: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
@@ -272,16 +293,25 @@ def _read(
     if stream is None and is_torch(a):
         handle = _torch_stream()(device)
     tensors["b"] = view(b, "b", handle)
+    for name, dtype in zip("ab", dtypes, strict=True):
+        if dtype is not None:
+            other = tensors["b"].shape[-2:-1] if name == "a" else tensors["a"].shape[-1:]
+            tensors[name] = unpacked(name, tensors[name], _dtype_name(dtype), other[0] if other else 0)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
     tensors |= {name: view(scale, name, handle) for name, scale in scales.items() if scale is not None}
-    dtype = default_output(tensors["a"].dtype) if out_dtype is None else _dtype_name(out_dtype)
+    dtype = default_output(_wider(tensors)) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
         out = _allocate(a, d_shape(tensors["a"].shape, tensors["b"].shape, epilogue), dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
         raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {dtype}; they must be equal")
     return tensors, out, handle
+
+
+def _wider(tensors: dict[str, TensorView]) -> DTypeName:
+    """The dtype of the wider of A and B."""
+    return max(tensors["a"].dtype, tensors["b"].dtype, key=lambda dtype: DTYPES[dtype].bits)
 
 
 def _addresses(tensors: dict[str, TensorView]) -> Addresses:
@@ -327,13 +357,13 @@ def _choose(
     tensors: dict[str, TensorView], handle: int, options: _Options, passed: Passed = NOTHING
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
-    alpha, beta, _, accumulator, tf32, fast, registry, named = options
+    alpha, beta, _, accumulator, tf32, fast, _, registry, named = options
     beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
             raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
     if accumulator is None:
-        accumulator = default_accumulator(tensors["a"].dtype)
+        accumulator = default_accumulator(_wider(tensors))
     elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
     if beta is None:
@@ -355,6 +385,8 @@ def _choose(
         promote=0 if fast else 4,
         a_scale=tensors.get("a_scale"),
         b_scale=tensors.get("b_scale"),
+        a_zero=tensors.get("a_zero"),
+        b_zero=tensors.get("b_zero"),
         epilogue=passed.epilogue,
         may_stack=passed.may_stack,
     )

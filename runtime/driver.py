@@ -174,6 +174,10 @@ class Kernel:
                 driver.cuFuncSetAttribute(self.function, attribute, spec.shared_bytes),
                 f"giving {spec.entry} {spec.shared_bytes} bytes of shared memory",
             )
+            self.reduction = None
+            if spec.parts and spec.parts.reduction:
+                entry = spec.parts.reduction.entry
+                self.reduction = check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")
             self.max_clusters = self._max_active_clusters()
         if self.max_clusters < 1:
             raise DeviceError(
@@ -193,11 +197,11 @@ class Kernel:
         what = f"asking how many clusters of {self.spec.entry} GPU {self.device} holds"
         return int(check(driver.cuOccupancyMaxActiveClusters(self.function, config), what))
 
-    def _launch_config(self, blocks: int) -> Any:
+    def _launch_config(self, blocks: int, threads: int | None = None, shared_bytes: int | None = None) -> Any:
         config = bindings().CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.spec.threads, 1, 1
-        config.sharedMemBytes = self.spec.shared_bytes
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads or self.spec.threads, 1, 1
+        config.sharedMemBytes = self.spec.shared_bytes if shared_bytes is None else shared_bytes
         return config
 
     def prepare(self, blocks: int, arguments: int) -> PreparedLaunch:
@@ -206,13 +210,21 @@ class Kernel:
         The kernel's prologue may overlap the end of the kernel before it in the stream (programmatic dependent launch);
         it waits for that kernel before it touches global memory.
         """
+        return self._prepared(self.function, self._launch_config(blocks), arguments)
+
+    def prepare_reduction(self, blocks: int, arguments: int) -> PreparedLaunch:
+        """The same for the second kernel of a split kernel, which takes the same parameters."""
+        reduction = self.spec.parts and self.spec.parts.reduction
+        assert reduction, f"{self.spec.entry} has no second kernel"
+        return self._prepared(self.reduction, self._launch_config(blocks, reduction.threads, 0), arguments)
+
+    def _prepared(self, function: Any, config: Any, arguments: int) -> PreparedLaunch:
         driver = bindings()
         overlap = driver.CUlaunchAttribute()
         overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         overlap.value.programmaticStreamSerializationAllowed = 1
-        config = self._launch_config(blocks)
         config.attrs, config.numAttrs = [overlap], 1
-        return PreparedLaunch(self, config, arguments)
+        return PreparedLaunch(self, function, config, arguments)
 
 
 class PreparedLaunch:
@@ -220,11 +232,11 @@ class PreparedLaunch:
 
     __slots__ = ("_arguments", "_config", "_function", "_launch", "_stream", "kernel")
 
-    def __init__(self, kernel: Kernel, config: Any, arguments: int) -> None:
+    def __init__(self, kernel: Kernel, function: Any, config: Any, arguments: int) -> None:
         self.kernel = kernel
         self._config = config
         self._arguments = arguments
-        self._function = kernel.function
+        self._function = function
         self._launch = bindings().cuLaunchKernelEx
         self._stream = 0
 

@@ -38,6 +38,14 @@ class Bound:
     reset: tuple[int, int] | None = None
     """32-bit word, and their number, that an output is filled with before each launch."""
 
+    @property
+    def transposed(self) -> tuple[int, ...]:
+        """The strides where the kernel solves the problem with M and N swapped."""
+        if len(self.strides) < 3:
+            return self.strides
+        row, column, batch = self.strides
+        return column, row, batch
+
 
 def read_epilogue(text: str) -> Epilogue:
     """A caller's epilogue; OperandError that points at what is wrong with it."""

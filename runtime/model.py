@@ -18,6 +18,8 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
+from gemmill.runtime import model_parts
+from gemmill.runtime.parts import PARTIAL_BYTES
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,7 +67,10 @@ class Columns:
     swizzle: Floats
     raster_m: npt.NDArray[np.bool_]
     pingpong: npt.NDArray[np.bool_]
-    bytes: tuple[int, int, int, int]
+    split: npt.NDArray[np.bool_]
+    fused: npt.NDArray[np.bool_]
+    stream: npt.NDArray[np.bool_]
+    bytes: tuple[float, float, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
     @classmethod
@@ -87,7 +92,15 @@ class Columns:
             swizzle=column([c.scheduler.swizzle for c in configs]),
             raster_m=np.array([c.scheduler.raster == "m" for c in configs]),
             pingpong=np.array([c.schedule == "pingpong" for c in configs]),
-            bytes=(first.a.type.bytes, first.b.type.bytes, first.c.type.bytes if first.c else 0, first.d.type.bytes),
+            split=np.array([c.scheduler.decomposition == "split" for c in configs]),
+            fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
+            stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
+            bytes=(
+                first.a.type.bits / 8,
+                first.b.type.bits / 8,
+                first.c.type.bytes if first.c else 0,
+                first.d.type.bytes,
+            ),
         )
 
 
@@ -125,7 +138,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     mma_cycles = np.maximum(
         k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
     )
-    mmas = k.tile_m / SUBTILE_M * k.tile_k * bytes_a / INSTRUCTION_K_BYTES
+    mmas = k.tile_m / SUBTILE_M * k.tile_k * max(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
     loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
     loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
@@ -133,24 +146,32 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     load_ns = k.tile_k * (loaded_a + loaded_b) / load_rate
     latency_ns = _LATENCY_NS / (k.stages - 1)
     paces = np.stack([mma_ns, load_ns, latency_ns])
-    loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * _norm(paces, _STEP_SHARPNESS)
+    step_ns = _norm(paces, _STEP_SHARPNESS)
+    loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * step_ns
 
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
-    store_ns = _TILE_NS + k.tile_m * k.tile_n * (bytes_c + bytes_d) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    tile = k.tile_m * k.tile_n
+    stored = np.where(k.split, PARTIAL_BYTES, bytes_c + bytes_d)
+    store_ns = _TILE_NS + tile * stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
-    sm_ns = _LATENCY_NS + np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
+    busy_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
+    busy_ns += np.where(k.fused, model_parts.exchange_ns(k.splits, tile), 0)
+    steps = np.ceil(problem.k / k.tile_k)
+    stream_ns = model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, tile)
+    sm_ns = _LATENCY_NS + np.where(k.stream, stream_ns, busy_ns)
 
     # What all SMs share: DRAM, and power.
     dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
-    power_ns = np.full_like(sm_ns, problem.flops * bytes_a / 2 / gpu.power_tflops / 1000)
+    power_ns = np.full_like(sm_ns, problem.flops * max(bytes_a, bytes_b) / 2 / gpu.power_tflops / 1000)
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
+    reduction_ns = np.where(k.split, model_parts.reduction_ns(problem, k.splits, bytes_c, bytes_d), 0)
     shared = np.stack([sm_ns, dram_ns, power_ns])
     slowest = np.argmax(shared, axis=0)
     useful = problem.m * problem.n * problem.batch / (waves * resident * blocks * k.tile_m * k.tile_n / k.splits)
     return Estimate(
-        us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS)) / 1000,
+        us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS) + reduction_ns) / 1000,
         tiles=clusters * blocks,
         waves=waves,
         utilisation=useful * resident * blocks / gpu.sms,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import PLAIN, spelling
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.parse import PLAIN, parse, spelling
+from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
 """Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
+GROUPS = (128, 64, 32)
+"""Elements of a narrow operand along K that may share a scale."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
 
@@ -52,7 +54,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A problem and the tensors it is solved on."""
+    """A problem and the tensors it is solved on. Kernels widen A alone: of a narrow B the transpose is computed."""
 
     problem: GemmProblem
     a: Operand
@@ -61,6 +63,18 @@ class Gemm:
     d: Operand
     a_scale: Scale | None = None
     b_scale: Scale | None = None
+    scale: Operand | None = None
+    """Scales of groups of narrow A: a matrix, M by K / group."""
+    zero: Operand | None = None
+    """Their zero points."""
+    is_transposed: bool = False
+    """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
+
+    def name(self, operand: str) -> str:
+        """What the caller calls the operand in an attribute of this class."""
+        narrow = "b" if self.is_transposed else "a"
+        other = {"a": "b", "b": "a"} if self.is_transposed else {}
+        return {"d": "out", "scale": f"{narrow}_scale", "zero": f"{narrow}_zero", **other}.get(operand, operand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,8 @@ def bind(
     promote: Literal[0, 4] = 0,
     a_scale: TensorView | None = None,
     b_scale: TensorView | None = None,
+    a_zero: TensorView | None = None,
+    b_zero: TensorView | None = None,
     epilogue: Epilogue = PLAIN,
     may_stack: bool = True,
 ) -> Gemm:
@@ -124,7 +140,8 @@ def bind(
     ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. With
     ``may_stack`` a batch that shares ``b`` may become one matrix. OperandError names the operand and the way out.
     """
-    for name, tensor in (("b", b), ("c", c), ("out", d), ("a_scale", a_scale), ("b_scale", b_scale)):
+    others = {"b": b, "c": c, "out": d, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    for name, tensor in others.items():
         if tensor is not None and tensor.device != a.device:
             raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
     shape = d_shape(a.shape, b.shape, epilogue)
@@ -153,7 +170,13 @@ def bind(
         matrices_c = matrices_of("c", spread, batch_shape, m, d_columns, row_axis, column_axis)
 
     scale_a = scale_b = None
-    if a_scale is not None and b_scale is not None:
+    groups = None
+    if is_mixed(a.dtype, b.dtype):
+        narrow = matrices_a if DTYPES[a.dtype].bits < DTYPES[b.dtype].bits else matrices_b
+        groups = _groups(narrow, b if narrow is matrices_a else a, others, batch_shape)
+    elif a_zero is not None or b_zero is not None:
+        raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")
+    elif a_scale is not None and b_scale is not None:
         blocks = -(-k // SCALE_BLOCK)
         scale_a = _scale("a_scale", a_scale, batch_shape, (m, blocks), k_axis=1)
         scale_b = _scale("b_scale", b_scale, batch_shape, (blocks, -(-n // SCALE_BLOCK)), k_axis=0)
@@ -164,6 +187,7 @@ def bind(
 
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
     stackable = may_stack and 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and not scaled
+    stackable = stackable and (groups is None or groups.name == "b")
     if stackable and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
         m, batch = m * batch, 1
@@ -198,7 +222,134 @@ def bind(
         promote=4 if scaled else promote,
         epilogue=spelling(epilogue),
     )
-    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, scale_a, scale_b)
+    gemm = Gemm(problem, operand_a, operand_b, operand_c, operand_d, scale_a, scale_b)
+    if groups is None:
+        return gemm
+    if groups.name == "b":
+        gemm = _transposed(gemm)
+    problem = replace(gemm.problem, a_scale=groups.scaling)
+    return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
+
+
+def is_mixed(a: DTypeName, b: DTypeName) -> bool:
+    """Whether one operand is widened to the other's type."""
+    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
+    return narrow <= 8 and wide == 16
+
+
+def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:
+    """``a`` or ``b`` in bytes as what those hold: ``dtype``, of 8 bits, or of 4 and then two a byte along K.
+
+    ``k`` is the other operand's; where the last byte holds but one element, it decides.
+    """
+    bits = DTYPES[dtype].bits
+    axis = -2 if name == "b" and len(tensor.shape) > 1 else -1
+    if dtype == tensor.dtype:
+        return tensor
+    if bits > 8 or DTYPES[tensor.dtype].bits != 8:
+        raise OperandError(f"{name} is {tensor.dtype}, and cannot be read as {dtype}: pass int8 or uint8 that hold it")
+    if bits == 8:
+        return replace(tensor, dtype=dtype)
+    count = 2 * tensor.shape[axis]
+    if k == count - 1:
+        count = k
+    if tensor.shape[axis] > 1 and tensor.strides[axis] != 1:
+        raise OperandError(
+            f"{name} has strides {tensor.strides}; two {dtype} lie in a byte along K, which must be contiguous: pack "
+            "(N, K / 2) and pass its transpose"
+        )
+    shape, strides = list(tensor.shape), [2 * step for step in tensor.strides]
+    shape[axis], strides[axis] = count, 1
+    return replace(tensor, shape=tuple(shape), strides=tuple(strides), dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Scales and zero points of groups of the narrow operand."""
+
+    name: str
+    scaling: Any
+    scale: Operand | None = None
+    zero: Operand | None = None
+
+
+def _groups(
+    narrow: Matrices, wide: TensorView, tensors: Mapping[str, TensorView | None], batch: tuple[int, ...]
+) -> _Groups:
+    """Read what scales the narrow operand."""
+    name, other = (narrow.name, "b") if narrow.name == "a" else (narrow.name, "a")
+    rows, k = (narrow.rows, narrow.columns) if name == "a" else (narrow.columns, narrow.rows)
+    for kind in ("scale", "zero"):
+        if tensors[f"{other}_{kind}"] is not None:
+            raise OperandError(f"{other} is {wide.dtype}, the wider operand; only {name} takes a {kind}")
+    scale, zero = tensors[f"{name}_scale"], tensors[f"{name}_zero"]
+    if scale is None:
+        if zero is not None:
+            raise OperandError(f"{name}_zero is given without {name}_scale; pass both")
+        return _Groups(name, "none")
+    k_axis = -1 if name == "a" else -2
+    count = scale.shape[k_axis] if len(scale.shape) > 1 else 0
+    size = next((size for size in GROUPS if -(-k // size) == count), None)
+    shape = (rows, count) if name == "a" else (count, rows)
+    if size is None or scale.shape[-2:] != shape:
+        wanted = " or ".join(str((rows, g) if name == "a" else (g, rows)) for g in (-(-k // size) for size in GROUPS))
+        raise OperandError(
+            f"{name}_scale has shape {scale.shape}; its last extents must be {wanted}: one for each "
+            f"{'row' if name == 'a' else 'column'} and group of {', '.join(map(str, GROUPS))} along K = {k}"
+        )
+    operands: list[Operand | None] = []
+    for kind, tensor in (("scale", scale), ("zero", zero)):
+        if tensor is None:
+            operands.append(None)
+            continue
+        if tensor.dtype != wide.dtype or tensor.shape != scale.shape:
+            raise OperandError(
+                f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, as {other} is"
+            )
+        outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
+        batch_stride = collapse(f"{name}_{kind}", batch, broadcast(f"{name}_{kind}", outer, batch))
+        along_rows, along_k = tensor.strides[-2 if name == "a" else -1], tensor.strides[k_axis]
+        if bool(batch_stride) != bool(narrow.batch_stride):
+            raise OperandError(
+                f"{name}_{kind} has shape {tensor.shape} and {name} {narrow.tensor.shape}; each matrix of a batch has "
+                f"its own, and a shared matrix shares it: pass {name}_{kind}.expand(...).contiguous()"
+            )
+        if rows > 1 and along_rows != 1:
+            raise OperandError(
+                f"{name}_{kind} has strides {tensor.strides}; neighbours of one group must be contiguous, as in "
+                f"{'(K / group, M).T' if name == 'a' else '(K / group, N)'}"
+            )
+        operands.append(Operand(tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
+    return _Groups(name, f"1x{size}" + ("z" if zero else ""), *operands)
+
+
+def _transposed(gemm: Gemm) -> Gemm:
+    """The GEMM of the transposes: D' = B' @ A'."""
+    p = gemm.problem
+    flipped = {"n": "m", "m": "n"}
+    c = replace(gemm.c, major=flipped[gemm.c.major]) if gemm.c else None
+    d = replace(gemm.d, major=flipped[gemm.d.major])
+    problem = replace(
+        p,
+        m=p.n,
+        n=p.m,
+        **{f"a_{x}": getattr(p, f"b_{x}") for x in ("dtype", "major", "align", "scale")},
+        **{f"b_{x}": getattr(p, f"a_{x}") for x in ("dtype", "major", "align", "scale")},
+        c_major=_literal(c.major) if c else None,
+        d_major=_literal(d.major),
+        epilogue=_transposed_epilogue(p),
+    )
+    return Gemm(problem, gemm.b, gemm.a, c, d, gemm.b_scale, gemm.a_scale, is_transposed=not gemm.is_transposed)
+
+
+def _transposed_epilogue(problem: GemmProblem) -> str:
+    epilogue = parse(problem.epilogue)
+    if epilogue.gated:
+        raise OperandError(
+            f"the epilogue `{epilogue}` pairs columns of b, and kernels that widen b compute the transpose: apply it "
+            "to the result, or widen b beforehand"
+        )
+    return spelling(transposed(epilogue))
 
 
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:
@@ -286,10 +437,10 @@ def _stack(matrices: Matrices, rows: int) -> Matrices:
 
 def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
     """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
-    tensor, size = x.tensor, DTYPES[x.tensor.dtype].bytes
+    tensor, bits = x.tensor, DTYPES[x.tensor.dtype].bits
     if 0 in (x.rows, x.columns, batch):
         # Nothing will be read; kernels run no K tile, or do not run.
-        return Operand(tensor.ptr, tensor.dtype, first, 16 // size, 0, 16)
+        return Operand(tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
     batch_stride = x.batch_stride if batch > 1 else 0
     layouts = []
     for major, inner, inner_stride, outer, stride in (
@@ -297,8 +448,8 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
         if inner == 1 or inner_stride == 1:
-            bits = tensor.ptr | batch_stride * size | (stride * size if outer > 1 else 0) | 16
-            layouts.append(Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, bits & -bits))
+            steps = tensor.ptr | batch_stride * bits // 8 | (stride * bits // 8 if outer > 1 else 0) | 16
+            layouts.append(Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, steps & -steps))
     if not layouts:
         raise OperandError(
             f"{x.name} has strides ({x.row_stride}, {x.column_stride}) along its rows and columns; one of them must be "

@@ -12,20 +12,22 @@ from typing import Any
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import driver, tma
+from gemmill.runtime import driver, parts, tma
 from gemmill.runtime.driver import Kernel
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed
-from gemmill.runtime.operands import Gemm
+from gemmill.runtime.exchange import Exchange
+from gemmill.runtime.operands import Gemm, unpacked
 from gemmill.runtime.selector import Choice
 from gemmill.runtime.tensors import TensorView, view
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of what is passed to the epilogue."""
 
-OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale")
+OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero")
 """What the tensors of a GEMM are called."""
-_INDEX = {**{name: index for index, name in enumerate(OPERANDS)}, "d": OPERANDS.index("out")}
-_INT32_MAX = (1 << 31) - 1
+_INDEX = {name: index for index, name in enumerate(OPERANDS)}
+_POINTERS = ("d", "a_scale", "b_scale")
+"""Attributes of a GEMM whose addresses kernels take as they are, not in a TMA descriptor."""
 
 
 class ParameterBlock:
@@ -57,13 +59,14 @@ class ParameterBlock:
 
 def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> int:
     """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
-    along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
-    tiles = -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
-    if tiles > _INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
+    tiles = parts.cluster_tiles(spec, problem)
+    units = tiles * (spec.parts.splits if spec.parts else 1)
+    if units > parts.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
         raise UnsupportedProblemError(
-            f"{spec.entry}: {tiles} output tiles; kernels count up to 2^31: split the problem"
+            f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
-    return min(tiles, max_clusters) * spec.cluster[0] * spec.cluster[1]
+    clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
+    return clusters * spec.cluster[0] * spec.cluster[1]
 
 
 def is_empty(problem: GemmProblem) -> bool:
@@ -82,18 +85,21 @@ class Launcher:
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
         for box in spec.boxes:
+            if box.operand == "partials":
+                continue  # it has no address before the launch
             operand = getattr(gemm, box.operand)
             # Without a K tile A and B are not read, and may have no address.
-            unread = problem.k == 0 and box.operand in ("a", "b")
+            unread = problem.k == 0 and box.operand not in ("c", "d")
             n = problem.d_columns if box.operand in ("c", "d") else problem.n
             sizes = {"m": problem.m, "n": n, "k": problem.k}
-            extents = sizes[box.contiguous], sizes[box.strided]
+            extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
+            name = gemm.name(box.operand)
             batch = problem.batch if operand.batch_stride else 1
-            address = gemm.d.ptr if unread else operand.ptr
-            described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride)
+            address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
+            described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
             described.encode(block.address + box.offset)
             if not unread:
-                descriptors.append((_INDEX[box.operand], block.address + box.offset))
+                descriptors.append((_INDEX[name], block.address + box.offset))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
         layout = "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
         scalars = [
@@ -108,6 +114,9 @@ class Launcher:
             ("d_stride", "q", gemm.d.stride),
             ("d_batch_stride", "q", gemm.d.batch_stride),
         ]
+        if gemm.c is not None:
+            scalars += [("c_stride", "q", gemm.c.stride), ("c_batch_stride", "q", gemm.c.batch_stride)]
+            scalars += [("c_pointer", "Q", gemm.c.ptr)]
         for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
             if scale is not None:
                 scalars += [
@@ -122,7 +131,7 @@ class Launcher:
         for extra in extras:
             at = spec.offsets[f"epilogue.{extra.name}"]
             block.write(at, "Q", extra.address)
-            for i, stride in enumerate(extra.strides):
+            for i, stride in enumerate(extra.transposed if gemm.is_transposed else extra.strides):
                 block.write(at + 8 + 8 * i, "q", stride)
             if not extra.strides:
                 block.write(at + 8, layout, extra.value)
@@ -130,20 +139,25 @@ class Launcher:
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
         self._pointers = tuple(
-            (index, ctypes.c_uint64.from_address(block.address + spec.offsets[f"{name}_pointer"]))
-            for name, index in _INDEX.items()
-            if f"{name}_pointer" in spec.offsets
+            (
+                _INDEX[gemm.name(operand)],
+                ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]),
+            )
+            for operand in _POINTERS
+            if getattr(gemm, operand) is not None
         ) + tuple(
             (len(OPERANDS) + i, ctypes.c_uint64.from_address(block.address + spec.offsets[f"epilogue.{extra.name}"]))
             for i, extra in enumerate(extras)
         )
         self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
-        operands = (gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale)
+        operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
         self._addresses: Addresses = (
-            *(operand.ptr if operand else 0 for operand in operands),
+            *(x.ptr if (x := operands.get(name)) else 0 for name in OPERANDS),
             *(extra.address for extra in extras),
         )
-        self._launch = kernel.prepare(grid_blocks(spec, problem, kernel.max_clusters), block.arguments)
+        blocks = grid_blocks(spec, problem, kernel.max_clusters)
+        self._exchange = Exchange(gemm, kernel, block, blocks) if spec.parts else None
+        self._launch = kernel.prepare(blocks, block.arguments)
         self._lock = threading.Lock()
 
     def __call__(self, stream: int, addresses: Addresses) -> None:
@@ -158,7 +172,10 @@ class Launcher:
                 self._addresses = addresses
             for index, word, count in self._resets:
                 driver.fill(self.kernel.device, stream, addresses[index], word, count)
-            self._launch(stream)
+            if self._exchange is None:
+                self._launch(stream)
+            else:
+                self._exchange(stream, self._launch)
 
 
 class Plan:
@@ -209,6 +226,8 @@ class Plan:
         out: Any = None,
         a_scale: Any = None,
         b_scale: Any = None,
+        a_zero: Any = None,
+        b_zero: Any = None,
         **operands: Any,
     ) -> None:
         """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
@@ -221,7 +240,7 @@ class Plan:
         tensors = dict(self._tensors)
         values = dict(self._passed.values)
         tensors |= {name: value for name, value in values.items() if not isinstance(value, float)}
-        given = dict(zip(OPERANDS, (a, b, c, out, a_scale, b_scale), strict=True)) | operands
+        given = dict(zip(OPERANDS, (a, b, c, out, a_scale, b_scale, a_zero, b_zero), strict=True)) | operands
         for name, tensor in given.items():
             if tensor is None:
                 continue
@@ -230,11 +249,13 @@ class Plan:
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
             new, old = view(tensor, name, self._stream()), tensors[name]
+            if new.dtype in ("s8", "u8"):
+                new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
-            if old.writable and not new.writable and (name == "out" or name in self._passed.outputs):
+            if (name == "out" or name in self._passed.outputs) and not new.writable:
                 raise OperandError(f"{name} is read-only")
-            if 0 not in new.shape and name in ("a", "b", "c", "out"):
+            if 0 not in new.shape and not name.endswith("_scale"):
                 tma.check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}

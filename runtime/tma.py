@@ -65,24 +65,33 @@ class Descriptor:
 
 
 def describe(
-    box: TmaBox, address: int, contiguous: int, strided: int, batch: int, stride: int, batch_stride: int
+    box: TmaBox,
+    address: int,
+    contiguous: int,
+    strided: int,
+    batch: int,
+    stride: int,
+    batch_stride: int,
+    name: str | None = None,
 ) -> Descriptor:
     """The descriptor of one operand; OperandError names the rule of TMA that it breaks.
 
     ``contiguous``, ``strided`` and ``batch`` are extents; ``stride`` and ``batch_stride`` are elements between
-    neighbours along the last two. Along an extent of 0 or 1 a stride is never followed, and any value will do.
+    neighbours along the last two. Along an extent of 0 or 1 a stride is never followed, and any value will do. Packed
+    elements are bytes to TMA. ``name`` is what errors call the operand.
     """
-    size = DTYPES[box.dtype].bytes
-    extents = max(contiguous, 1), max(strided, 1), max(batch, 1)
+    bits = DTYPES[box.dtype].bits
+    size = max(8, bits) // 8
+    extents = max(-(-contiguous * bits // (8 * size)), 1), max(strided, 1), max(batch, 1)
     row = -(-extents[0] * size // ALIGNMENT) * ALIGNMENT
-    row_stride = stride * size if strided > 1 else row
-    matrix_stride = batch_stride * size if batch > 1 else row
-    name = "out" if box.operand == "d" else box.operand
+    row_stride = stride * bits // 8 if strided > 1 else row
+    matrix_stride = batch_stride * bits // 8 if batch > 1 else row
+    name = name or ("out" if box.operand == "d" else box.operand)
     check_address(name, address)
     for along, value in ((box.strided, row_stride), ("batch", matrix_stride)):
         if value <= 0 or value % ALIGNMENT or value >= MAX_STRIDE:
             copy = f"pass {name}.expand(...).contiguous()"
-            pad = f"pad the contiguous extent to a multiple of {ALIGNMENT // size} elements"
+            pad = f"pad the contiguous extent to a multiple of {ALIGNMENT * 8 // bits} elements"
             raise OperandError(
                 f"{name}: neighbours along {along} are {value} bytes apart; TMA needs a positive multiple "
                 f"of {ALIGNMENT} below 2^40: {pad if value > 0 and value % ALIGNMENT else copy}"

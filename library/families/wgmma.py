@@ -9,7 +9,6 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
@@ -17,6 +16,10 @@ from gemmill.library.resources import integer
 
 FP8 = ("e4m3", "e5m2")
 INT8 = ("s8", "u8")
+NARROW = ("s8", "u8", "e4m3", "s4", "u4")
+"""Types of A that kernels widen to B's."""
+GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
+"""Scales of groups of narrow A along K, without and with zero points."""
 ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
         ("bf16", "bf16"): ("f32",),
@@ -24,6 +27,7 @@ ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ("tf32", "tf32"): ("f32",),
         **{(a, b): ("f32", "f16") for a in FP8 for b in FP8},
         **{(a, b): ("s32",) for a in INT8 for b in INT8},
+        **{(a, b): ("f32",) for a in NARROW for b in ("bf16", "f16")},
     }
 )
 """Accumulator types by the types of A and B."""
@@ -34,6 +38,8 @@ D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Types the epilogue converts sums to, by the accumulator's."""
+MIXED_TILE_K = (64, 128)
+"""Depths of a stage with a narrow A: its rows lie within one swizzle span, in whole chunks of 16 bytes."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
 TILE_N = tuple(range(16, 257, 16))
@@ -41,26 +47,38 @@ TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
 """K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a promoted stage."""
+TRANSPOSED_BYTES = 64
+TRANSPOSED_DEPTHS = (64, 128, 256)
+"""Bytes of the rows of stages that are transposed, and of their depth: what warps deal out among their lanes."""
 CLUSTER = (1, 2)
 TMA_ALIGN = 16
 """Bytes that TMA needs base addresses and strides to be a multiple of."""
+ALIGNS = (1, 2, 4, 8, 16)
+"""Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
 TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {
-    (2, "no C and an n-major D"): 192,
-    (2, "C or an m-major D"): 160,
-    (2, "an expression"): 128,
-    (2, "an expression that reduces columns"): 96,
-    (3, "no C and an n-major D"): 96,
-    (3, "C or an m-major D"): 96,
-    (3, "an expression"): 64,
-    (3, "an expression that reduces columns"): 64,
+    (2, "no C and an n-major"): 192,
+    (2, "C or an m-major"): 160,
+    (2, "an expression and a"): 128,
+    (2, "an expression that reduces columns and a"): 96,
+    (3, "no C and an n-major"): 96,
+    (3, "C or an m-major"): 96,
+    (3, "an expression and a"): 64,
+    (3, "an expression that reduces columns and a"): 64,
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+MIXED_LIMIT = {(2, 32): 160, (2, 64): 144, (3, 32): 96}
+"""The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
+ptxas holds more of the narrow words at a time."""
+NARROW_D_LIMIT = {2: 176, 3: 88}
+"""The same where D has 8 bits, whose conversion takes more."""
+SHALLOW_LIMIT = 176
+"""The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
 
 def _majors(f: Fields) -> str | None:
@@ -80,9 +98,18 @@ def _mma_types(f: Fields) -> str | None:
 
 
 def _mma_majors(f: Fields) -> str | None:
-    loose = [operand for operand in "ab" if DTYPES[str(f[f"{operand}.dtype"])].bits != 16]
-    wrong = [f"{x.upper()} is {f[f'{x}.dtype']} and {f[f'{x}.major']}-major" for x in loose if f[f"{x}.major"] == "mn"]
-    return f"{' and '.join(wrong)}; WGMMA reads only 16-bit operands that are not K-major" if wrong else None
+    if resources.is_mixed(f) and f["a.major"] == "mn":
+        return f"A is {f['a.dtype']} and mn-major; a narrow A must be K-major"
+    for operand, extent in (("a", "tile.m"), ("b", "tile.n")):
+        row = integer(f, extent) * resources.element_bytes(f, operand)
+        depth = integer(f, "tile.k") * resources.element_bytes(f, operand)
+        if resources.transposes(f, operand) and (row % TRANSPOSED_BYTES or depth not in TRANSPOSED_DEPTHS):
+            return (
+                f"{operand.upper()} is {f[f'{operand}.dtype']} and mn-major, in stages of {row} bytes along {extent} "
+                f"by {depth} along K; to be transposed those must be multiples of {TRANSPOSED_BYTES} and "
+                f"{one_of(TRANSPOSED_DEPTHS)}"
+            )
+    return None
 
 
 def _promote(f: Fields) -> str | None:
@@ -100,6 +127,10 @@ def _block_scales(f: Fields) -> str | None:
     a, b, n = f["a.scale"], f["b.scale"], integer(f, "tile.n")
     if (a, b) == ("none", "none"):
         return None
+    if resources.is_mixed(f):
+        if a in ("none", *GROUP_SCALES) and b == "none":
+            return None
+        return f"A is scaled {a} and B {b}; of {f['a.dtype']} x {f['b.dtype']} A may be {one_of(GROUP_SCALES)}, B none"
     if (a, b) != ("1x128", "128x128"):
         return f"A is scaled {a} and B {b}; it must be none and none, or 1x128 and 128x128"
     if not f["promote"]:
@@ -121,9 +152,10 @@ def _epilogue_types(f: Fields) -> str | None:
 
 def _tile_m(f: Fields) -> str | None:
     schedule, m = str(f["schedule"]), integer(f, "tile.m")
-    if m in TILE_M[schedule]:
-        return None
-    return f"tile M is {m}; {schedule} kernels take {one_of(TILE_M[schedule])}"
+    allowed = TILE_M[schedule]
+    if schedule == "cooperative" and resources.is_mixed(f):
+        allowed = (resources.SUBTILE_M, *allowed)
+    return None if m in allowed else f"tile M is {m}; {schedule} kernels take {one_of(allowed)}"
 
 
 def _tile_n(f: Fields) -> str | None:
@@ -132,11 +164,13 @@ def _tile_n(f: Fields) -> str | None:
 
 
 def _tile_k(f: Fields) -> str | None:
-    k, size = integer(f, "tile.k"), resources.element_bytes(f, "a")
+    k, size = integer(f, "tile.k"), resources.element_bytes(f, "b")
+    if resources.is_mixed(f):
+        return None if k in MIXED_TILE_K else f"tile K is {k}; with {f['a.dtype']} A it must be {one_of(MIXED_TILE_K)}"
     if k * size in TILE_K_BYTES:
         return None
     low, high, step = (depth // size for depth in (TILE_K_BYTES[0], TILE_K_BYTES[-1], resources.INSTRUCTION_K_BYTES))
-    return f"tile K is {k}; with {f['a.dtype']} operands it must be a multiple of {step} from {low} to {high}"
+    return f"tile K is {k}; with {f['b.dtype']} operands it must be a multiple of {step} from {low} to {high}"
 
 
 def _cluster(f: Fields) -> str | None:
@@ -145,12 +179,45 @@ def _cluster(f: Fields) -> str | None:
 
 
 def _alignment(f: Fields) -> str | None:
+    by_tma = "ab" if f["scheduler.decomposition"] == "split" else "abcd"
     wrong = [
         f"{operand.upper()} is aligned to {f[f'{operand}.align']} bytes"
-        for operand in "abcd"
+        for operand in by_tma
         if f[f"{operand}.align"] != TMA_ALIGN and not (operand == "c" and f["c.dtype"] == "none")
     ]
     return f"{' and '.join(wrong)}; TMA takes alignment {TMA_ALIGN}" if wrong else None
+
+
+def _reduction_alignment(f: Fields) -> str | None:
+    if f["scheduler.decomposition"] != "split":
+        return None
+    for operand in "cd":
+        align, size = integer(f, f"{operand}.align"), resources.element_bytes(f, operand)
+        if size and (align not in ALIGNS or align < size):
+            allowed = one_of([a for a in ALIGNS if a >= size])
+            return f"{operand.upper()} is {f[f'{operand}.dtype']} aligned to {align} bytes; it must be {allowed}"
+    return None
+
+
+def _sums(f: Fields) -> str | None:
+    decomposition = f["scheduler.decomposition"]
+    if decomposition in ("fused", "stream") and f["accumulator"] == "f16":
+        return f"sums of {decomposition} kernels are added up in accumulators, which must not be f16: use split"
+    return None
+
+
+def _parts_batching(f: Fields) -> str | None:
+    decomposition, batching = f["scheduler.decomposition"], f["scheduler.batching"]
+    if decomposition == "tiles" or batching == "strided":
+        return None
+    return f"{decomposition} kernels take strided batches, not {batching} ones"
+
+
+def _mixed_parts(f: Fields) -> str | None:
+    decomposition = f["scheduler.decomposition"]
+    if decomposition == "tiles" or not resources.is_mixed(f):
+        return None
+    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -178,21 +245,30 @@ def _tma_box(f: Fields) -> str | None:
 
 
 def _epilogue_has(f: Fields) -> str:
-    if f["epilogue"] != LINEAR:
+    if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
         outputs = parse(str(f["epilogue"])).outputs
         columns = any(output.is_reduction and output.kind == "column" for output in outputs)
-        return "an expression that reduces columns" if columns else "an expression"
-    plain = f["c.dtype"] == "none" and f["d.major"] == "n"
-    return "no C and an n-major D" if plain else "C or an m-major D"
+        return "an expression that reduces columns and a" if columns else "an expression and a"
+    plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
+    return "no C and an n-major" if plain else "C or an m-major"
 
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    return ACCUMULATOR_LIMIT[resources.consumer_warpgroups(fields), _epilogue_has(fields)]
+    consumers = resources.consumer_warpgroups(fields)
+    limits = [ACCUMULATOR_LIMIT[consumers, _epilogue_has(fields)]]
+    if resources.element_bytes(fields, "d") == 1:
+        limits.append(NARROW_D_LIMIT[consumers])
+    row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
+    if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
+        limits.append(SHALLOW_LIMIT)
+    return min(limits)
 
 
 def _accumulator_registers(f: Fields) -> str | None:
     registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
+    if resources.is_mixed(f):
+        return _mixed_registers(f, registers)
     if registers <= limit:
         return None
     if f["promote"]:
@@ -200,10 +276,21 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
+    epilogue = f"{_epilogue_has(f)} {f['d.dtype']} D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
-        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {_epilogue_has(f)} have "
-        f"at most {limit} free"
+        f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
+    )
+
+
+def _mixed_registers(f: Fields, accumulators: int) -> str | None:
+    fragments, consumers = resources.fragment_registers(f), resources.consumer_warpgroups(f)
+    limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
+    if accumulators + fragments <= limit:
+        return None
+    return (
+        f"{resources.warpgroup_m(f)}x{f['tile.n']} sums and two stages of A, widened, take {accumulators + fragments} "
+        f"registers a thread; {consumers} consumer warpgroups have at most {limit} free for them"
     )
 
 
@@ -224,7 +311,8 @@ def _shared_memory(f: Fields) -> str | None:
 
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
-    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "b.dtype", "a.scale", "arch", "epilogue"),
+    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
+    *("scheduler.decomposition", "accumulator", "epilogue"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
@@ -245,9 +333,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-majors",
-        ("a.major", "b.major", "a.dtype", "b.dtype"),
+        ("a.major", "b.major", "tile.n", "tile.m", "tile.k", "a.dtype", "b.dtype"),
         _mma_majors,
-        "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone",
+        "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone; gemmill: what the "
+        "transposing warps deal out",
         "wgmma",
     ),
     Rule(
@@ -259,14 +348,42 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tma-alignment",
-        ("a.align", "b.align", "d.align", "c.align", "c.dtype"),
+        ("a.align", "b.align", "d.align", "c.align", "c.dtype", "scheduler.decomposition"),
         _alignment,
         "CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides are multiples of 16 bytes",
         "wgmma",
     ),
     Rule(
+        "reduction-alignment",
+        ("d.align", "c.align", "d.dtype", "c.dtype", "scheduler.decomposition"),
+        _reduction_alignment,
+        "CUDA Programming Guide, Device Memory Accesses: vectors are aligned to their size",
+        "wgmma",
+    ),
+    Rule(
+        "sums-of-parts",
+        ("scheduler.decomposition", "accumulator"),
+        _sums,
+        "gemmill: parts are added in f32 or s32, whatever the tensor cores accumulate in",
+        "wgmma",
+    ),
+    Rule(
+        "parts-batching",
+        ("scheduler.decomposition", "scheduler.batching"),
+        _parts_batching,
+        "gemmill: the tile schedulers that exist",
+        "wgmma",
+    ),
+    Rule(
+        "mixed-parts",
+        ("scheduler.decomposition", "a.dtype", "b.dtype"),
+        _mixed_parts,
+        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "wgmma",
+    ),
+    Rule(
         "tile-m",
-        ("tile.m", "schedule"),
+        ("tile.m", "schedule", "a.dtype", "b.dtype"),
         _tile_m,
         "PTX ISA, wgmma.mma_async: M is 64; CUTLASS include/cutlass/gemm/kernel/"
         "sm90_gemm_tma_warpspecialized_cooperative.hpp: cooperative tiles have at least 128 rows",
@@ -279,7 +396,7 @@ RULES: tuple[Rule, ...] = (
         "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
         "wgmma",
     ),
-    Rule("tile-k", ("tile.k", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
+    Rule("tile-k", ("tile.k", "b.dtype", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
     Rule(
         "promotion",
         ("promote", "tile.k", "accumulator", "a.dtype", "b.dtype"),
@@ -289,7 +406,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "block-scales",
-        ("a.scale", "b.scale", "promote", "tile.n"),
+        ("a.scale", "b.scale", "promote", "tile.n", "a.dtype", "b.dtype"),
         _block_scales,
         "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales a row",
         "wgmma",
@@ -324,7 +441,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulator-registers",
-        ("tile.n", "tile.m", "schedule", "accumulator", "promote", "c.dtype", "d.major", "epilogue"),
+        (
+            *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
+            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "epilogue"),
+        ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
         "wgmma",

@@ -28,6 +28,14 @@ SAMPLE = [
     "sm90a_f16mn16_f16k16_f16_f16m16_f16n16_128x16x128_1x2_pingpong_s4_m1_k1_linear",
     "sm90a_f16k16_f16mn16_f32_f32n16_f16m16_64x176x64_2x2_pingpong_s4_n8_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16m16_bf16m16_256x160x64_1x1_cooperative_s3_m2_k1_linear",
+    "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear",
+    "sm90a_e4m3k16_f16mn16_f32_f16n16_f16n16_128x256x64_1x1_cooperative_s3_m8_k1_linear",
+    "sm90a_tf32mn16_tf32mn16_f32_none_f32n16_128x128x32_1x2_pingpong_s3_m8_k1_linear",
+    # Parts of K; accumulators that leave no register to spare while others are added.
+    "sm90a_f16k16_f16k16_f16_f32m4_f16n4_128x128x64_1x1_cooperative_s4_m8_k20split_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_2x1_cooperative_s3_m8_k1stream_linear",
+    "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_192x96x64_1x2_cooperative_s3_m8_k3fused_linear",
 ]
 
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", re.MULTILINE)

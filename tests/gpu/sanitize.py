@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS
-from gemmill.library.fields import Value, config_of
+from gemmill.library.fields import Value, config_of, fields_of
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.resources import is_mixed
 from gemmill.library.search import any_legal
 from gemmill.runtime.registry import Registry
 
@@ -55,12 +56,17 @@ def chosen() -> Iterator[GemmConfig]:
 def watched(configs: Sequence[GemmConfig]) -> int:
     """Run each kernel on problems that touch tile edges, several tiles a block, a batch and an empty K."""
     from tests.gpu.harness import check, torch  # the watching process needs no GPU
+    from tests.gpu.weights import check as check_mixed
 
     registry = Registry()
     wrong = 0
     for config in configs:
         m, n, k = config.tile.m, config.tile.n, config.tile.k
         try:
+            if is_mixed(fields_of(config)):
+                check_mixed(config, n + 1, m - 1, k * (config.stages + 1) + 1, registry, exact=True)
+                check_mixed(config, n * 12, m * 12 + 1, k + 1, registry, exact=True)
+                continue
             check(config, m - 1, n + 1, k * (config.stages + 1) + 1, registry)
             check(config, m * config.cluster.m + 3, n * config.cluster.n + 8, k, registry, batch=2)
             # More tiles than the GPU holds, so that blocks come round to a second one.

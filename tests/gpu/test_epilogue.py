@@ -207,7 +207,7 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
     return Case(config, epilogue, a, b, c, d, passed, guards, alpha=0.25, beta=-1.5)
 
 
-@pytest.mark.parametrize("config", members(), ids=kernel_name)
+@pytest.mark.parametrize("config", list(members()), ids=kernel_name)
 def test_expressions(config: GemmConfig, registry: Registry) -> None:
     for seed, (m, n, k) in enumerate(SHAPES):
         case = make_case(config, m, n, k, seed=seed)

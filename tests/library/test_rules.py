@@ -125,6 +125,30 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"cluster.m": 4}, "cluster-shape", "cluster is 4x1; it must be 1x1, 2x1, 1x2 or 2x2", {"cluster.m": 2}),
         ({"scheduler.swizzle": 3}, "scheduler-swizzle", "swizzle is 3", {"scheduler.swizzle": 4}),
         ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
+        (
+            {"scheduler.splits": 300, "scheduler.decomposition": "split"},
+            "scheduler-splits",
+            "splits is 300; split kernels take 2 to 256",
+            {"scheduler.splits": 256},
+        ),
+        (
+            {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
+            "decomposition",
+            "no stream decomposition of pingpong kernels; it must be tiles, split or fused",
+            None,
+        ),
+        (
+            {"d.align": 1, "scheduler.decomposition": "split", "scheduler.splits": 2},
+            "reduction-alignment",
+            "D is bf16 aligned to 1 bytes; it must be 2, 4, 8 or 16",
+            {"d.align": 2},
+        ),
+        (
+            {"scheduler.batching": "grouped", "scheduler.decomposition": "fused", "scheduler.splits": 2},
+            "parts-batching",
+            "fused kernels take strided batches, not grouped ones",
+            {"scheduler.batching": "strided"},
+        ),
         ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),
         ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
         ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
@@ -132,7 +156,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"tile.m": 256, "stages": 2},
             "accumulator-registers",
-            "2 consumer warpgroups with no C and an n-major D have at most 192",
+            "2 consumer warpgroups with no C and an n-major bf16 D have at most 192",
             {"tile.n": 192},
         ),
     ],
@@ -160,6 +184,20 @@ def test_f16_accumulators_take_half_the_registers() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", tile_m=256, tile_n=256, stages=2)
     assert not legal(f16)
     assert legal({**f16, "accumulator": "f16"})
+
+
+def test_sums_of_parts_are_not_rounded_to_f16() -> None:
+    f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16", stages=2)
+    assert legal({**f16, "scheduler.decomposition": "split", "scheduler.splits": 3})
+    for decomposition, splits in (("fused", 3), ("stream", 1)):
+        (verdict,) = verdicts({**f16, "scheduler.decomposition": decomposition, "scheduler.splits": splits})
+        assert verdict.rule == "sums-of-parts"
+
+
+def test_a_split_kernel_takes_c_and_d_of_any_alignment() -> None:
+    loose = changed(WITH_C, d_align=2, c_align=4, stages=2)
+    assert {verdict.rule for verdict in verdicts(loose)} == {"tma-alignment"}
+    assert legal({**loose, "scheduler.decomposition": "split", "scheduler.splits": 7})
 
 
 def test_an_absent_c_is_neither_aligned_nor_mended() -> None:

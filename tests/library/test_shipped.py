@@ -15,7 +15,8 @@ from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, s
 from gemmill.library.names import kernel_name
 from gemmill.library.schema import json_schema, schema_text
 
-NAMES = ["bf16", "f16"]
+SIXTEEN = ["bf16", "f16"]
+NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 
 
@@ -27,6 +28,14 @@ def test_the_manifests_that_ship() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_quick_preset_is_a_handful_of_the_set(name: str) -> None:
+    kernel_set = load_manifest(name)
+    quick = list(kernel_set.expand("quick"))
+    assert 3 <= len(quick) <= 8
+    assert set(quick) < set(kernel_set.expand())
+
+
+@pytest.mark.parametrize("name", SIXTEEN)
 def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -> None:
     kernel_set = load_manifest(name)
     count = kernel_set.count()
@@ -38,7 +47,7 @@ def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -
     assert len({(config.a.major, config.b.major) for config in quick}) == 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SIXTEEN)
 def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
     served: Counter[tuple[object, ...]] = Counter(
         (c.a.major, c.b.major, c.d.major, c.d.dtype, c.c and (c.c.dtype, c.c.major))

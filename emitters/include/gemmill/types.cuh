@@ -21,6 +21,13 @@ struct e4m3 {
 struct e5m2 {
   uint8_t bits;
 };
+/// Two 4-bit integers, the even one in the low half: signed, and unsigned.
+struct s4 {
+  uint8_t bits;
+};
+struct u4 {
+  uint8_t bits;
+};
 
 /// The contiguous extent of an input: K, or the other one (M for A, N for B).
 enum class MajorIn { K, MN };
@@ -104,5 +111,13 @@ template <class Element>
 inline constexpr int size_of = sizeof(Element);
 template <>
 inline constexpr int size_of<None> = 0;
+
+/// Bits of an element in memory.
+template <class Element>
+inline constexpr int bits_of = 8 * sizeof(Element);
+template <>
+inline constexpr int bits_of<s4> = 4;
+template <>
+inline constexpr int bits_of<u4> = 4;
 
 }  // namespace gemmill

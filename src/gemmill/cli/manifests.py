@@ -219,14 +219,13 @@ def resource_table(config: GemmConfig) -> Mapping[str, int]:
     """What a legal config asks of an SM, by name with unit."""
     fields = fields_of(config)
     producer, consumer = resources.register_budget(fields)
-    a, b = resources.stage_bytes(fields)
     return {
         "threads a block": resources.threads(fields),
         "registers a producer thread": producer,
         "registers a consumer thread": consumer,
         "accumulator registers a consumer thread": resources.accumulator_registers(fields),
         "stages": config.stages,
-        "bytes of a stage": a + b,
+        "bytes of a stage": sum(resources.stage_bytes(fields)),
         "bytes of shared memory": resources.shared_bytes(fields),
         "bytes of shared memory a block can have": config.target.shared_bytes,
     }

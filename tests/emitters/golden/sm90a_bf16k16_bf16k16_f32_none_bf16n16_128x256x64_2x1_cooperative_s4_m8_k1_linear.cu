@@ -55,6 +55,8 @@ struct Config {
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr int kGroup = 0;
+  static constexpr bool kZeros = false;
   static constexpr int kStages = 4, kBuffersC = 0, kBuffersD = 2;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;

@@ -40,6 +40,8 @@ struct Config {
   static constexpr int kConsumers = 3;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 152;
   static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr int kGroup = 0;
+  static constexpr bool kZeros = false;
   static constexpr int kStages = 4, kBuffersC = 2, kBuffersD = 3;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;

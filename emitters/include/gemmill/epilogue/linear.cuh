@@ -18,6 +18,7 @@ struct Linear {
   };
   static constexpr bool kIsExpression = false;
   static constexpr bool kGated = false;
+  static constexpr bool kIsPartial = false;
 
   Compute alpha;
   Compute beta;
@@ -35,5 +36,20 @@ struct Linear {
 
 using LinearEpilogue = Linear<float>;
 using IntegerEpilogue = Linear<int32_t>;
+
+/// The accumulator itself: a partial sum, stored in a workspace whose contiguous extent is whole units of 16 bytes. The
+/// parameters are those of the epilogue that the second kernel applies.
+template <class Compute_, class Epilogue>
+struct Raw {
+  using Compute = Compute_;
+  using Params = typename Epilogue::Params;
+  static constexpr bool kIsExpression = false;
+  static constexpr bool kGated = false;
+  static constexpr bool kIsPartial = true;
+
+  __device__ explicit Raw(Params const&) {}
+
+  __device__ Compute operator()(Compute accumulator, Compute = {}) const { return accumulator; }
+};
 
 }  // namespace gemmill

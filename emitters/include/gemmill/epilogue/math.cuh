@@ -44,7 +44,11 @@ __device__ inline float sqrt(float x) {
   return result;
 }
 __device__ inline float rsqrt(float x) { return rsqrtf(x); }
-__device__ inline float exp(float x) { return __expf(x); }
+__device__ inline float exp(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
+}
 __device__ inline float log(float x) { return logf(x); }
 __device__ inline float erf(float x) { return erff(x); }
 __device__ inline float tanh(float x) { return tanhf(x); }

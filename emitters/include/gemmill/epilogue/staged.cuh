@@ -4,6 +4,7 @@
 #include <cutlass/arch/barrier.h>
 
 #include <gemmill/epilogue/expression.cuh>
+#include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/subtile.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 
@@ -27,6 +28,7 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
   static constexpr bool kHasC = SubtileC::kBytes > 0;
+  static constexpr bool kPartial = Operation::kIsPartial;
   static constexpr int kColumns = TileN / SubtileN;
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 2, "one D buffer is written while another is stored");
@@ -97,7 +99,7 @@ struct StagedEpilogue {
       if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
       cutlass::arch::NamedBarrier::sync(128, barrier);
       int const row = m + i / kColumns * kSubtileM;
-      bool const ragged = SubtileD::is_ragged(params.m, n_end(), row, n + first);
+      bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
       if (ragged) SubtileD::store_ragged(params, n_end(), subtile_d, row, n + first, batch);
       if (is_leader()) {
         if (!ragged) SubtileD::store(params.d, subtile_d, row, n + first, batch);

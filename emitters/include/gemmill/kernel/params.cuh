@@ -24,7 +24,24 @@ struct GemmParams {
   ScaleParams a_scale, b_scale;
 };
 
-/// The kernel's only parameter: GemmParams or what a scheduler adds to it, and what the epilogue takes.
+/// What kernels take that sum parts of K.
+struct PartialParams : GemmParams {
+  /// Partial sums in a workspace: matrices as long as D, or slots of one cluster tile.
+  char* partials;
+  /// One for each consumer warpgroup of each slot, 0 between launches.
+  uint32_t* flags;
+  /// Like D's: the reduction kernel reads C without TMA.
+  char const* c_pointer;
+  int64_t c_stride, c_batch_stride;
+};
+
+/// With scales, and zero points, of groups of narrow A's elements along K.
+template <class Base>
+struct GroupParams : Base {
+  cute::TmaDescriptor scale, zero;
+};
+
+/// The kernel's only parameter: all of the above that it takes, and what its epilogue takes.
 template <class Base, class Epilogue>
 struct KernelParams : Base {
   alignas(64) typename Epilogue::Params epilogue;

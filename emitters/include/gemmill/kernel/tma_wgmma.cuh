@@ -1,19 +1,26 @@
 /// The sm_90a GEMM: TMA + WGMMA, warp-specialised, persistent; cooperative or pingpong.
 ///
 /// Warpgroup 0 loads; the others multiply and store. Shared memory:
-/// | D subtiles | C subtiles | A stages | B stages | scales of stages | mbarriers |, as library/resources.py lays it out for the host.
+/// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices | mbarriers |, as
+/// library/resources.py lays it out for the host.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/linear.cuh>
+#include <gemmill/epilogue/partials.cuh>
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/kernel/reduction.cuh>
+#include <gemmill/mma/narrow.cuh>
 #include <gemmill/mma/promoted.cuh>
+#include <gemmill/mma/transpose.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/scheduler/split.cuh>
+#include <gemmill/scheduler/stream.cuh>
 
 namespace gemmill {
 
@@ -23,21 +30,46 @@ struct KernelSpec {
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
       offset_d_pointer, offset_d_stride, offset_d_batch_stride,
       offset_a_scale_pointer, offset_a_scale_stride, offset_a_scale_k_stride, offset_a_scale_batch_stride,
-      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride, offset_epilogue;
+      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride;
   uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
+  /// Of a's group scales and zero points, 0 without: where their descriptors are, and the groups of a stage.
+  uint32_t offset_scale, offset_zero, groups;
+  uint32_t offset_epilogue;
+};
+
+/// The same of a kernel that sums parts of K, and of its reduction kernel.
+struct PartsSpec {
+  KernelSpec kernel;
+  uint32_t offset_partials, offset_flags, offset_c_pointer, offset_c_stride, offset_c_batch_stride;
+  uint32_t splits, slot_bytes, slot_flags, reduction_threads, reduction_vectors;
 };
 
 template <class Config>
 struct TmaWgmmaGemm {
-  using A = StageLayout<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK>;
-  using B = StageLayout<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK>;
+  /// A is widened to B's type on its way to the tensor cores; its stages are bytes.
+  static constexpr bool kMixed = bits_of<typename Config::A> < bits_of<typename Config::B>;
+  static constexpr int kBitsA = bits_of<typename Config::A>;
+  using StagesA =
+      cute::conditional_t<kMixed, OperandStages<uint8_t, MajorIn::K, Config::kTileM, Config::kTileK * kBitsA / 8>,
+                          OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK>>;
+  using StagesB = OperandStages<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK>;
+  static constexpr bool kTransposes = StagesA::kTransposed || StagesB::kTransposed;
+  using RawA = typename StagesA::Raw;
+  using RawB = typename StagesB::Raw;
+  using A = typename StagesA::Ready;
+  using B = typename StagesB::Ready;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kWarpgroupM = kPingpong ? Config::kTileM : Config::kTileM / kConsumers;
+  /// Tiles of 64 rows: the consumers split the K of each stage instead.
+  static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? 2 : 1;
+  static constexpr int kSliceK = Config::kTileK / kSlices;
+  static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN;
+  /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
+  static constexpr uint32_t kSliceBarrier = 1 + kConsumers;
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
   /// Columns of D in a tile.
@@ -55,28 +87,51 @@ struct TmaWgmmaGemm {
   using Accumulator = cute::conditional_t<
       Config::kPromote,
       PromotedAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
-      Accumulators<typename Config::Atom, A, B, kBlocks, Config::kTileK>>;
+      Accumulators<typename Config::Atom, A, B, kBlocks, kSliceK>>;
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
-  using Params = KernelParams<typename Scheduler::Params, typename Config::Epilogue>;
-  using StagePipeline =
-      Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kPingpong ? 1 : kConsumers),
-               Config::kBlockScales ? Scales::kArrivals : 0>;
+  using Groups = GroupLayout<typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
+  using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
+  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it, group scales to that, and the epilogue's.
+  using Params = KernelParams<
+      cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
+      typename Config::Epilogue>;
+  using Unit = decltype(cute::declval<Scheduler>().work(0));
+  /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
+  static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
+  static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
+  using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
+  using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
+                                 Config::kBlockScales ? Scales::kArrivals : 0>;
   using Position = RingPosition<Config::kStages>;
+  /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
+  static constexpr int kFirstTransposer = Config::kBlockScales ? 2 : 1;
+  static constexpr int kTransposers = 4 - kFirstTransposer;
+  using Ready = ReadyStages<Config::kStages, kTransposers>;
 
   static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
   static constexpr int kOffsetA = kOffsetC + kConsumers * Config::kBuffersC * SubtileC::kBytes;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
-  static constexpr int kOffsetScales = kOffsetB + Config::kStages * B::kBytes;
-  static constexpr int kOffsetBarriers = kOffsetScales + (Config::kBlockScales ? Config::kStages * Scales::kBytes : 0);
+  static constexpr int kOffsetRawA = StagesA::kTransposed ? kOffsetB + Config::kStages * B::kBytes : kOffsetA;
+  static constexpr int kOffsetRawB =
+      StagesB::kTransposed ? kOffsetB + Config::kStages * (B::kBytes + StagesA::kExtraBytes) : kOffsetB;
+  static constexpr int kOffsetScales =
+      kOffsetB + Config::kStages * (B::kBytes + StagesA::kExtraBytes + StagesB::kExtraBytes);
+  static constexpr int kOffsetSlices =
+      kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
+  static constexpr int kOffsetBarriers =
+      kOffsetSlices + (kSlices > 1 ? Config::kTileM * Config::kTileN * int(sizeof(float)) : 0);
   static constexpr int kOffsetTurns =
       kOffsetBarriers + int(sizeof(StagePipeline)) + kConsumers * Config::kBuffersC * int(sizeof(uint64_t));
-  static constexpr int kSharedBytes = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
+  static constexpr int kOffsetReady = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
+  static constexpr int kSharedBytes = kOffsetReady + (kTransposes ? int(sizeof(Ready)) : 0);
+
+  static constexpr uint32_t kOffsetScale = sizeof(typename Scheduler::Params);
 
   static constexpr KernelSpec spec() {
-    using LoadA = StageLoad<A, Config::kClusterN>;
-    using LoadB = StageLoad<B, Config::kClusterM>;
+    using LoadA = StageLoad<RawA, Config::kClusterN>;
+    using LoadB = StageLoad<RawB, Config::kClusterM>;
     return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
             sizeof(Params), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
@@ -85,9 +140,20 @@ struct TmaWgmmaGemm {
             offsetof(GemmParams, a_scale.stride), offsetof(GemmParams, a_scale.k_stride),
             offsetof(GemmParams, a_scale.batch_stride), offsetof(GemmParams, b_scale.pointer),
             offsetof(GemmParams, b_scale.stride), offsetof(GemmParams, b_scale.k_stride),
-            offsetof(GemmParams, b_scale.batch_stride), offsetof(Params, epilogue), A::kPanelExtent, LoadA::kRows, A::kSpan, B::kPanelExtent, LoadB::kRows,
-            B::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided, SubtileC::kSpan, SubtileD::kBoxContiguous,
-            SubtileD::kBoxStrided, SubtileD::kSpan};
+            offsetof(GemmParams, b_scale.batch_stride), RawA::kPanelExtent, LoadA::kRows, RawA::kSpan,
+            RawB::kPanelExtent, LoadB::kRows, RawB::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided,
+            SubtileC::kSpan, SubtileD::kBoxContiguous, SubtileD::kBoxStrided, SubtileD::kSpan,
+            Groups::kGroups > 0 ? kOffsetScale : 0,
+            Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0, Groups::kGroups,
+            offsetof(Params, epilogue)};
+  }
+
+  template <class Reduction>
+  static constexpr PartsSpec parts_spec() {
+    return {spec(), offsetof(Params, partials), offsetof(Params, flags), offsetof(Params, c_pointer),
+            offsetof(Params, c_stride), offsetof(Params, c_batch_stride), Scheduler::kSplits,
+            kShared ? Partials::kSlotBytes : 0, kShared ? Partials::kWarpgroups : 0, Reduction::kThreads,
+            Reduction::kVectors};
   }
 
   __device__ static void run(Params const& params) {
@@ -95,6 +161,7 @@ struct TmaWgmmaGemm {
     auto& pipeline = *reinterpret_cast<StagePipeline*>(shared + kOffsetBarriers);
     auto* const full_c = reinterpret_cast<uint64_t*>(&pipeline + 1);
     auto& turns = *reinterpret_cast<Turns*>(shared + kOffsetTurns);
+    auto& ready = *reinterpret_cast<Ready*>(shared + kOffsetReady);
 
     int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     int const rank = kClusterSize == 1 ? 0 : int(cute::block_rank_in_cluster());
@@ -105,6 +172,7 @@ struct TmaWgmmaGemm {
       pipeline.init();
       for (int i = 0; i < kConsumers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
       if constexpr (kPingpong) turns.init();
+      if constexpr (kTransposes) ready.init();
       cutlass::arch::fence_barrier_init();
     }
     sync_cluster();
@@ -116,15 +184,21 @@ struct TmaWgmmaGemm {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
       if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler);
       if (Config::kBlockScales && warp == 1) produce_scales(params, shared, pipeline, scheduler);
+      if constexpr (kTransposes) {
+        if (warp >= kFirstTransposer) transpose(shared, pipeline, ready, scheduler, warp - kFirstTransposer);
+      }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-      consume(params, shared, pipeline, full_c, turns, scheduler, warp - 4);
+      consume(params, shared, pipeline, ready, full_c, turns, scheduler, warp - 4);
     }
     // Peers write to this block's shared memory and barriers until they are done.
     if constexpr (kClusterSize > 1) sync_cluster();
   }
 
  private:
+  __device__ static bool is_stored(Work const&) { return true; }
+  __device__ static bool is_stored(SharedWork const& work) { return work.part == 0; }
+
   // Programmatic dependent launch (PTX ISA, "griddepcontrol"); without it in the launch, neither does anything.
   __device__ static void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
   __device__ static void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -147,20 +221,22 @@ struct TmaWgmmaGemm {
     uint32_t row = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
     uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
-    StageLoad<A, Config::kClusterN> const load_a{n, uint16_t(row)};
-    StageLoad<B, Config::kClusterM> const load_b{m, uint16_t(column)};
+    StageLoad<RawA, Config::kClusterN> const load_a{n, uint16_t(row)};
+    StageLoad<RawB, Config::kClusterM> const load_b{m, uint16_t(column)};
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      Work const work = scheduler.work(index);
+      Unit const work = scheduler.work(index);
       int const batch_a = params.batched & 1 ? work.batch : 0;
       int const batch_b = params.batched & 2 ? work.batch : 0;
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
-        pipeline.acquire(at, A::kBytes + B::kBytes);
+        pipeline.acquire(at, A::kBytes + B::kBytes + Groups::kBytes);
         uint64_t& full = pipeline.full[at.stage];
         int const k = k_tile * Config::kTileK;
-        load_a(params.a, full, shared + kOffsetA + at.stage * A::kBytes, work.m, k, batch_a);
-        load_b(params.b, full, shared + kOffsetB + at.stage * B::kBytes, work.n, k, batch_b);
+        load_a(params.a, full, shared + kOffsetRawA + at.stage * A::kBytes, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
+        load_b(params.b, full, shared + kOffsetRawB + at.stage * B::kBytes, work.n, k, batch_b);
+        if constexpr (Groups::kGroups > 0)
+          Groups::load(params, full, shared + kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);
       }
     }
     launch_dependents();
@@ -183,15 +259,41 @@ struct TmaWgmmaGemm {
     }
   }
 
+  /// Warps of the producer warpgroup that do not load: transpose each stage as it arrives.
+  __device__ static void transpose(char* shared, StagePipeline& pipeline, Ready& ready, Scheduler const& scheduler,
+                                   int warp) {
+    Position at;
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      int const k_tiles = scheduler.work(index).k_tiles;
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+        pipeline.wait_full(at);
+        if constexpr (StagesA::kTransposed)
+          StageTranspose<RawA, A, kTransposers>::run(shared + kOffsetRawA + at.stage * RawA::kBytes,
+                                                     shared + kOffsetA + at.stage * A::kBytes, warp);
+        if constexpr (StagesB::kTransposed)
+          StageTranspose<RawB, B, kTransposers>::run(shared + kOffsetRawB + at.stage * RawB::kBytes,
+                                                     shared + kOffsetB + at.stage * B::kBytes, warp);
+        ready.arrive(at);
+      }
+    }
+  }
+
+  /// Consumer: waits until a stage can be multiplied.
+  __device__ static void wait_stage(StagePipeline& pipeline, Ready& ready, Position at) {
+    pipeline.wait_full(at);
+    if constexpr (kTransposes) ready.wait(at);
+  }
+
   /// The stages as a consumer warp walks them.
   struct ConsumerStages {
     StagePipeline& pipeline;
+    Ready& ready;
     Position& at;
     int lane;
     int rank;
 
     __device__ int index() const { return at.stage; }
-    __device__ void wait() { pipeline.wait_full(at); }
+    __device__ void wait() { wait_stage(pipeline, ready, at); }
     __device__ void advance() { at.advance(); }
     __device__ void release(int stage) { pipeline.release(stage, lane, rank); }
   };
@@ -205,8 +307,8 @@ struct TmaWgmmaGemm {
     }
   }
 
-  __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, uint64_t* full_c,
-                                 Turns& turns, Scheduler const& scheduler, int consumer_warp) {
+  __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, Ready& ready,
+                                 uint64_t* full_c, Turns& turns, Scheduler const& scheduler, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
@@ -215,8 +317,12 @@ struct TmaWgmmaGemm {
                       shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
                       full_c + warpgroup * Config::kBuffersC,
                       uint32_t(1 + warpgroup)};
-    MatrixDescriptors<A> const a(shared + kOffsetA, kPingpong ? 0 : A::offset(warpgroup * kWarpgroupM, 0));
-    MatrixDescriptors<B> const b(shared + kOffsetB, 0);
+    // What this warpgroup computes of a tile, and of the K of a stage.
+    int const first_row = kPingpong || kSlices > 1 ? 0 : warpgroup * kWarpgroupM;
+    int const first_k = kSlices > 1 ? warpgroup * kSliceK : 0;
+    bool const stores = kSlices == 1 || warpgroup == 0;
+    MatrixDescriptors<A> const a(shared + kOffsetA, A::offset(first_row, 0));
+    MatrixDescriptors<B> const b(shared + kOffsetB, B::offset(0, first_k));
 
     Position at;
     uint32_t turn = warpgroup == 0;
@@ -228,20 +334,41 @@ struct TmaWgmmaGemm {
       stride *= 2;
     }
     for (; index < scheduler.total; index += stride) {
-      Work const work = scheduler.work(index);
-      int const m = work.m + (kPingpong ? 0 : warpgroup * kWarpgroupM);
+      Unit const work = scheduler.work(index);
+      int const m = work.m + first_row;
       int const n_d = work.n / (Config::kTileN / kTileColumnsD);
-      epilogue.prefetch(m, n_d, work.batch);
+      if (stores && is_stored(work)) epilogue.prefetch(m, n_d, work.batch);
 
       Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        accumulators.multiply(a, b, ConsumerStages{pipeline, at, lane, scheduler.rank}, work.k_tiles,
+        accumulators.multiply(a, b, ConsumerStages{pipeline, ready, at, lane, scheduler.rank}, work.k_tiles,
                               scales(shared, m - work.m, work.n));
+      } else if constexpr (kMixed) {
+        if (work.k_tiles == 0) accumulators.clear();
+        Narrow const narrow(shared + kOffsetA, shared + kOffsetScales, first_row, first_k);
+        typename Narrow::Fragment even, odd;
+        // One set of fragments is widened while MMAs read the other.
+        auto const step = [&](auto& fragment, auto& before, bool first) {
+          wait_stage(pipeline, ready, at);
+          narrow.load(fragment, at.stage);
+          accumulators.multiply(fragment, b, at.stage, first);
+          wgmma_wait<1>();
+          before.pin();
+          if (!first) pipeline.release(at.previous(), lane, scheduler.rank);
+          at.advance();
+        };
+        // No branch lies between MMAs in flight and the next: ptxas would serialise them.
+        int k_tile = 0;
+        for (; k_tile + 1 < work.k_tiles; k_tile += 2) {
+          step(even, odd, k_tile == 0);
+          step(odd, even, false);
+        }
+        if (k_tile < work.k_tiles) step(even, odd, k_tile == 0);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
-          pipeline.wait_full(at);
+          wait_stage(pipeline, ready, at);
           accumulators.multiply(a, b, at.stage, k_tile == 0);
           // One batch of MMAs stays in flight; the one before it has read its stage.
           wgmma_wait<1>();
@@ -260,7 +387,13 @@ struct TmaWgmmaGemm {
       }
       if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 
-      epilogue.store(accumulators, m, n_d, work.batch_d);
+      if constexpr (kShared) {
+        int const of_cluster = scheduler.rank * kTileWarpgroups + (kPingpong ? 0 : warpgroup);
+        Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
+        if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
+      }
+      if constexpr (kSlices > 1) reduce_slices(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
+      if (stores) epilogue.store(accumulators, m, n_d, work.batch_d);
     }
     epilogue.finish();
   }

@@ -73,6 +73,22 @@ struct Accumulators {
     wgmma_commit();
     fence();
   }
+
+  /// The same with A in registers, which must keep their values until the MMAs are done; `b` is where they start in a stage.
+  template <class Fragments>
+  __device__ void multiply(Fragments const& a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
+    fence();
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < TileK; k += Atom::kK) {
+#pragma unroll
+      for (int block = 0; block < Blocks; ++block)
+        Atom::multiply(a.values[block][k / Atom::kK], b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block],
+                       k > 0 || !first);
+    }
+    wgmma_commit();
+    fence();
+  }
 };
 
 }  // namespace gemmill

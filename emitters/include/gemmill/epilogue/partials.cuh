@@ -1,0 +1,93 @@
+/// Partial sums on their way, through a workspace, from the block that computed them to the one that stores the tile.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <gemmill/kernel/params.cuh>
+#include <gemmill/scheduler/work.cuh>
+
+namespace gemmill {
+
+/// One consumer warpgroup's end of the exchange. A slot holds the accumulators of a cluster tile as the threads have
+/// them, so that every access is contiguous; each warpgroup waits for the same warpgroup of the same block of another
+/// cluster, and for nothing else.
+///
+/// Ordering (PTX ISA, "Memory Consistency Model"): the giver's stores, a barrier, a release of the flag; an acquire of
+/// the flag, a barrier, the taker's loads. A flag has one writer and one reader a launch; the reader clears it for the
+/// next launch, which touches nothing before this one has ended.
+template <class Accumulators, int Warpgroups>
+struct PartialTiles {
+  static constexpr int kWarpgroups = Warpgroups;
+  static constexpr int kRegisters = sizeof(Accumulators::values) / 4;
+  static constexpr int kWarpgroupBytes = kRegisters * 4 * 128;
+  static constexpr int kSlotBytes = kWarpgroupBytes * Warpgroups;
+  static_assert(kRegisters % 4 == 0, "accumulators are moved 16 bytes at a time");
+
+  PartialParams const& params;
+  /// Of the warpgroups that compute a cluster tile.
+  int warpgroup;
+  /// The named barrier of this warpgroup.
+  uint32_t barrier;
+
+  /// Does this part's share of adding up a tile (SharedWork); false where another block stores it.
+  __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int slot_stride) const {
+    constexpr int kBranches = SharedWork::kBranches;
+    for (int step = 1; work.part % (kBranches * step) == 0 && work.part + step < work.parts; step *= kBranches)
+      for (int part = step; part < kBranches * step && work.part + part < work.parts; part += step)
+        take(accumulators, work.slot + part * slot_stride);
+    if (work.part > 0) give(accumulators, work.slot);
+    return work.part == 0;
+  }
+
+ private:
+  /// Hands the accumulators over.
+  __device__ void give(Accumulators const& accumulators, int slot) const {
+    auto const* const registers = &accumulators.values[0][0];
+    uint4* const target = at(slot);
+#pragma unroll
+    for (int i = 0; i < kRegisters / 4; ++i)
+      put(target + i * 128, registers[4 * i], registers[4 * i + 1], registers[4 * i + 2], registers[4 * i + 3]);
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (threadIdx.x % 128 == 0)
+      asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(slot)) : "memory");
+  }
+
+  /// Waits for the accumulators of a slot, and adds them.
+  __device__ void take(Accumulators& accumulators, int slot) const {
+    if (threadIdx.x % 128 == 0) {
+      uint32_t value;
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag(slot)) : "memory");
+      } while (value == 0);
+      *flag(slot) = 0;
+    }
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    auto* const registers = &accumulators.values[0][0];
+    uint4 const* const source = at(slot);
+#pragma unroll
+    for (int i = 0; i < kRegisters / 4; ++i) {
+      uint4 const values = __ldcg(source + i * 128);
+      add(registers[4 * i], values.x);
+      add(registers[4 * i + 1], values.y);
+      add(registers[4 * i + 2], values.z);
+      add(registers[4 * i + 3], values.w);
+    }
+  }
+
+  __device__ uint4* at(int slot) const {
+    return reinterpret_cast<uint4*>(params.partials + int64_t(slot) * kSlotBytes + warpgroup * kWarpgroupBytes) +
+           threadIdx.x % 128;
+  }
+  __device__ uint32_t* flag(int slot) const { return params.flags + (int64_t(slot) * Warpgroups + warpgroup); }
+
+  __device__ static void put(uint4* to, float a, float b, float c, float d) {
+    asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+  }
+  __device__ static void put(uint4* to, int32_t a, int32_t b, int32_t c, int32_t d) {
+    asm volatile("st.global.cg.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  }
+  __device__ static void add(float& sum, uint32_t value) { sum += __uint_as_float(value); }
+  __device__ static void add(int32_t& sum, uint32_t value) { sum += int32_t(value); }
+};
+
+}  // namespace gemmill

@@ -1,0 +1,150 @@
+/// The second kernel of split-K: adds up the parts and applies the epilogue.
+#pragma once
+
+#include <gemmill/epilogue/linear.cuh>
+#include <gemmill/kernel/params.cuh>
+#include <gemmill/types.cuh>
+
+namespace gemmill {
+
+/// Stands in where there is no second kernel.
+struct NoReduction {
+  static constexpr int kThreads = 0, kVectors = 0;
+};
+
+/// Partial sums are matrices with D's majorness, their contiguous extent padded to whole vectors of four, one after the
+/// other: [part][batch][strided][contiguous]. Each thread sums up to eight parts of a vector, and where there are more,
+/// threads share a vector; the order of summation is always the same.
+template <class Config>
+struct Reduction {
+  using D = typename Config::D;
+  using Partial = typename Config::Partial;
+  using Operation = typename Config::Epilogue;
+  using Compute = typename Operation::Compute;
+  static constexpr int kThreads = 256;
+  static constexpr int kParts = Config::kSplits;
+  static constexpr int kGroups = kParts <= 8 ? 1 : kParts <= 16 ? 2 : kParts <= 32 ? 4 : 8;
+  static constexpr int kGroupParts = ceil_div(kParts, kGroups);
+  /// Vectors that a block computes.
+  static constexpr int kVectors = kThreads / kGroups;
+  static constexpr bool kRows = Config::kMajorD == MajorOut::N;
+
+  struct alignas(16) Vector {
+    Partial values[4];
+  };
+
+  template <class Params>
+  __device__ static void run(Params const& params) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    uint32_t const contiguous = kRows ? params.n : params.m;
+    uint32_t const strided = kRows ? params.m : params.n;
+    uint32_t const vectors = (contiguous + 3) / 4;
+    uint32_t const plane = vectors * strided * params.batch;
+    uint32_t const group = threadIdx.x / kVectors;
+    uint32_t const index = blockIdx.x * kVectors + threadIdx.x % kVectors;
+
+    Vector sum{};
+    if (index < plane) {
+      auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
+#pragma unroll 8
+      for (int i = 0; i < kGroupParts; ++i) {
+        int const part = group * kGroupParts + i;
+        if (kParts % kGroupParts != 0 && part >= kParts) break;
+        uint4 const bits = __ldcg(source + int64_t(part) * plane);
+        Vector const values = reinterpret_cast<Vector const&>(bits);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum.values[j] += values.values[j];
+      }
+    }
+    if constexpr (kGroups > 1) {
+      __shared__ Vector sums[kGroups - 1][kVectors];
+      if (group > 0) sums[group - 1][threadIdx.x % kVectors] = sum;
+      __syncthreads();
+      if (group > 0) return;
+#pragma unroll
+      for (int i = 0; i < kGroups - 1; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum.values[j] += sums[i][threadIdx.x].values[j];
+    }
+    if (index >= plane) return;
+    uint32_t const row = index / vectors;
+    uint32_t const batch = row / strided;
+    store(params, sum, int(index - row * vectors) * 4, row - batch * strided, batch, contiguous);
+  }
+
+ private:
+  /// Applies the epilogue to four neighbours along the contiguous extent of D, and stores those that are inside.
+  template <class Params>
+  __device__ static void store(Params const& params, Vector const& sum, int along, int across, int batch,
+                               int contiguous) {
+    Operation const operation(params.epilogue);
+    int const inside = min(4, contiguous - along);
+    Compute results[4];
+    union alignas(4 * sizeof(D)) {
+      D elements[4];
+      cute::conditional_t<sizeof(D) == 1, uint16_t, uint32_t> pairs[2];
+    } out;
+    Compute c[4] = {};
+    bool needs_c = false;
+    if constexpr (size_of<typename Config::C> > 0) {
+      needs_c = operation.needs_c();
+      if (needs_c) load_c(params, along, across, batch, inside, c);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      Compute const accumulator = to_compute(Compute{}, sum.values[j]);
+      if constexpr (!Operation::kIsExpression) {
+        results[j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+      } else if (j < inside) {
+        results[j] = operation(accumulator, c[j], kRows ? across : along + j, kRows ? along + j : across, batch);
+      }
+    }
+    if constexpr (sizeof(D) < 4) {
+      out.pairs[0] = pack(D{}, results[0], results[1]);
+      out.pairs[1] = pack(D{}, results[2], results[3]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out.elements[j] = results[j];
+    }
+    D* const d = reinterpret_cast<D*>(params.d_pointer) + batch * params.d_batch_stride +
+                 across * params.d_stride + along;
+    copy<Config::kAlignD>(d, out.elements, inside);
+  }
+
+  __device__ static void load_c(PartialParams const& params, int along, int across, int batch, int inside,
+                                Compute (&values)[4]) {
+    using C = typename Config::C;
+    C const* c = reinterpret_cast<C const*>(params.c_pointer) + (params.batched & 4 ? batch : 0) * params.c_batch_stride;
+    if constexpr (Config::kMajorC == Config::kMajorD) {
+      alignas(16) C elements[4] = {};
+      copy<Config::kAlignC>(elements, c + across * params.c_stride + along, inside);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[j] = to_compute(Compute{}, elements[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j < inside) values[j] = to_compute(Compute{}, c[(along + j) * params.c_stride + across]);
+    }
+  }
+
+  /// Copies the first `inside` of four elements, `Align` bytes at a time where all are.
+  template <int Align, class Element>
+  __device__ static void copy(Element* to, Element const* from, int inside) {
+    constexpr int kBytes = min_of(Align, 4 * int(sizeof(Element)));
+    struct alignas(kBytes) Piece {
+      Element elements[kBytes / sizeof(Element)];
+    };
+    if (inside == 4) {
+#pragma unroll
+      for (int i = 0; i < 4 * int(sizeof(Element)) / kBytes; ++i)
+        reinterpret_cast<Piece*>(to)[i] = reinterpret_cast<Piece const*>(from)[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 3; ++i)
+        if (i < inside) to[i] = from[i];
+    }
+  }
+};
+
+}  // namespace gemmill

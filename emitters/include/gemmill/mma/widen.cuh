@@ -1,0 +1,137 @@
+/// Narrow weights to pairs of 16-bit floats, in registers and without rounding.
+///
+/// Integers become the low bits of the mantissa of a float whose exponent makes those bits worth 1 ("magic number"), from
+/// which the magic is then subtracted (Kim et al., "Who Says Elephants Can't Run", 2022; FasterTransformer; Frantar et
+/// al., "MARLIN", 2024). A bf16 mantissa has 7 bits, one too few for bytes: there the sign bit, or bit 7, becomes the
+/// lowest bit of the exponent of a second magic number, 128 or 256.
+#pragma once
+
+#include <gemmill/types.cuh>
+
+namespace gemmill {
+
+// Arithmetic on pairs of 16-bit floats. The rounding modifier forbids contraction to fma (PTX ISA, `sub`).
+#define GEMMILL_PAIR_ARITHMETIC(NAME)                                                       \
+  __device__ inline uint32_t NAME##_pair(bf16, uint32_t a, uint32_t b) {                    \
+    uint32_t result;                                                                        \
+    asm(#NAME ".rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));                    \
+    return result;                                                                          \
+  }                                                                                         \
+  __device__ inline uint32_t NAME##_pair(f16, uint32_t a, uint32_t b) {                     \
+    uint32_t result;                                                                        \
+    asm(#NAME ".rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));                     \
+    return result;                                                                          \
+  }
+GEMMILL_PAIR_ARITHMETIC(add)
+GEMMILL_PAIR_ARITHMETIC(sub)
+GEMMILL_PAIR_ARITHMETIC(mul)
+#undef GEMMILL_PAIR_ARITHMETIC
+
+/// (bits & mask) ^ magic as one instruction: the compiler would make two of it, with an immediate operand each.
+__device__ inline uint32_t masked(uint32_t bits, uint32_t mask, uint32_t magic) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(bits), "r"(mask), "r"(magic));
+  return result;
+}
+
+/// How the elements 2 * quad and 2 * quad + 1 of eight, which lie in `Bits` bytes, become a pair of `Wide`.
+///
+/// `select` is the byte permutation that picks a lane's two elements, the same for all of its fragments; `pair` takes the
+/// words that hold the eight elements (4-bit ones: `high` is 0).
+template <class Narrow, class Wide>
+struct Widen;
+
+/// Bytes 2 * quad and 2 * quad + 1 in bytes 0 and 2.
+struct SelectBytes {
+  __device__ static uint32_t select(int quad) { return 0x0100 * (2 * quad + 1) + 2 * quad; }
+};
+
+template <>
+struct Widen<int8_t, f16> : SelectBytes {
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    // 1024 + (value + 128)
+    return sub_pair(f16{}, masked(__byte_perm(low, high, select), 0x00ff00ff, 0x64806480), 0x64806480);
+  }
+};
+
+template <>
+struct Widen<uint8_t, f16> : SelectBytes {
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    return sub_pair(f16{}, masked(__byte_perm(low, high, select), 0x00ff00ff, 0x64006400), 0x64006400);
+  }
+};
+
+template <>
+struct Widen<int8_t, bf16> : SelectBytes {
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    uint32_t const bytes = __byte_perm(low, high, select);
+    // (128 + low 7 bits) - (128, or 256 where the value is negative)
+    return sub_pair(bf16{}, masked(bytes, 0x007f007f, 0x43004300), masked(bytes, 0x00800080, 0x43004300));
+  }
+};
+
+template <>
+struct Widen<uint8_t, bf16> : SelectBytes {
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    uint32_t const bytes = __byte_perm(low, high, select);
+    // (128 + low 7 bits) + (-128, or 0 where bit 7 is set)
+    uint32_t const top = sub_pair(bf16{}, masked(bytes, 0x00800080, 0x43004300), 0x43804380);
+    return add_pair(bf16{}, masked(bytes, 0x007f007f, 0x43004300), top);
+  }
+};
+
+template <>
+struct Widen<e4m3, f16> {
+  /// The two bytes side by side.
+  __device__ static uint32_t select(int quad) { return 0x10 * (2 * quad + 1) + 2 * quad; }
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    uint32_t values;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(uint16_t(__byte_perm(low, high, select))));
+    return values;
+  }
+};
+
+template <>
+struct Widen<e4m3, bf16> : Widen<e4m3, f16> {
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    uint32_t const halves = Widen<e4m3, f16>::pair(low, high, select);
+    return pack(bf16{}, to_float(f16{uint16_t(halves)}), to_float(f16{uint16_t(halves >> 16)}));
+  }
+};
+
+/// 4 bits to f16: 1024 + low nibble, and 1024 + 16 * high nibble, which lies 4 bits further up.
+template <uint32_t Flip, uint32_t Magic>
+struct WidenNibbles {
+  /// Byte `quad` four times.
+  __device__ static uint32_t select(int quad) { return 0x1111 * quad; }
+  __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
+    uint32_t const nibbles = masked(__byte_perm(low, 0, select), 0x00f0000f, Flip);
+    uint32_t values;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(values) : "r"(nibbles), "r"(0x2c003c00), "r"(Magic));  // times 1, 1/16
+    return values;
+  }
+};
+
+template <>
+struct Widen<u4, f16> : WidenNibbles<0x64006400, 0xd400e400> {};  // minus 1024, 64
+template <>
+struct Widen<s4, f16> : WidenNibbles<0x64806408, 0xd480e408> {};  // minus 1024 + 8, 64 + 8
+
+/// 4 bits to bf16: 128 + nibble.
+template <uint32_t Magic>
+struct WidenNibblesShifted {
+  /// Byte `quad`, and three bytes of the second word.
+  __device__ static uint32_t select(int quad) { return 0x4440 + quad; }
+  __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
+    // The high nibble moves from bit 4 to bit 16.
+    uint32_t const nibbles = __byte_perm(low, 0, select) * 0x1001;
+    return sub_pair(bf16{}, masked(nibbles, 0x000f000f, Magic), Magic);
+  }
+};
+
+template <>
+struct Widen<u4, bf16> : WidenNibblesShifted<0x43004300> {};
+template <>
+struct Widen<s4, bf16> : WidenNibblesShifted<0x43084308> {};
+
+}  // namespace gemmill

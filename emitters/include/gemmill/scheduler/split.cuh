@@ -1,0 +1,65 @@
+/// Split-K: every output tile once for each of a fixed number of parts of K.
+#pragma once
+
+#include <gemmill/kernel/params.cuh>
+#include <gemmill/scheduler/work.cuh>
+
+namespace gemmill {
+
+/// All tiles of the first part of K, then all of the second, and so on: neighbours share operands. Part p of matrix b
+/// is matrix `p * batch + b` of D, which holds partial sums; a second kernel adds them up.
+///
+/// The first parts have a K tile more where their number does not divide K; parts beyond the K tiles are empty.
+template <class Order, int TileK, int Splits>
+struct SplitScheduler {
+  using Params = PartialParams;
+  static constexpr int kSplits = Splits;
+
+  Order order;
+  int k_extent;
+  int batch;
+  /// Output tiles of the whole batch.
+  int tiles;
+  int total;
+  int rank;
+
+  __device__ SplitScheduler(Params const& params, int rank_)
+      : order(params.m, params.n),
+        k_extent(ceil_div(params.k, TileK)),
+        batch(params.batch),
+        tiles(order.count() * params.batch),
+        total(tiles * Splits),
+        rank(rank_) {}
+
+  __device__ static int first() { return blockIdx.x / Order::kClusterSize; }
+  __device__ static int stride() { return gridDim.x / Order::kClusterSize; }
+
+  __device__ int k_tiles(int index) const { return k_extent / Splits + (index / tiles < k_extent % Splits); }
+
+  __device__ Work work(int index) const {
+    int const part = index / tiles;
+    int const tile = index - part * tiles;
+    int const matrix = tile / order.count();
+    auto const [m, n] = order.origin(tile - matrix * order.count(), rank);
+    int const begin = part * (k_extent / Splits) + min(part, k_extent % Splits);
+    return {m, n, matrix, part * batch + matrix, begin, k_tiles(index)};
+  }
+};
+
+/// The same in one kernel: the clusters that share a tile add up their parts, and the one that has the last stores D.
+///
+/// They wait for work of lower index only, which was begun before, by the same cluster or another.
+template <class Order, int TileK, int Splits>
+struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
+  using SplitScheduler<Order, TileK, Splits>::SplitScheduler;
+
+  __device__ int slot_stride() const { return -this->tiles; }
+
+  __device__ SharedWork work(int index) const {
+    SharedWork work{SplitScheduler<Order, TileK, Splits>::work(index), index, Splits - 1 - index / this->tiles, Splits};
+    work.batch_d = work.batch;
+    return work;
+  }
+};
+
+}  // namespace gemmill

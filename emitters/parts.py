@@ -1,0 +1,99 @@
+"""What kernels have besides whose blocks sum parts of K: a scheduler, parameters, constants, a second kernel."""
+
+from __future__ import annotations
+
+from string import Template
+
+from gemmill.library import resources
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.fields import fields_of
+from gemmill.library.launch import Parts, Reduction
+
+_SCHEDULERS = {
+    "tiles": "PersistentScheduler<Order, TileK>",
+    "split": "SplitScheduler<Order, TileK, {splits}>",
+    "fused": "FusedScheduler<Order, TileK, {splits}>",
+    "stream": "StreamScheduler<Order, TileK>",
+}
+
+PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
+"""What ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each."""
+
+_REDUCTION = Template("""
+struct ReductionConfig {
+  using C = $c;
+  using D = $d;
+  static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::$major_c;
+  static constexpr gemmill::MajorOut kMajorD = gemmill::MajorOut::$major_d;
+  static constexpr int kAlignC = $align_c, kAlignD = $align_d;
+  static constexpr int kSplits = $splits;
+  using Partial = $partial;
+  using Epilogue = $epilogue;
+};
+
+using Reduction = gemmill::Reduction<ReductionConfig>;
+
+extern "C" __global__ void __launch_bounds__(Reduction::kThreads)
+$entry(__grid_constant__ Kernel::Params const params) {
+  Reduction::run(params);
+}
+""")
+
+
+def scheduler(config: GemmConfig) -> str:
+    """The C++ scheduler of a config, as a template over order and tile K."""
+    return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
+
+
+def parts(config: GemmConfig, entry: str) -> Parts | None:
+    """What the launcher of a kernel with this entry must know; None where one block sums all of K."""
+    decomposition = config.scheduler.decomposition
+    if decomposition == "tiles":
+        return None
+    fields, split = fields_of(config), decomposition == "split"
+    splits = config.scheduler.splits
+    return Parts(
+        decomposition=decomposition,
+        splits=splits,
+        tile_k=config.tile.k,
+        slot_bytes=0 if split else resources.slot_bytes(fields),
+        slot_flags=0 if split else resources.slot_flags(fields),
+        reduction=Reduction(
+            entry=f"{entry}_reduction",
+            threads=resources.REDUCTION_THREADS,
+            vectors=resources.reduction_vectors(splits),
+        )
+        if split
+        else None,
+    )
+
+
+def constants(parts: Parts, offsets: dict[str, int]) -> dict[str, int]:
+    """What the kernel must export after its ``KernelSpec``, in the order of ``gemmill::PartsSpec``."""
+    reduction = parts.reduction
+    return {
+        **{f"offset_{name}": offsets[name] for name in PARAMETERS},
+        "splits": parts.splits,
+        "slot_bytes": parts.slot_bytes,
+        "slot_flags": parts.slot_flags,
+        "reduction_threads": reduction.threads if reduction else 0,
+        "reduction_vectors": reduction.vectors if reduction else 0,
+    }
+
+
+def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
+    """The source of the second kernel of a split config."""
+    c, d = config.c, config.d
+    return _REDUCTION.substitute(
+        c=c.type.cpp if c else "gemmill::None",
+        d=d.type.cpp,
+        major_c=(c or d).major.upper(),
+        major_d=d.major.upper(),
+        align_c=(c or d).align,
+        align_d=d.align,
+        splits=config.scheduler.splits,
+        partial=DTYPES[resources.partial_dtype(fields_of(config))].cpp,
+        epilogue=epilogue,
+        entry=entry,
+    )

@@ -1,0 +1,54 @@
+"""What the model adds for kernels whose blocks sum parts of K: the second kernel, exchanges, shares of stream-K."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.parts import MIN_SHARE, PARTIAL_BYTES
+
+Floats = npt.NDArray[np.float64]
+
+# Fitted to a run of 40 kernels on nine problems, on an H200.
+_REDUCTION_NS = 300.0
+"""A second kernel, beyond what launches in a train take."""
+_REDUCTION_GBPS = 2200.0
+"""Rate at which it reads partial sums, which are in L2 as a rule."""
+_LEVEL_NS = 1200.0
+"""Handing accumulators to another block: stores, a flag, a first load."""
+_TAKE_NS_PER_BYTE = 0.8e3 / (128 * 128 * PARTIAL_BYTES)
+"""Adding the accumulators of another block, by their bytes in one block."""
+_BRANCHES = 4
+"""Of the tree in which parts are added up (emitters/include/gemmill/scheduler/work.cuh)."""
+_SHARED_STEP = 1.5
+"""Time of a step of a shared tile, in steps of whole ones: clusters at different places along K share little in L2."""
+_STREAM_COST = 16
+"""Steps that stream-K must save to share tiles (emitters/include/gemmill/scheduler/stream.cuh)."""
+
+
+def reduction_ns(problem: GemmProblem, splits: Floats, bytes_c: int, bytes_d: int) -> Floats:
+    """Time of the second kernel of split-K."""
+    elements = problem.m * problem.n * problem.batch
+    return _REDUCTION_NS + elements * (splits * PARTIAL_BYTES + bytes_c + bytes_d) / _REDUCTION_GBPS
+
+
+def exchange_ns(parts: Floats, tile: Floats) -> Floats:
+    """Time to add up the parts of an output tile of so many elements; 0 for one part."""
+    levels = np.ceil(np.log(np.maximum(parts, 1)) / np.log(_BRANCHES) - 1e-9)
+    last = np.ceil(parts / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
+    takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
+    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
+
+
+def stream_ns(
+    clusters: Floats, resident: Floats, steps: Floats, step_ns: Floats, store_ns: Floats, tile: Floats
+) -> Floats:
+    """Time of the busiest SM under stream-K, for so many cluster tiles of so many steps along K."""
+    grid = np.minimum(np.maximum(clusters, clusters * steps // MIN_SHARE), resident)
+    shared = clusters % grid
+    shared = np.where((grid - shared) * steps < _STREAM_COST * grid, 0, shared)
+    whole = np.ceil((clusters - shared) / grid)
+    parts = np.where(shared > 0, np.ceil(grid / np.maximum(shared, 1)) + (shared > 1), 1)
+    sharing_ns = shared / grid * steps * _SHARED_STEP * step_ns + store_ns + exchange_ns(parts, tile)
+    return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))

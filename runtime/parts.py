@@ -1,0 +1,93 @@
+"""Grids and workspaces of kernels whose blocks sum parts of K: what the host must know of their schedulers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.launch import LaunchSpec, Parts
+from gemmill.library.problem import GemmProblem
+
+INT32_MAX = (1 << 31) - 1
+VECTOR = 4
+"""Partial sums that the reduction kernel reads at a time; matrices of them are padded to whole vectors."""
+PARTIAL_BYTES = 4
+FLAG_BYTES = 4
+MIN_SHARE = 8
+"""Fewest steps along K that stream-K gives a cluster, where there are fewer tiles than clusters: adding up twice as
+many parts takes about as long as five steps (H200)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of workspace that a launch takes."""
+
+    partials: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartialMatrices:
+    """Extents of the matrices of partial sums of a split kernel: of D's majorness, padded, one after the other."""
+
+    contiguous: int
+    strided: int
+    count: int
+    """One for each part of each matrix of the batch, part by part."""
+
+    @property
+    def elements(self) -> int:
+        """Partial sums in all."""
+        return self.contiguous * self.strided * self.count
+
+
+def cluster_tiles(spec: LaunchSpec, problem: GemmProblem) -> int:
+    """Output tiles of whole clusters."""
+    along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
+    return -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
+
+
+def partial_matrices(parts: Parts, problem: GemmProblem) -> PartialMatrices:
+    """The matrices that a split kernel stores."""
+    contiguous, strided = (problem.n, problem.m) if problem.d_major == "n" else (problem.m, problem.n)
+    return PartialMatrices(-(-contiguous // VECTOR) * VECTOR, strided, parts.splits * problem.batch)
+
+
+def reduction_blocks(spec: LaunchSpec, problem: GemmProblem) -> int:
+    """Blocks of the second kernel of a split kernel."""
+    parts = _parts(spec)
+    assert parts.reduction, f"{spec.entry} has no second kernel"
+    vectors = partial_matrices(parts, problem).elements // parts.splits // VECTOR
+    if vectors > INT32_MAX:
+        raise UnsupportedProblemError(
+            f"{spec.entry}: D has {vectors * VECTOR} elements; the reduction counts up to 2^33: split the problem"
+        )
+    return -(-vectors // parts.reduction.vectors)
+
+
+def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: int) -> int:
+    """Clusters of the persistent grid for ``tiles`` cluster tiles on a GPU that holds ``max_clusters``.
+
+    Stream-K takes fewer where shares would be so small that adding them up takes longer than they do.
+    """
+    parts = _parts(spec)
+    if parts.decomposition != "stream":
+        return min(tiles * parts.splits, max_clusters)
+    steps = -(-problem.k // parts.tile_k)
+    if 2 * max_clusters * steps > INT32_MAX:
+        raise UnsupportedProblemError(f"{spec.entry}: K is {problem.k}; stream-K counts its steps up to 2^31")
+    return min(max(tiles, tiles * steps // MIN_SHARE), max_clusters)
+
+
+def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> Need:
+    """The workspace of a launch of ``grid`` clusters."""
+    parts = _parts(spec)
+    if parts.decomposition == "split":
+        return Need(partial_matrices(parts, problem).elements * PARTIAL_BYTES, 0)
+    slots = grid if parts.decomposition == "stream" else cluster_tiles(spec, problem) * (parts.splits - 1)
+    return Need(slots * parts.slot_bytes, slots * parts.slot_flags * FLAG_BYTES)
+
+
+def _parts(spec: LaunchSpec) -> Parts:
+    assert spec.parts, f"{spec.entry} sums all of K in one block"
+    return spec.parts

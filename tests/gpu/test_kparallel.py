@@ -1,0 +1,232 @@
+"""Kernels whose blocks sum parts of K: split, fused and stream-K."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from tests.gpu.harness import check, kernel, make_case, torch
+
+import gemmill
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import DeviceError
+from gemmill.library.names import kernel_name
+from gemmill.runtime import workspace
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+
+def split(splits: int, tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
+    return kernel(tile, *options, scheduler__decomposition="split", scheduler__splits=splits, **fields)
+
+
+def fused(splits: int, tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
+    return kernel(tile, *options, scheduler__decomposition="fused", scheduler__splits=splits, **fields)
+
+
+def stream(tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
+    return kernel(tile, *options, scheduler__decomposition="stream", **fields)
+
+
+SIMPLE = (split(4), fused(4), stream())
+"""One of each."""
+
+KERNELS: tuple[GemmConfig, ...] = (
+    *SIMPLE,
+    # Any number of parts, in every form of the reduction.
+    split(7),
+    split(20),
+    split(33, "64x64x64", "pingpong"),
+    split(100, "64x64x64", "pingpong"),
+    split(2, "64x128x64", "pingpong"),
+    split(3, "128x256x64", "cooperative", "2x1"),
+    split(5, "256x96x64", "cooperative", "1x2", a__major="mn", b__major="mn"),
+    split(4, "192x128x64"),
+    # D and C of the second kernel: types, majors, alignments.
+    split(3, d__major="m"),
+    split(3, d__dtype="f32", d__align=4),
+    split(3, "64x80x64", "pingpong", d__dtype="f32", d__major="m"),
+    split(3, d__align=2),
+    split(3, c__dtype="bf16"),
+    split(3, c__dtype="f32", c__major="m", d__align=8),
+    split(9, c__dtype="bf16", c__major="n", d__major="m"),
+    split(4, ab="f16", accumulator="f16", d__dtype="f16"),
+    # Clusters, schedules and C of kernels that exchange accumulators.
+    fused(20),
+    fused(3, "64x128x64", "pingpong"),
+    fused(7, "128x128x64", "pingpong", "1x2"),
+    fused(2, "128x256x64", "cooperative", "2x1", c__dtype="bf16"),
+    fused(5, "192x128x64", "cooperative", "1x2", d__dtype="f32", d__major="m"),
+    fused(6, "256x128x64", "cooperative", "2x2"),
+    stream("128x256x64", "cooperative", "2x1"),
+    stream("256x128x64", "cooperative", "1x2", c__dtype="bf16"),
+    stream("128x128x64", "cooperative", "2x2", scheduler__raster="n", scheduler__swizzle=4),
+    stream("192x96x64", d__major="m"),
+    stream("256x192x64", "cooperative", "2x1"),
+    # Integers, whose parts are added up in s32, and fp8, which is promoted before.
+    split(3, "128x128x128", ab="s8"),
+    split(20, "64x128x128", "pingpong", ab="s8", d__dtype="s8", d__align=1),
+    fused(3, "128x128x128", ab="u8", c__dtype="s32"),
+    stream("128x128x128", ab="s8"),
+    split(3, "128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    fused(3, "128x128x128", ab="e4m3", promote=4),
+    stream("128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    split(3, "128x128x32", ab="tf32"),
+)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    shared = Registry()
+    shared.warm(KERNELS)
+    return shared
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
+def test_every_element_is_exact(config: GemmConfig, registry: Registry) -> None:
+    longest = 2048 if config.accumulator == "f16" else 4096
+    shapes = [(128, 128, longest), (1000, 1000, 1000), (1, 8, 8), (257, 136, 72), (700, 3000, 200)]
+    for m, n, k in shapes:
+        check(config, m, n, k, registry)
+    check(config, 300, 200, 520, registry, batch=3)
+    check(config, 130, 200, 264, registry, batch=3, batched="ad", alpha=2.0)
+    if (config.a.major, config.b.major, config.a.scale) == ("k", "k", "none"):
+        check(config, 200, 136, 0, registry)
+        check(config, 131, 77, 5 * 64, registry)
+
+
+@pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)
+def test_random_data_within_its_bound(config: GemmConfig, registry: Registry) -> None:
+    for m, n, k in [(128, 128, 4096), (1111, 777, 2048)]:
+        case = make_case(config, m, n, k, data="random")
+        out = case.d.tensor
+        gemmill.matmul(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config)
+        case.check()
+
+
+def test_an_output_of_any_alignment(registry: Registry) -> None:
+    config = split(3, d__align=2)
+    a = torch.randint(-2, 3, (130, 512), device="cuda").bfloat16()
+    b = torch.randint(-2, 3, (75, 512), device="cuda").bfloat16().T
+    whole = torch.full((131 * 75,), float("nan"), device="cuda", dtype=torch.bfloat16)
+    out = whole[1 : 1 + 130 * 75].view(130, 75)
+    gemmill.matmul(a, b, out=out, registry=registry, kernel=config)
+    assert torch.equal(out, (a.float() @ b.float()).bfloat16())
+    assert whole[0].isnan()
+    assert whole[1 + 130 * 75 :].isnan().all()
+
+
+@pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)
+def test_a_thousand_runs_are_equal_bit_for_bit(config: GemmConfig, registry: Registry) -> None:
+    case = make_case(config, 1300, 1100, 1777, data="random")
+    out = case.d.tensor
+    launch = gemmill.plan(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config)
+    launch()
+    first = out.clone()
+    case.check()
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        out.fill_(float("nan"))
+        launch()
+        differing += ~torch.eq(out, first).all()
+    assert int(differing) == 0
+
+
+def product(m: int, n: int, k: int) -> tuple[Any, Any, Any]:
+    """A, K-major B, and the exact product in bf16."""
+    a = torch.randint(-2, 3, (m, k), device="cuda").bfloat16()
+    b = torch.randint(-2, 3, (n, k), device="cuda").bfloat16().T
+    return a, b, (a.float() @ b.float()).bfloat16()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)
+def test_launches_without_a_pause_see_each_other(config: GemmConfig, captured: bool, registry: Registry) -> None:
+    n, steps = 1024, 40
+    start = torch.randint(-2, 3, (300, n), device="cuda").bfloat16()
+    permute = torch.eye(n, device="cuda", dtype=torch.bfloat16)[torch.randperm(n, device="cuda")].T
+    buffers = [start.clone(), torch.empty_like(start)]
+
+    def chain() -> None:
+        for step in range(steps):
+            source, target = buffers[step % 2], buffers[1 - step % 2]
+            gemmill.matmul(source, permute, out=target, registry=registry, kernel=config)
+
+    chain()
+    buffers[0].copy_(start)
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain()
+        graph.replay()
+        buffers[0].copy_(start)
+        graph.replay()
+    else:
+        chain()
+    wanted = start.float()
+    for _ in range(steps):
+        wanted = wanted @ permute.float()
+    assert torch.equal(buffers[0].float(), wanted)
+
+
+def test_streams_threads_and_graphs_do_not_share_memory(registry: Registry) -> None:
+    """Two streams at once, and a graph captured from one of them that is replayed on a third."""
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    cases = [product(384, 512, 4096 + 64 * i) for i in range(3)]
+    for config in SIMPLE:
+        graph_out = torch.empty_like(cases[2][2])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        gemmill.plan(*cases[2][:2], out=graph_out, registry=registry, kernel=config)
+        with torch.cuda.graph(graph, stream=streams[0]):
+            for _ in range(5):
+                gemmill.matmul(*cases[2][:2], out=graph_out, registry=registry, kernel=config)
+        outs = []
+        for _ in range(30):
+            for side, (a, b, wanted) in zip(streams[:2], cases[:2], strict=True):
+                with torch.cuda.stream(side):
+                    outs.append((gemmill.matmul(a, b, registry=registry, kernel=config), wanted))
+            with torch.cuda.stream(streams[2]):
+                graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, wanted) for out, wanted in outs)
+        assert torch.equal(graph_out, cases[2][2])
+
+
+def test_a_workspace_grows_and_a_graph_gives_its_own_back(registry: Registry) -> None:
+    small, large = product(128, 128, 512), product(2048, 2048, 512)
+    for config in SIMPLE:
+        for a, b, wanted in (small, large, small):
+            assert torch.equal(gemmill.matmul(a, b, registry=registry, kernel=config), wanted)
+    gc.collect()
+    torch.cuda.synchronize()
+    held = len(workspace._leases)
+    graph = torch.cuda.CUDAGraph()
+    out = torch.empty_like(large[2])
+    with torch.cuda.graph(graph):
+        gemmill.matmul(*small[:2], registry=registry, kernel=SIMPLE[0])
+        gemmill.matmul(*large[:2], out=out, registry=registry, kernel=SIMPLE[0])
+    assert len(workspace._leases) <= held + 2
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, large[2])
+    mine = workspace._leases[-1]
+    del graph
+    gc.collect()
+    torch.cuda.synchronize()
+    # Another capture finds it free.
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        gemmill.matmul(*large[:2], out=out, registry=registry, kernel=SIMPLE[1])
+    assert mine not in workspace._leases
+
+
+def test_no_memory_is_an_error_that_says_so(registry: Registry) -> None:
+    a = torch.zeros(1 << 16, 64, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(1 << 16, 1 << 16, device="cuda", dtype=torch.bfloat16)
+    launch = gemmill.plan(a, a.T, out=out, registry=registry, kernel=split(100, "64x64x64", "pingpong"))
+    with pytest.raises(DeviceError, match=r"bytes of GPU memory for partial sums; take a kernel with fewer splits"):
+        launch()
+    small = product(128, 128, 512)
+    assert torch.equal(gemmill.matmul(*small[:2], registry=registry, kernel=SIMPLE[0]), small[2])

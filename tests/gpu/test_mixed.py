@@ -1,0 +1,191 @@
+"""Mixed input: narrow weights widened in registers, in groups that share scales and zero points.
+
+``make_weights`` emulates the kernels' arithmetic step by step, so that what they multiply by is known exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.gpu.harness import kernel, torch
+from tests.gpu.weights import check, integers, make_weights
+
+import gemmill
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import OperandError, UnsupportedProblemError
+from gemmill.library.names import kernel_name
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+BF16: dict[str, Any] = {"b__dtype": "bf16", "d__dtype": "bf16", "d__major": "m"}
+F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
+
+CONFIGS: tuple[GemmConfig, ...] = (
+    # Every narrow type to both wide ones, without scales.
+    kernel("128x16x64", a__dtype="s8", **BF16),
+    kernel("64x32x128", a__dtype="s8", **F16),
+    kernel("128x48x128", a__dtype="u8", **F16),
+    kernel("64x16x64", "cooperative", "2x1", a__dtype="u8", **BF16),
+    kernel("128x256x64", "cooperative", "2x1", a__dtype="e4m3", **BF16),
+    kernel("64x64x64", "pingpong", a__dtype="e4m3", **F16),
+    kernel("128x16x128", a__dtype="s4", **F16),
+    kernel("64x16x128", a__dtype="u4", **BF16),
+    # Groups of every size, with and without zero points; tiles of every M; both depths; multicast of A and of B.
+    kernel("128x16x128", a__dtype="u4", a__scale="1x128z", **BF16),
+    kernel("64x16x128", "cooperative", "2x1", a__dtype="u4", a__scale="1x32z", **F16),
+    kernel("64x64x64", "cooperative", "1x2", a__dtype="u4", a__scale="1x64z", **BF16),
+    kernel("64x16x128", a__dtype="u4", a__scale="1x64", **BF16),
+    kernel("128x256x64", "cooperative", "2x1", a__dtype="s4", a__scale="1x64", **BF16),
+    kernel("128x160x128", "cooperative", "1x2", a__dtype="s4", a__scale="1x128", **F16),
+    kernel("64x128x64", "pingpong", a__dtype="s4", a__scale="1x32", **F16),
+    kernel("128x64x64", "pingpong", "1x2", a__dtype="u4", a__scale="1x128", **BF16),
+    kernel("256x64x64", a__dtype="s8", a__scale="1x128", **BF16),
+    kernel("192x64x64", "cooperative", "2x2", a__dtype="e4m3", a__scale="1x64z", **BF16),
+    kernel("64x32x128", a__dtype="e4m3", a__scale="1x128", **F16),
+    # Activations that are not K-major; D in other formats; C.
+    kernel("128x64x64", a__dtype="u4", a__scale="1x128z", b__major="mn", **BF16),
+    kernel("64x32x128", a__dtype="s8", b__major="mn", **(BF16 | {"d__major": "n"})),
+    kernel("64x128x64", "pingpong", a__dtype="s8", **(F16 | {"d__dtype": "f32", "d__major": "n"})),
+    kernel("128x32x64", a__dtype="u4", a__scale="1x64z", c__dtype="bf16", c__major="m", **BF16),
+    kernel("64x16x128", a__dtype="u4", a__scale="1x128z", c__dtype="f32", c__major="m", **BF16),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(registry: Registry) -> None:
+    registry.warm(CONFIGS)
+
+
+SHAPES = [(1, 129, 160), (17, 200, 327), (33, 264, 1000), (130, 520, 2184), (16, 70, 136), (300, 1000, 129)]
+"""Activation rows, weight rows, K: odd, and ending within a group."""
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
+def test_exact_sums(config: GemmConfig, registry: Registry) -> None:
+    for index, shape in enumerate(SHAPES):
+        check(config, *shape, registry, exact=True, seed=index)
+    # More tiles than the GPU holds, so that blocks come round to a second one.
+    check(config, config.tile.n * 12 - 3, config.tile.m * 13 - 1, 200, registry, exact=True)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
+def test_normal_data_within_the_bound(config: GemmConfig, registry: Registry) -> None:
+    for index, shape in enumerate(SHAPES[1:4]):
+        check(config, *shape, registry, exact=False, seed=index)
+        check(config, *shape, registry, exact=False, swapped=False, seed=index)
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.c is None], ids=kernel_name)
+def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Registry) -> None:
+    """Activations of ones in turn: D is the widened weights."""
+    n, k = 200, 392
+    weights = make_weights(config, n, k, exact=False, seed=5)
+    wide = weights.values.dtype
+    eye = torch.eye(k, device="cuda", dtype=wide)
+    out = torch.full((k, n), float("nan"), device="cuda", dtype=torch.float32 if config.d.dtype == "f32" else wide)
+    out = out if config.d.major == "m" else torch.full((n, k), float("nan"), device="cuda", dtype=out.dtype).T
+    gemmill.matmul(
+        eye if config.b.major == "k" else eye.T.contiguous().T,
+        weights.packed.tensor.T,
+        out=out,
+        registry=registry,
+        kernel=config,
+        **weights.arguments("b"),
+    )
+    assert torch.equal(out, weights.values.T.to(out.dtype))
+
+
+def test_nan_weights_reach_their_column(registry: Registry) -> None:
+    config = next(c for c in CONFIGS if c.a.dtype == "e4m3")
+    weights = torch.full((104, 128), 0x38, dtype=torch.uint8, device="cuda")
+    weights[41, 77] = 0x7F
+    a = torch.ones(20, 128, device="cuda", dtype=torch.bfloat16)
+    d = gemmill.matmul(a, weights.view(torch.float8_e4m3fn).T, registry=registry, kernel=config)
+    assert d[:, 41].isnan().all()
+    assert (d.isnan().sum(), (d == 128).sum()) == (20, 103 * 20)
+
+
+@pytest.mark.parametrize("k", [1, 2, 31, 32, 64, 100])
+def test_one_group(k: int, registry: Registry) -> None:
+    check(CONFIGS[8], 19, 70, k, registry, exact=True)
+
+
+def test_batches_and_no_k(registry: Registry) -> None:
+    config = CONFIGS[8]
+    packed, scale = integers(0, 255, (3, 192, 64), 1).byte(), torch.rand(3, 1, 192, device="cuda").bfloat16()
+    zero = integers(0, 15, (3, 1, 192), 2).bfloat16()
+    a = integers(-2, 2, (3, 24, 128), 3).bfloat16()
+    out = gemmill.matmul(a, packed.mT, b_dtype="u4", b_scale=scale, b_zero=zero, registry=registry, kernel=config)
+    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).reshape(3, 192, 128).float()
+    wanted = a.double() @ ((nibbles - zero.mT) * scale.mT.float()).bfloat16().mT.double()
+    assert ((out.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 2.0**-12).all()
+    # One matrix of weights for a batch of activations.
+    shared = gemmill.matmul(
+        a, packed[0].T, b_dtype="u4", b_scale=scale[0], b_zero=zero[0], registry=registry, kernel=config
+    )
+    assert torch.equal(shared[0], out[0])
+    none = torch.empty(24, 0, device="cuda", dtype=torch.bfloat16)
+    empty = gemmill.matmul(none, packed[0, :, :0].T, b_dtype="u4", b_scale=scale[0, :0], b_zero=zero[0, :0])
+    assert (empty == 0).all()
+
+
+def test_selected_kernels_and_a_rebound_plan() -> None:
+    packed, scale = integers(0, 255, (512, 256), 1).byte(), torch.rand(4, 512, device="cuda").bfloat16()
+    for m in (1, 16, 100, 700):
+        a = torch.randn(m, 512, device="cuda").bfloat16()
+        options = {"b_dtype": "u4", "b_scale": scale, "b_zero": torch.full_like(scale, 8)}
+        out = gemmill.matmul(a, packed.T, **options)
+        nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).reshape(512, 512).float() - 8
+        values = (nibbles * scale.T.repeat_interleave(128, dim=1)).bfloat16().double()
+        wanted = a.double() @ values.T
+        bound = 2.0**-8 * wanted.abs() + 2.0**-14 * (a.double().abs() @ values.abs().T)
+        assert ((out.double() - wanted).abs() <= bound).all()
+        with gemmill.plan(torch.zeros_like(a), packed.T, **options) as launch:
+            launch.rebind(a=a, b=packed.clone().T, b_scale=scale.clone())
+            launch()
+            assert torch.equal(launch.out, out)
+        s8 = packed.view(torch.int8)[:, :256]
+        plain = gemmill.matmul(a[:, :256], s8.T)
+        wanted = a[:, :256].double() @ s8.double().T
+        bound = 2.0**-8 * wanted.abs() + 2.0**-14 * (a[:, :256].double().abs() @ s8.double().abs().T)
+        assert ((plain.double() - wanted).abs() <= bound).all()
+
+
+def test_bad_calls_are_refused_by_name() -> None:
+    a = torch.zeros(16, 256, device="cuda", dtype=torch.bfloat16)
+    b = torch.zeros(64, 128, device="cuda", dtype=torch.uint8)
+    scale = torch.zeros(2, 64, device="cuda", dtype=torch.bfloat16)
+    good = {"b": b.T, "b_dtype": "u4", "b_scale": scale}
+    cases: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+        "not packed along K": ({"b": torch.zeros(128, 64, device="cuda").byte()}, OperandError, "must be contiguous"),
+        "wide": ({"b": b.T.bfloat16()}, OperandError, "cannot be read as u4"),
+        "K": ({"b": b[:, :96].T}, OperandError, "b has K = 192 rows"),
+        "groups": ({"b_scale": scale[:1]}, OperandError, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
+        "columns": ({"b_scale": scale[:, :32]}, OperandError, r"b_scale has shape \(2, 32\)"),
+        "dtype": ({"b_scale": scale.half()}, OperandError, "b_scale is f16 .* must be bf16"),
+        "zero alone": ({"b_scale": None, "b_zero": scale}, OperandError, "without b_scale"),
+        "zero shape": ({"b_zero": scale[:1]}, OperandError, "b_zero is bf16"),
+        "strides": ({"b_scale": scale.T.contiguous().T}, OperandError, "must be contiguous, as in"),
+        "wide operand": ({"a_scale": scale}, OperandError, "the wider operand; only b takes a scale"),
+        "batch": (
+            {"b": b.T.expand(2, 128, 64).contiguous(), "b_dtype": "e4m3", "a": a[:, :128]},
+            OperandError,
+            "each matrix of a batch has its own",
+        ),
+        "e5m2": (
+            {"b": b.view(torch.float8_e5m2).T, "b_dtype": None, "b_scale": None, "a": a[:, :128]},
+            UnsupportedProblemError,
+            "no kernel serves",
+        ),
+        "unscaled zero": (
+            {"b": a.T, "b_dtype": None, "b_scale": None, "b_zero": scale},
+            OperandError,
+            "zero points are",
+        ),
+    }
+    for name, (changes, error, says) in cases.items():
+        with pytest.raises(error, match=says):
+            gemmill.matmul(**({"a": a} | good | changes))
+        assert (gemmill.matmul(a, **good) == 0).all(), f"unusable after {name}"

@@ -1,0 +1,127 @@
+"""Narrow weights for GPU tests, what they stand for computed as kernels compute it, and a check of one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.gpu.harness import Case, Guarded, fill, guarded, torch
+
+import gemmill
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.registry import Registry
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Narrow weights (N, K) in memory, their scales and zero points (K / group, N), and what they stand for."""
+
+    packed: Guarded
+    dtype: str
+    scale: Guarded | None
+    zero: Guarded | None
+    values: Any
+    """(N, K) in the wide type, computed as kernels do."""
+
+    def arguments(self, name: str) -> dict[str, Any]:
+        """Keyword arguments of ``matmul`` for operand ``name``."""
+        found = {f"{name}_dtype": self.dtype}
+        for kind, groups in (("scale", self.scale), ("zero", self.zero)):
+            if groups is not None:
+                found[f"{name}_{kind}"] = groups.tensor if name == "b" else groups.tensor.T
+        return found
+
+
+def integers(low: int, high: int, shape: tuple[int, ...], seed: int) -> Any:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randint(low, high + 1, shape, generator=generator, device="cuda")
+
+
+def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int = 0) -> Weights:
+    """Random weights of every value their type has, but NaN. ``exact``: such that sums of products are exact in f32."""
+    dtype, bits = config.a.dtype, config.a.type.bits
+    wide = getattr(torch, DTYPES[config.b.dtype].torch)
+    packed = guarded(n, -(-k * bits // 8), "u8")
+    packed.tensor.copy_(integers(0, 255, tuple(packed.tensor.shape), seed))
+    if dtype == "e4m3":
+        packed.tensor[packed.tensor & 0x7F == 0x7F] = 0x3A
+        values = packed.tensor.view(torch.float8_e4m3fn).double()
+    elif bits == 8:
+        values = packed.tensor.view(getattr(torch, DTYPES[dtype].torch)).double()
+    else:
+        nibbles = torch.stack((packed.tensor & 15, packed.tensor >> 4), dim=-1).reshape(n, -1)[:, :k].int()
+        values = (nibbles - 16 * (nibbles > 7) * (dtype == "s4")).double()
+    if config.a.scale == "none":
+        return Weights(packed, dtype, None, None, values.to(wide))
+
+    group = int(config.a.scale.removeprefix("1x").removesuffix("z"))
+    groups = -(-k // group)
+    scale = guarded(groups, n, config.b.dtype)
+    zero = guarded(groups, n, config.b.dtype) if config.a.scale.endswith("z") else None
+    scale.tensor.copy_(
+        2.0 ** integers(-2, 1, (groups, n), seed + 1) if exact else torch.rand(groups, n, device="cuda") - 0.5
+    )
+    if zero is not None:
+        fill(zero.tensor, "random", seed + 2, config.b.dtype)
+        zero.tensor.mul_(4)
+        if exact:
+            zero.tensor.copy_(integers(0, 15, (groups, n), seed + 2))
+        values = (values - spread(zero.tensor, group, k)).to(wide).double()
+    values = (values * spread(scale.tensor, group, k)).to(wide)
+    return Weights(packed, dtype, scale, zero, values)
+
+
+def spread(groups: Any, group: int, k: int) -> Any:
+    """Values of groups (K / group, N) for every element, (N, K)."""
+    return groups.double().T.repeat_interleave(group, dim=1)[:, :k]
+
+
+def check(
+    config: GemmConfig, m: int, n: int, k: int, registry: Registry, *, exact: bool, swapped: bool = True, seed: int = 0
+) -> None:
+    """Run activations (m, k) times the transpose of weights (n, k), and check every element of D.
+
+    Kernels take narrow A; ``swapped`` calls them with a narrow ``b``.
+    """
+    exact = exact and config.a.dtype != "e4m3"
+    weights = make_weights(config, n, k, exact=exact, seed=seed)
+    k_major = config.b.major == "k"
+    d_major = (config.d.major == "m") == swapped  # whether the caller's D is n-major
+    activations = guarded(m, k, config.b.dtype, columns_contiguous=k_major)
+    data = "integers" if exact else "random"
+    fill(activations.tensor, data, seed + 3, config.b.dtype)
+    shape = (m, n) if swapped else (n, m)
+    c = guarded(*shape, config.c.dtype, columns_contiguous=(config.c.major == "m") == swapped) if config.c else None
+    if c is not None and config.c is not None:
+        fill(c.tensor, data, seed + 4, config.c.dtype)
+    d = guarded(*shape, config.d.dtype, columns_contiguous=d_major)
+    values = Guarded(weights.values, weights.values.T if swapped else weights.values)
+    right = activations if swapped else Guarded(activations.buffer, activations.tensor.T)
+    left, right = (right, values) if swapped else (values, right)
+    wide, major = config.b.dtype, "n" if d_major else "m"
+    problem = GemmProblem(
+        m=shape[0],
+        n=shape[1],
+        k=k,
+        batch=1,
+        a_dtype=wide,
+        a_major="k",
+        b_dtype=wide,
+        b_major="k",
+        accumulator="f32",
+        d_dtype=config.d.dtype,
+        d_major=major,  # type: ignore[arg-type]
+        c_dtype=config.c.dtype if config.c else None,
+    )
+    case = Case(problem, left, right, c, d, {}, 1.0, 0.5 if c else 0.0, exact)
+    inputs = [x for x in (weights.packed, weights.scale, weights.zero, activations, c) if x is not None]
+    before = [x.buffer.clone() for x in inputs]
+    a, b = (activations.tensor, weights.packed.tensor.T) if swapped else (weights.packed.tensor, activations.tensor.T)
+    options = weights.arguments("b" if swapped else "a") | ({"c": c.tensor, "beta": 0.5} if c else {})
+    with gemmill.plan(a, b, out=d.tensor, registry=registry, kernel=config, **options) as launch:
+        launch()
+        torch.cuda.synchronize()
+    assert all(torch.equal(x.buffer, old) for x, old in zip(inputs, before, strict=True)), "an operand was written"
+    case.check()
