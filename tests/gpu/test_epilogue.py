@@ -79,10 +79,22 @@ EIGHT_BITS = tuple(
 """Operands and D of 8 bits: D is rounded to the nearest and saturated."""
 
 
+PARTS = tuple(
+    kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits, **fields)
+    for decomposition, splits in (("split", 3), ("fused", 3), ("stream", 1))
+    for epilogue, fields in (
+        ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); rows[m] = sum(d); aux = acc", {}),
+        ("d = gelu(acc + s) + beta * c", {"c__dtype": "bf16", "d__major": "m"}),
+        *((("d = silu(gate) * up", {}),) if decomposition != "split" else ()),
+    )
+)
+"""Epilogues after the parts of K have been added up."""
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm([*members(), *EIGHT_BITS])
+    registry.warm([*members(), *EIGHT_BITS, *PARTS])
     return registry
 
 
@@ -223,6 +235,14 @@ def test_eight_bits(config: GemmConfig, registry: Registry) -> None:
         case.check()
 
 
+@pytest.mark.parametrize("config", PARTS, ids=kernel_name)
+def test_parts_of_k(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k) in enumerate(((256, 256, 512), (200, 176, 456))):
+        case = make_case(config, m, n, k, seed=seed)
+        case.run(registry)
+        case.check()
+
+
 @pytest.mark.parametrize("config", list(members())[::3], ids=kernel_name)
 def test_batches(config: GemmConfig, registry: Registry) -> None:
     case = make_case(config, 130, 144, 64, batch=3, seed=7)
@@ -272,6 +292,19 @@ def test_matmul_selects_a_kernel_and_takes_types_from_tensors() -> None:
     sums = a.double() @ b.double()
     wanted = torch.nn.functional.silu(sums[..., 0::2]) * sums[..., 1::2]
     torch.testing.assert_close(gated.double(), wanted, rtol=2**-7, atol=1e-3)
+
+
+def test_rows_and_columns_are_the_callers_where_the_kernel_transposes() -> None:
+    a = torch.randn(96, 128, device="cuda", dtype=torch.bfloat16)
+    b = torch.randint(-100, 100, (144, 128), device="cuda", dtype=torch.int8).t()
+    row, bias, r = (torch.randn(shape, device="cuda") for shape in ((96,), (144,), (96, 144)))
+    top = torch.empty(96, device="cuda")
+    epilogue = "d = acc * 0.125 * row[m] + bias[n] + r[m, n]; top[m] = max(acc)"
+    d = gemmill.matmul(a, b, epilogue=epilogue, row=row, bias=bias, r=r, top=top)
+    sums = a.double() @ b.double()
+    wanted = sums * 0.125 * row.double()[:, None] + bias.double() + r.double()
+    torch.testing.assert_close(d.double(), wanted, rtol=2**-7, atol=1e-2)
+    torch.testing.assert_close(top.double(), sums.amax(1), rtol=1e-4, atol=1e-2)
 
 
 def test_reductions_in_a_graph_and_over_again() -> None:
