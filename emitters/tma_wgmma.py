@@ -59,10 +59,19 @@ $entry(__grid_constant__ Kernel::Params const params) {
 }
 """)
 
+_SCHEDULERS = {
+    "grouped": "RowGroupScheduler<Order, TileK, false>",
+    "masked": "RowGroupScheduler<Order, TileK, true>",
+    "kgrouped": "KGroupScheduler<Order, TileK>",
+    "array": "ArrayScheduler<Order, TileK>",
+}
+"""The C++ scheduler of each kind of batch but the strided one, whose scheduler depends on the decomposition of K."""
+
 _PARAMETERS = {
     **dict.fromkeys(("m", "n", "k", "batch", "batched"), 4),
     **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
     **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
+    "groups_pointer": 8,
 }
 """Bytes of each scalar of ``GemmParams``, in their order after the four descriptors."""
 
@@ -85,6 +94,7 @@ def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
     k_major = fields[f"{operand}.major"] == "k"
     peers = resources.integer(fields, "cluster.n" if operand == "a" else "cluster.m")
     span = resources.operand_swizzle(fields, operand)
+    groups_k = fields["scheduler.batching"] == "kgrouped"
     rows = resources.integer(fields, f"tile.{mn}" if k_major else "tile.k")
     return TmaBox(
         operand=operand,
@@ -94,6 +104,8 @@ def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
         box=(span // resources.element_bytes(fields, operand), rows // peers),
         swizzle=span,
         offset=index * TMA_BYTES,
+        window=rows if groups_k else 0,
+        anywhere=fields["scheduler.batching"] == "array",
     )
 
 
@@ -114,6 +126,7 @@ def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -
 def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaBox:
     """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
     n_major = fields[f"{operand}.major"] == "n"
+    row_groups = fields["scheduler.batching"] in ("grouped", "masked")
     return TmaBox(
         operand="partials" if fields["scheduler.decomposition"] == "split" else operand,
         dtype=resources.stored_dtype(fields, operand),  # type: ignore[arg-type]
@@ -122,6 +135,8 @@ def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaB
         box=resources.subtile_box(fields, operand),
         swizzle=resources.subtile_swizzle(fields, operand),
         offset=index * TMA_BYTES,
+        window=resources.SUBTILE_M if operand == "d" and row_groups else 0,
+        anywhere=fields["scheduler.batching"] == "array",
     )
 
 
@@ -175,6 +190,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         constants[f"box_{operand}_contiguous"] = box.box[0] if box else 0
         constants[f"box_{operand}_strided"] = box.box[1] if box else 0
         constants[f"swizzle_{operand}"] = box.swizzle if box else 0
+        constants[f"window_{operand}"] = box.window if box else 0
     for operand in ("scale", "zero"):
         constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
     constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
@@ -219,7 +235,7 @@ def text(config: GemmConfig) -> str:
         buffers_d=resources.d_buffers(fields),
         raster=config.scheduler.raster.upper(),
         swizzle=config.scheduler.swizzle,
-        scheduler=parts.scheduler(config),
+        scheduler=_SCHEDULERS.get(config.scheduler.batching) or parts.scheduler(config),
         atom=wgmma_atom(config),
         epilogue=f"gemmill::Raw<{DTYPES[resources.partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),

@@ -14,7 +14,8 @@ TMA_BYTES = 128
 class TmaBox(Frozen):
     """How one operand's TMA descriptor is encoded (CUDA driver API, ``cuTensorMapEncodeTiled``).
 
-    Every descriptor has rank 3: contiguous extent, strided extent, batch. The batch box is 1.
+    A descriptor has rank 3: contiguous extent, strided extent, batch; or rank 4. The box is 1 along all extents but the
+    first two.
     """
 
     operand: Literal["a", "b", "c", "d", "partials", "scale", "zero"]
@@ -33,6 +34,13 @@ class TmaBox(Frozen):
     """Byte offset of the descriptor in the parameter struct."""
     group: int = 1
     """How much of the strided extent one element stands for: that of a group where groups share scales."""
+    window: int = 0
+    """Where not 0, the kernel clips boxes at any row, not only at the tensor's last: the strided extent is this many
+    rows, and a third one slides them over the tensor, starting that many rows before it. A box at row ``window - v`` of
+    the window that starts ``i + v`` rows on has rows ``i``, ``i + 1``, …, and TMA clips all but the first ``v``."""
+    anywhere: bool = False
+    """Whether the matrices lie at addresses that the kernel knows. The descriptor then has rank 4 and begins at address
+    0: its third extent steps 16 bytes, its fourth 2^35."""
 
 
 class Reduction(Frozen):
@@ -85,5 +93,5 @@ class LaunchSpec(Frozen):
     offsets: dict[str, int]
     """Byte offset of each scalar parameter: ``m n k batch`` (int32), ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
     bit broadcasts the operand over the batch), ``alpha beta`` (float32), ``d_pointer`` (address), ``d_stride
-    d_batch_stride`` (int64, in elements). Where there are parts also ``partials flags`` (addresses in the workspace)
-    and ``c_pointer c_stride c_batch_stride``."""
+    d_batch_stride`` (int64, in elements), ``groups_pointer`` (address of offsets, counts or addresses). Where there are
+    parts also ``partials flags`` (addresses in the workspace) and ``c_pointer c_stride c_batch_stride``."""

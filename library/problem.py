@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal
 
@@ -40,7 +40,8 @@ class GemmProblem:
     promote: Literal[0, 4] = 0
     """The least promotion that the caller accepts; see :class:`~gemmill.library.config.GemmConfig`."""
     batching: BatchingName = "strided"
-    """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`."""
+    """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`. ``m`` is the rows of all
+    groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
     """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
 
@@ -51,6 +52,8 @@ class GemmProblem:
 
     def __str__(self) -> str:
         batch = f"x{self.batch}" if self.batch != 1 else ""
+        if self.batching != "strided":
+            batch = f" in {self.batch} groups ({self.batching})"
         epilogue = "" if self.epilogue == LINEAR else f", {self.epilogue}"
         c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
         return (
@@ -98,5 +101,13 @@ class GemmProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2 M N K batch."""
-        return 2 * self.m * self.n * self.k * self.batch
+        """Floating-point operations: 2 M N K, for each of a batch but where its matrices share the M or K rows."""
+        each = 1 if self.batching in ("grouped", "kgrouped") else self.batch
+        return 2 * self.m * self.n * self.k * each
+
+    def typical(self) -> GemmProblem:
+        """The strided batch of equal matrices that costs about as much: groups as large as they are on average."""
+        m, k = (-(-extent // max(self.batch, 1)) for extent in (self.m, self.k))
+        if self.batching == "grouped":
+            return replace(self, m=m, batching="strided")
+        return replace(self, k=k, batching="strided") if self.batching == "kgrouped" else self

@@ -29,6 +29,10 @@ DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
 ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
 """The targets that each family is compiled for."""
+BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
+)
+"""The kinds of batches that each family has; only strided ones where none are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,9 @@ def _decomposition(f: Fields) -> str | None:
 
 
 def _batching(f: Fields) -> str | None:
-    batching = f["scheduler.batching"]
-    return None if batching == "strided" else f"there is no {batching} batching yet; it must be strided"
+    batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
+    known = BATCHINGS.get(family, ("strided",))
+    return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
 def _epilogue_c(f: Fields) -> str | None:
@@ -98,14 +103,10 @@ def _epilogue_integers(f: Fields) -> str | None:
     return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {f['epilogue']}"
 
 
-def _epilogue_outputs(f: Fields) -> str | None:
-    outputs = parse(str(f["epilogue"])).outputs
-    if not outputs or f["scheduler.batching"] in ("strided", "array"):
+def _epilogue_groups(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or f["scheduler.batching"] == "strided":
         return None
-    return (
-        f"the epilogue writes {', '.join(output.name for output in outputs)} beside D; {f['scheduler.batching']} "
-        "kernels write D alone"
-    )
+    return f"{f['scheduler.batching']} kernels have the linear epilogue only: {f['epilogue']}"
 
 
 def _epilogue_gated(f: Fields) -> str | None:
@@ -129,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         _decomposition,
         "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
     ),
-    Rule("batching", ("scheduler.batching",), _batching, "gemmill: the tile schedulers that exist"),
+    Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
     Rule(
         "epilogue-gated",
         ("scheduler.decomposition", "epilogue"),
@@ -138,10 +139,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("epilogue-integers", ("d.dtype", "epilogue"), _epilogue_integers, "gemmill: expressions compute in f32"),
     Rule(
-        "epilogue-outputs",
+        "epilogue-groups",
         ("scheduler.batching", "epilogue"),
-        _epilogue_outputs,
-        "gemmill: where a group's rows end is known for D alone",
+        _epilogue_groups,
+        "gemmill: where a group's operands lie, and its rows end, is known for A to D alone",
     ),
     Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
     *wgmma.RULES,
@@ -222,4 +223,4 @@ def _distance(name: str, old: Value, new: Value) -> float:
     weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
     if isinstance(old, int) and isinstance(new, int):
         return weight * abs(math.log2(max(new, 1) / max(old, 1)))
-    return weight
+    return 2 * weight

@@ -20,11 +20,12 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
 from gemmill.runtime.epilogues import NOTHING, Passed, bind_operands, read_passed
+from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults
-from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, is_torch, view
+from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
@@ -35,7 +36,7 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-_Options = tuple[
+Options = tuple[
     float, float | None, Any, DTypeName | None, bool, bool, tuple[Any, Any], Registry | None, str | GemmConfig | None
 ]
 """``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel`` of a call, made on
@@ -158,7 +159,7 @@ def matmul(
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     if operands or any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype, epilogue)):
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-        return _matmul_views(a, b, c, out, stream, options, passed, **scales)
+        return multiply_views(a, b, c, out, stream, options, passed, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -174,7 +175,7 @@ def matmul(
             options,
         )
     except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-        return _matmul_views(a, b, c, out, stream, options)
+        return multiply_views(a, b, c, out, stream, options)
     ready = _ready.get(key)
     if ready is None:
         tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
@@ -191,11 +192,12 @@ def matmul(
     return out
 
 
-def _matmul_views(
-    a: Any, b: Any, c: Any, out: Any, stream: Stream, options: _Options, passed: Passed = NOTHING, **scales: Any
+def multiply_views(
+    a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, passed: Passed = NOTHING, **others: Any
 ) -> Any:
-    """:func:`matmul` where not all operands are PyTorch's, some have scales, or there is an epilogue."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], passed.epilogue, **scales)
+    """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses, an
+    epilogue's."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], passed.epilogue, **others)
     layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
     key = layout, options, passed.key
     ready = _ready.get(key)
@@ -225,6 +227,9 @@ def plan(
     b_zero: Any = None,
     a_dtype: Any = None,
     b_dtype: Any = None,
+    offsets: Any = None,
+    counts: Any = None,
+    addresses: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
@@ -233,13 +238,15 @@ def plan(
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
-    Takes and raises what :func:`matmul` does. Without ``stream``, each launch goes to the stream that is PyTorch's
-    current one by then.
+    Takes and raises what :func:`matmul` does, with ``offsets`` or ``counts`` what :func:`gemmill.grouped_matmul` does,
+    with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
+    is PyTorch's current one by then.
     """
     dtypes = a_dtype, b_dtype
-    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **scales)
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
@@ -284,7 +291,7 @@ def _read(
     stream: Stream,
     dtypes: tuple[Any, Any] = (None, None),
     epilogue: Epilogue = PLAIN,
-    **scales: Any,
+    **others: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
     handle = 0 if stream is None else stream_handle(stream)
@@ -299,10 +306,17 @@ def _read(
             tensors[name] = unpacked(name, tensors[name], _dtype_name(dtype), other[0] if other else 0)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
-    tensors |= {name: view(scale, name, handle) for name, scale in scales.items() if scale is not None}
+    if others.get("addresses") is not None:
+        others["addresses"] = as_words(others["addresses"])
+    tensors |= {name: view(other, name, handle) for name, other in others.items() if other is not None}
     dtype = default_output(_wider(tensors)) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
-        out = _allocate(a, d_shape(tensors["a"].shape, tensors["b"].shape, epilogue), dtype, device, stream)
+        kind = groups_kind(tensors)
+        if kind == "addresses":
+            raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
+        shapes = tensors["a"].shape, tensors["b"].shape
+        shape = grouped_shape(*shapes, tensors[kind].shape, kind) if kind else d_shape(*shapes, epilogue)
+        out = _allocate(a, shape, dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
         raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {dtype}; they must be equal")
@@ -354,7 +368,7 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 
 def _choose(
-    tensors: dict[str, TensorView], handle: int, options: _Options, passed: Passed = NOTHING
+    tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, _, accumulator, tf32, fast, _, registry, named = options
@@ -375,7 +389,15 @@ def _choose(
                 raise OperandError(
                     f"{factor} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
                 )
-    gemm = bind(
+    kind = groups_kind(tensors)
+    if kind and passed is not NOTHING:
+        raise OperandError(f"an epilogue is passed beside {kind}; kernels of groups have none but alpha and beta")
+    binder = (
+        functools.partial(bind_groups, groups=tensors[kind], kind=kind)
+        if kind
+        else functools.partial(bind, epilogue=passed.epilogue, may_stack=passed.may_stack)
+    )
+    gemm = binder(
         tensors["a"],
         tensors["b"],
         tensors["out"],
@@ -387,8 +409,6 @@ def _choose(
         b_scale=tensors.get("b_scale"),
         a_zero=tensors.get("a_zero"),
         b_zero=tensors.get("b_zero"),
-        epilogue=passed.epilogue,
-        may_stack=passed.may_stack,
     )
     extras = bind_operands(
         passed.epilogue, passed.values, tensors["out"], len(tensors["a"].shape) > 1, len(tensors["b"].shape) > 1
@@ -427,7 +447,7 @@ def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed
     return beta_is_read
 
 
-def _prepare(tensors: dict[str, TensorView], handle: int, options: _Options, passed: Passed = NOTHING) -> _Ready:
+def _prepare(tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING) -> _Ready:
     """What :func:`matmul` keeps of a call."""
     _, _, launcher = _choose(tensors, handle, options, passed)
     out = tensors["out"]

@@ -11,7 +11,7 @@ from gemmill.library.domains import suggest
 from gemmill.library.epilogues.parse import PLAIN, parse
 from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, Assignment, Epilogue, Kind, with_dtypes
 from gemmill.library.errors import ExpressionError, OperandError
-from gemmill.runtime.operands import broadcast, collapse, matrices_of
+from gemmill.runtime.operands import broadcast, collapse, matrices
 from gemmill.runtime.tensors import TensorView, view
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -186,7 +186,7 @@ def _matrix(
         raise OperandError(f"{name} has shape {value.shape}; it is written as out is, which has {out.shape}")
     spread = replace(value, shape=out.shape, strides=broadcast(name, value, out.shape))
     outer = len(out.shape) - row_axis - column_axis
-    x = matrices_of(name, spread, out.shape[:outer], m, n, row_axis, column_axis)
+    x = matrices(name, spread, out.shape[:outer], m, n, row_axis, column_axis)
     strides = x.row_stride, x.column_stride, x.batch_stride
     if output and any(e > 1 and s == 0 for e, s in zip((m, n, prod(out.shape[:outer])), strides, strict=True)):
         raise OperandError(f"{name} has strides {value.strides} for shape {value.shape}: its elements overlap")

@@ -122,13 +122,16 @@ class Estimate:
 
 def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """Predict the time of every kernel for one problem whose extents are all at least 1."""
-    k = columns
+    uneven = problem.batching == "grouped"
+    k, problem = columns, problem.typical()
     bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
 
     # Tiles and waves.
     blocks = k.cluster_m * k.cluster_n
     resident = np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4)
     clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
+    if uneven:  # on average, if the rows of groups are spread exponentially
+        clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / problem.m)
     clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
     clusters = clusters_m * clusters_n * problem.batch * k.splits
     waves = np.ceil(clusters / resident)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, parse, spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
@@ -69,6 +70,8 @@ class Gemm:
     """Their zero points."""
     is_transposed: bool = False
     """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
+    groups: int = 0
+    """Address of the offsets or counts of groups or of the addresses of matrices; 0 for a strided batch."""
 
     def name(self, operand: str) -> str:
         """What the caller calls the operand in an attribute of this class."""
@@ -141,14 +144,9 @@ def bind(
     ``may_stack`` a batch that shares ``b`` may become one matrix. OperandError names the operand and the way out.
     """
     others = {"b": b, "c": c, "out": d, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != a.device:
-            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
+    check_devices(a, **others)
     shape = d_shape(a.shape, b.shape, epilogue)
-    if d.shape != shape:
-        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
-    if not d.writable:
-        raise OperandError("out is read-only")
+    check_out(a, b, d, shape)
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, k = (a.shape[-2] if row_axis else 1), a.shape[-1]
     n = b.shape[-1] if column_axis else 1
@@ -157,36 +155,24 @@ def bind(
     batch = 1
     for extent in batch_shape:
         batch *= extent
-    for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
-        if value > MAX_EXTENT:
-            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
-
-    matrices_a = matrices_of("a", a, batch_shape, m, k, row_axis, True)
-    matrices_b = matrices_of("b", b, batch_shape, k, n, True, column_axis)
-    matrices_d = matrices_of("out", d, batch_shape, m, d_columns, row_axis, column_axis)
+    matrices_a = matrices("a", a, batch_shape, m, k, row_axis, True)
+    matrices_b = matrices("b", b, batch_shape, k, n, True, column_axis)
+    matrices_d = matrices("out", d, batch_shape, m, d_columns, row_axis, column_axis)
     matrices_c = None
     if c is not None:
-        spread = replace(c, shape=shape, strides=broadcast("c", c, shape))
-        matrices_c = matrices_of("c", spread, batch_shape, m, d_columns, row_axis, column_axis)
+        matrices_c = matrices("c", spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis)
 
-    scale_a = scale_b = None
-    groups = None
+    groups = scales = None
     if is_mixed(a.dtype, b.dtype):
         narrow = matrices_a if DTYPES[a.dtype].bits < DTYPES[b.dtype].bits else matrices_b
         groups = _groups(narrow, b if narrow is matrices_a else a, others, batch_shape)
     elif a_zero is not None or b_zero is not None:
         raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")
-    elif a_scale is not None and b_scale is not None:
-        blocks = -(-k // SCALE_BLOCK)
-        scale_a = _scale("a_scale", a_scale, batch_shape, (m, blocks), k_axis=1)
-        scale_b = _scale("b_scale", b_scale, batch_shape, (blocks, -(-n // SCALE_BLOCK)), k_axis=0)
-    elif a_scale is not b_scale:
-        given, wanting = ("b", "a") if a_scale is None else ("a", "b")
-        raise OperandError(f"{given} has scales and {wanting} has none; pass {wanting}_scale as well")
-    scaled = scale_a is not None
+    else:
+        scales = block_scales(a_scale, b_scale, (m, n, k), batch_shape, batch_shape)
 
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
-    stackable = may_stack and 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and not scaled
+    stackable = may_stack and 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and scales is None
     stackable = stackable and (groups is None or groups.name == "b")
     if stackable and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
@@ -194,22 +180,96 @@ def bind(
         matrices_a, matrices_d = _stack(matrices_a, m), _stack(matrices_d, m)
         matrices_c = _stack(matrices_c, m) if matrices_c is not None else None
 
-    operand_d = _operand(matrices_d, batch, "n", "m", first="n")
-    operand_a = _operand(matrices_a, batch, "k", "mn", first="k")
-    operand_b = _operand(matrices_b, batch, "mn", "k", first="k")
-    operand_c = _operand(matrices_c, batch, "n", "m", first=operand_d.major) if matrices_c else None
-    _refuse_overlap(matrices_d, operand_d, batch)
+    extents = m, n, k, batch
+    abcd = matrices_a, matrices_b, matrices_c, matrices_d
+    gemm = assemble(extents, *abcd, accumulator, tf32=tf32, promote=promote, scales=scales)
+    if epilogue is not PLAIN:
+        gemm = replace(gemm, problem=replace(gemm.problem, epilogue=spelling(epilogue)))
+    if groups is None:
+        return gemm
+    if groups.name == "b":
+        gemm = _transposed(gemm)
+    problem = replace(gemm.problem, a_scale=groups.scaling)
+    return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
+
+
+def block_scales(
+    a_scale: TensorView | None,
+    b_scale: TensorView | None,
+    extents: tuple[int, int, int],
+    batch_a: tuple[int, ...],
+    batch_b: tuple[int, ...],
+) -> tuple[Scale, Scale] | None:
+    """Read the scales of A and B, or None where neither has any; ``extents`` are M, N and K."""
+    m, n, k = extents
+    if a_scale is not None and b_scale is not None:
+        blocks = -(-k // SCALE_BLOCK)
+        return (
+            _scale("a_scale", a_scale, batch_a, (m, blocks), k_axis=1),
+            _scale("b_scale", b_scale, batch_b, (blocks, -(-n // SCALE_BLOCK)), k_axis=0),
+        )
+    if a_scale is not b_scale:
+        given, wanting = ("b", "a") if a_scale is None else ("a", "b")
+        raise OperandError(f"{given} has scales and {wanting} has none; pass {wanting}_scale as well")
+    return None
+
+
+def check_devices(a: TensorView, **others: TensorView | None) -> None:
+    """Refuse operands on several GPUs."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != a.device:
+            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
+
+
+def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:
+    """Refuse a D that cannot hold a product of this shape."""
+    if d.shape != shape:
+        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
+    if not d.writable:
+        raise OperandError("out is read-only")
+
+
+def spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
+    """C, broadcast to a shape."""
+    return replace(c, shape=shape, strides=broadcast("c", c, shape))
+
+
+def assemble(
+    extents: tuple[int, int, int, int],
+    a: Matrices,
+    b: Matrices,
+    c: Matrices | None,
+    d: Matrices,
+    accumulator: DTypeName,
+    *,
+    tf32: bool = False,
+    promote: Literal[0, 4] = 0,
+    scales: tuple[Scale, Scale] | None = None,
+    batching: BatchingName = "strided",
+    groups: int = 0,
+) -> Gemm:
+    """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them."""
+    m, n, k, batch = extents
+    for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
+        if value > MAX_EXTENT:
+            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
+    operand_d = _operand(d, batch, "n", "m", first="n")
+    first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K take no other
+    operand_a = _operand(a, batch, "k", "mn", first)
+    operand_b = _operand(b, batch, "mn", "k", first)
+    operand_c = _operand(c, batch, "n", "m", first=operand_d.major) if c else None
+    _refuse_overlap(d, operand_d, 1 if batching in ("grouped", "array") else batch)
     problem = GemmProblem(
         m=m,
         n=n,
         k=k,
         batch=batch,
-        a_dtype=_multiplied(a.dtype, tf32),
+        a_dtype=_multiplied(operand_a.dtype, tf32),
         a_major=_literal(operand_a.major),
-        b_dtype=_multiplied(b.dtype, tf32),
+        b_dtype=_multiplied(operand_b.dtype, tf32),
         b_major=_literal(operand_b.major),
         accumulator=accumulator,
-        d_dtype=d.dtype,
+        d_dtype=operand_d.dtype,
         d_major=_literal(operand_d.major),
         c_dtype=operand_c.dtype if operand_c else None,
         c_major=_literal(operand_c.major) if operand_c else None,
@@ -217,18 +277,13 @@ def bind(
         b_align=operand_b.align,
         c_align=operand_c.align if operand_c else 16,
         d_align=operand_d.align,
-        a_scale="1x128" if scaled else "none",
-        b_scale="128x128" if scaled else "none",
-        promote=4 if scaled else promote,
-        epilogue=spelling(epilogue),
+        a_scale="1x128" if scales else "none",
+        b_scale="128x128" if scales else "none",
+        promote=4 if scales else promote,
+        batching=batching,
     )
-    gemm = Gemm(problem, operand_a, operand_b, operand_c, operand_d, scale_a, scale_b)
-    if groups is None:
-        return gemm
-    if groups.name == "b":
-        gemm = _transposed(gemm)
-    problem = replace(gemm.problem, a_scale=groups.scaling)
-    return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
+    a_scale, b_scale = scales or (None, None)
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
 
 
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:
@@ -383,7 +438,7 @@ def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[in
     return (0,) * missing + tuple(0 if e != f else step for e, f, step in steps)
 
 
-def matrices_of(
+def matrices(
     name: str, tensor: TensorView, batch: tuple[int, ...], rows: int, columns: int, row_axis: bool, column_axis: bool
 ) -> Matrices:
     """Read a tensor as matrices; the flags say which matrix axes it has."""
@@ -391,7 +446,7 @@ def matrices_of(
     outer = len(tensor.shape) - axes
     shape = tensor.shape[:outer]
     matrix_strides = tensor.strides[outer:]
-    spread = broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    outer_strides = broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
     return Matrices(
         name,
         tensor,
@@ -399,7 +454,7 @@ def matrices_of(
         columns,
         row_stride=matrix_strides[0] if row_axis else 0,
         column_stride=matrix_strides[-1] if column_axis else 0,
-        batch_stride=collapse(name, batch, spread),
+        batch_stride=collapse(name, batch, outer_strides),
     )
 
 

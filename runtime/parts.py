@@ -42,7 +42,7 @@ class PartialMatrices:
 
 
 def cluster_tiles(spec: LaunchSpec, problem: GemmProblem) -> int:
-    """Output tiles of whole clusters."""
+    """Output tiles of whole clusters; of groups along M, were each as long as all of them."""
     along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
     return -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
 

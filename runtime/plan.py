@@ -16,14 +16,15 @@ from gemmill.runtime import driver, parts, tma
 from gemmill.runtime.driver import Kernel
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed
 from gemmill.runtime.exchange import Exchange
+from gemmill.runtime.groups import GROUPS
 from gemmill.runtime.operands import Gemm, unpacked
 from gemmill.runtime.selector import Choice
-from gemmill.runtime.tensors import TensorView, view
+from gemmill.runtime.tensors import TensorView, as_words, view
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of what is passed to the epilogue."""
 
-OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero")
+OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the tensors of a GEMM are called."""
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
 _POINTERS = ("d", "a_scale", "b_scale")
@@ -65,6 +66,9 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> in
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
+    if problem.batching == "grouped":  # a group begins a tile of its own, and may end one
+        begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
+        tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
     clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
     return clusters * spec.cluster[0] * spec.cluster[1]
 
@@ -98,8 +102,8 @@ class Launcher:
             address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
             described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
             described.encode(block.address + box.offset)
-            if not unread:
-                descriptors.append((_INDEX[name], block.address + box.offset))
+            if not (unread or box.anywhere):
+                descriptors.append((_INDEX[name], block.address + box.offset, described.address - address))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
         layout = "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
         scalars = [
@@ -117,6 +121,7 @@ class Launcher:
         if gemm.c is not None:
             scalars += [("c_stride", "q", gemm.c.stride), ("c_batch_stride", "q", gemm.c.batch_stride)]
             scalars += [("c_pointer", "Q", gemm.c.ptr)]
+        scalars.append(("groups_pointer", "Q", gemm.groups))
         for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
             if scale is not None:
                 scalars += [
@@ -138,21 +143,22 @@ class Launcher:
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
+        pointers = {operand: gemm.name(operand) for operand in _POINTERS if getattr(gemm, operand) is not None}
+        operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
+        addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
+        if problem.batching != "strided":
+            pointers["groups"] = GROUPS[problem.batching]
+            addresses[pointers["groups"]] = gemm.groups
         self._pointers = tuple(
-            (
-                _INDEX[gemm.name(operand)],
-                ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]),
-            )
-            for operand in _POINTERS
-            if getattr(gemm, operand) is not None
+            (_INDEX[name], ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]))
+            for operand, name in pointers.items()
         ) + tuple(
             (len(OPERANDS) + i, ctypes.c_uint64.from_address(block.address + spec.offsets[f"epilogue.{extra.name}"]))
             for i, extra in enumerate(extras)
         )
         self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
-        operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
         self._addresses: Addresses = (
-            *(x.ptr if (x := operands.get(name)) else 0 for name in OPERANDS),
+            *(addresses.get(name, 0) for name in OPERANDS),
             *(extra.address for extra in extras),
         )
         blocks = grid_blocks(spec, problem, kernel.max_clusters)
@@ -164,9 +170,9 @@ class Launcher:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
-                for index, descriptor in self._descriptors:
+                for index, descriptor, shift in self._descriptors:
                     if addresses[index] != self._addresses[index]:
-                        tma.replace_address(descriptor, addresses[index])
+                        tma.replace_address(descriptor, addresses[index] + shift)
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses
@@ -228,6 +234,9 @@ class Plan:
         b_scale: Any = None,
         a_zero: Any = None,
         b_zero: Any = None,
+        offsets: Any = None,
+        counts: Any = None,
+        addresses: Any = None,
         **operands: Any,
     ) -> None:
         """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
@@ -240,7 +249,8 @@ class Plan:
         tensors = dict(self._tensors)
         values = dict(self._passed.values)
         tensors |= {name: value for name, value in values.items() if not isinstance(value, float)}
-        given = dict(zip(OPERANDS, (a, b, c, out, a_scale, b_scale, a_zero, b_zero), strict=True)) | operands
+        others = a_scale, b_scale, a_zero, b_zero, offsets, counts, addresses
+        given = dict(zip(OPERANDS, (a, b, c, out, *others), strict=True)) | operands
         for name, tensor in given.items():
             if tensor is None:
                 continue
@@ -248,14 +258,14 @@ class Plan:
                 raise OperandError(
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
-            new, old = view(tensor, name, self._stream()), tensors[name]
+            new, old = view(as_words(tensor) if name == "addresses" else tensor, name, self._stream()), tensors[name]
             if new.dtype in ("s8", "u8"):
                 new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
             if (name == "out" or name in self._passed.outputs) and not new.writable:
                 raise OperandError(f"{name} is read-only")
-            if 0 not in new.shape and not name.endswith("_scale"):
+            if 0 not in new.shape and name in ("a", "b", "c", "out"):
                 tma.check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}

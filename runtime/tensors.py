@@ -56,6 +56,11 @@ def is_torch(tensor: object) -> bool:
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
+def as_words(tensor: Any) -> Any:
+    """A PyTorch tensor of int64 as one of twice as many int32, which is a dtype of the table."""
+    return tensor.view(sys.modules["torch"].int32) if is_torch(tensor) else tensor
+
+
 def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
     """Read a tensor; ``name`` is what errors call it.
 

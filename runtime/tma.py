@@ -21,6 +21,8 @@ MAX_STRIDE = 1 << 40
 """Strides in bytes are below this."""
 MAX_EXTENT = 1 << 32
 """Extents are at most this."""
+ANYWHERE = 1 << 31, 1 << 13
+"""Extents that reach every address below 2^48: steps of 16 bytes, as many as a coordinate counts, and the rest."""
 
 _DATA_TYPES = {"UINT8": 0, "INT32": 3, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8, "BFLOAT16": 9, "TFLOAT32": 11}
 """``CUtensorMapDataType`` (cuda.h), the part that :data:`~gemmill.library.dtypes.DTYPES` names."""
@@ -32,29 +34,31 @@ _PROMOTE_L2_256B = 3
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The arguments of ``cuTensorMapEncodeTiled``, checked: one operand as a rank-3 tensor of matrices."""
+    """The arguments of ``cuTensorMapEncodeTiled``, checked: one operand as a tensor of matrices."""
 
     box: TmaBox
     """The box and swizzle that the kernel was compiled for."""
     address: int
-    """Address of the first element."""
-    extents: tuple[int, int, int]
-    """Elements along the contiguous and strided extents, and matrices in the batch; none is 0."""
-    strides: tuple[int, int]
-    """Bytes between neighbours along the strided extent and between matrices."""
+    """Address of the first element, or where the window starts."""
+    extents: tuple[int, ...]
+    """Elements along the contiguous and strided extents (rows of the window, and its places), and matrices in the
+    batch; none is 0."""
+    strides: tuple[int, ...]
+    """Bytes between neighbours along all extents but the first."""
 
     def encode(self, destination: int) -> None:
         """Write the descriptor's 128 bytes to an address, which must be a multiple of 64."""
-        box = self.box
+        box, rank = self.box, len(self.extents)
+        ones = (1,) * (rank - len(box.box))
         status = _libcuda().cuTensorMapEncodeTiled(
             destination,
             _DATA_TYPES[DTYPES[box.dtype].tma],
-            3,
+            rank,
             self.address,
-            (ctypes.c_uint64 * 3)(*self.extents),
-            (ctypes.c_uint64 * 2)(*self.strides),
-            (ctypes.c_uint32 * 3)(*box.box, 1),
-            (ctypes.c_uint32 * 3)(1, 1, 1),
+            (ctypes.c_uint64 * rank)(*self.extents),
+            (ctypes.c_uint64 * (rank - 1))(*self.strides),
+            (ctypes.c_uint32 * rank)(*box.box, *ones),
+            (ctypes.c_uint32 * rank)(*(1,) * rank),
             0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
             _SWIZZLES[box.swizzle],
             _PROMOTE_L2_256B,
@@ -99,7 +103,15 @@ def describe(
     for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
         if extent > MAX_EXTENT:
             raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
-    return Descriptor(box, address, extents, (row_stride, matrix_stride))
+    if box.anywhere:
+        return Descriptor(box, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
+    if not box.window:
+        return Descriptor(box, address, extents, (row_stride, matrix_stride))
+    start = address - box.window * row_stride
+    if start <= 0:
+        raise OperandError(f"{name}: {box.window} rows of {row_stride} bytes reach from {address:#x} below address 0")
+    places = extents[0], box.window, extents[1] + 1, extents[2]
+    return Descriptor(box, start, places, (row_stride, row_stride, matrix_stride))
 
 
 def check_address(name: str, address: int) -> None:

@@ -57,6 +57,8 @@ ALIGNS = (1, 2, 4, 8, 16)
 """Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
 TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
+SPANS = (32, 64, 128)
+"""Bytes of the swizzle spans: what a TMA box of A or B has along the contiguous extent."""
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
@@ -84,6 +86,71 @@ SHALLOW_LIMIT = 176
 def _majors(f: Fields) -> str | None:
     loose = [operand.upper() for operand in "abcd" if f[f"{operand}.major"] == "any"]
     return f"{' and '.join(loose)} may have any strides; TMA needs one contiguous extent" if loose else None
+
+
+def _row_groups(f: Fields) -> str | None:
+    batching = f["scheduler.batching"]
+    if batching not in ("grouped", "masked"):
+        return None
+    if f["d.major"] == "m":
+        return (
+            f"D is m-major with {batching} batching; a group ends at any row, where TMA clips D only if it is n-major"
+        )
+    along_m = [x.upper() for x, major in (("a", "mn"), ("c", "m")) if f[f"{x}.major"] == major]
+    if batching == "masked" or not along_m:
+        return None
+    return (
+        f"{' and '.join(along_m)} is contiguous along M with grouped batching; a group begins at any row, and a TMA "
+        "load at multiples of 16 bytes"
+    )
+
+
+def _k_groups(f: Fields) -> str | None:
+    if f["scheduler.batching"] != "kgrouped":
+        return None
+    k_major = [operand.upper() for operand in "ab" if f[f"{operand}.major"] == "k"]
+    if not k_major:
+        return None
+    return (
+        f"{' and '.join(k_major)} is K-major with kgrouped batching; a group ends at any K, where TMA clips only "
+        "operands that are mn-major"
+    )
+
+
+def _array(f: Fields) -> str | None:
+    if f["scheduler.batching"] != "array":
+        return None
+    for operand in "ab":
+        row = integer(f, "tile.k") * resources.element_bytes(f, operand)
+        if f[f"{operand}.major"] == "k" and row not in SPANS:
+            return (
+                f"a row of {operand.upper()}'s tile has {row} bytes; with array batching it must be one box of "
+                f"{one_of(SPANS)} bytes: others may lie wholly beyond K"
+            )
+    return None
+
+
+def _descriptor_start(f: Fields) -> str | None:
+    batching, blocks = f["scheduler.batching"], integer(f, "cluster.m") * integer(f, "cluster.n")
+    if batching not in ("array", "kgrouped") or blocks == 1:
+        return None
+    return (
+        f"cluster is {f['cluster.m']}x{f['cluster.n']}; with {batching} batching it must be 1x1: slices may lie wholly "
+        "beyond K, where TMA reads at the start of a descriptor, which is no memory of the operand"
+    )
+
+
+def _mixed_batching(f: Fields) -> str | None:
+    if f["scheduler.batching"] == "strided" or not resources.is_mixed(f):
+        return None
+    return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
+
+
+def _group_decomposition(f: Fields) -> str | None:
+    batching, decomposition = f["scheduler.batching"], f["scheduler.decomposition"]
+    if batching == "strided" or decomposition == "tiles":
+        return None
+    return f"the {decomposition} decomposition knows no {batching} batching; one of the two must be plain"
 
 
 def _mma_types(f: Fields) -> str | None:
@@ -344,6 +411,48 @@ RULES: tuple[Rule, ...] = (
         ("d.dtype", "c.dtype", "accumulator"),
         _epilogue_types,
         "gemmill: conversions the epilogue has",
+        "wgmma",
+    ),
+    Rule(
+        "row-groups",
+        ("d.major", "a.major", "c.major", "scheduler.batching"),
+        _row_groups,
+        "CUDA driver API, cuTensorMapEncodeTiled: strides, and so places of a window, are multiples of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
+        "k-groups",
+        ("a.major", "b.major", "scheduler.batching"),
+        _k_groups,
+        "CUDA driver API, cuTensorMapEncodeTiled: strides, and so places of a window, are multiples of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
+        "array-panels",
+        ("tile.k", "a.major", "b.major", "a.dtype", "b.dtype", "scheduler.batching"),
+        _array,
+        "measured on an H200: TMA reads at the start of a tensor for a box that lies wholly outside it",
+        "wgmma",
+    ),
+    Rule(
+        "array-clusters",
+        ("cluster.m", "cluster.n", "scheduler.batching"),
+        _descriptor_start,
+        "measured on an H200: TMA reads at the start of a tensor for a box that lies wholly outside it",
+        "wgmma",
+    ),
+    Rule(
+        "mixed-batching",
+        ("scheduler.batching", "a.dtype", "b.dtype"),
+        _mixed_batching,
+        "gemmill: what the narrow operand's loads are made for",
+        "wgmma",
+    ),
+    Rule(
+        "group-decomposition",
+        ("scheduler.decomposition", "scheduler.batching"),
+        _group_decomposition,
+        "gemmill: the tile schedulers that exist",
         "wgmma",
     ),
     Rule(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gemmill.library.problem import GemmProblem as GemmProblem
     from gemmill.runtime.api import matmul as matmul
     from gemmill.runtime.api import plan as plan
+    from gemmill.runtime.grouped import array_matmul as array_matmul
+    from gemmill.runtime.grouped import grouped_matmul as grouped_matmul
     from gemmill.runtime.plan import Plan as Plan
     from gemmill.runtime.registry import Registry as Registry
     from gemmill.runtime.selector import Choice as Choice
@@ -28,6 +30,8 @@ _HOMES = {
     "GemmillError": "gemmill.library.errors",
     "Plan": "gemmill.runtime.plan",
     "Registry": "gemmill.runtime.registry",
+    "array_matmul": "gemmill.runtime.grouped",
+    "grouped_matmul": "gemmill.runtime.grouped",
     "load_manifest": "gemmill.library.manifest",
     "matmul": "gemmill.runtime.api",
     "plan": "gemmill.runtime.api",

@@ -15,7 +15,8 @@ from gemmill.library.names import parse_name
 from gemmill.runtime.compiler import Compiler
 
 # Together these cover: both schedules, every tile M, wide, odd and narrow N, tile K from 32 to 128 with each swizzle,
-# every cluster, all four majors of A and B, both dtypes and accumulators, D in three dtypes and both majors, C or none.
+# every cluster, all four majors of A and B, both dtypes and accumulators, D in three dtypes and both majors, C or none;
+# groups.
 SAMPLE = [
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
     "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_256x128x64_1x2_cooperative_s4_n8_k1_linear",
@@ -36,6 +37,9 @@ SAMPLE = [
     "sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_2x1_cooperative_s3_m8_k1stream_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_192x96x64_1x2_cooperative_s3_m8_k3fused_linear",
+    "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_128x256x64_1x2_cooperative_s4_m8grouped_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_128x128x64_2x2_pingpong_s4_n1masked_k1_linear",
+    "sm90a_bf16mn16_bf16mn16_f32_f32n16_f32n16_256x128x64_1x1_cooperative_s3_m8kgrouped_k1_linear",
 ]
 
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", re.MULTILINE)

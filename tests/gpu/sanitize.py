@@ -3,8 +3,8 @@
     python -m tests.gpu.sanitize
     python -m tests.gpu.sanitize --tool racecheck NAME ...
 
-Without names, a few small kernels of every schedule, decomposition of K and kind of operand. Exits with 1 if a tool
-reports anything, or if a result is wrong.
+Without names, a few small kernels of every schedule, decomposition of K, kind of batch and kind of operand. Exits with
+1 if a tool reports anything, or if a result is wrong.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ KINDS: tuple[dict[str, Value], ...] = (
 
 
 def chosen() -> Iterator[GemmConfig]:
-    """For every schedule, a kernel of each kind and of each decomposition of K."""
-    decompositions: Iterator[dict[str, Value]] = (
-        {"scheduler.decomposition": word} for word in WORDS["scheduler.decomposition"]
+    """For every schedule, a kernel of each kind, of each decomposition of K and of each kind of batch."""
+    schedulers: Iterator[dict[str, Value]] = (
+        {f"scheduler.{what}": word} for what in ("decomposition", "batching") for word in WORDS[f"scheduler.{what}"]
     )
-    for schedule, kind in itertools.product(FAMILIES, (*KINDS, *decompositions)):
+    for schedule, kind in itertools.product(FAMILIES, (*KINDS, *schedulers)):
         given: dict[str, Value] = {"schedule": schedule, "arch": "sm90a"}
         given |= {"scheduler.decomposition": "tiles", "scheduler.batching": "strided", **kind}
         fields = any_legal({**given, "stages": 3}) or any_legal(given)
@@ -55,7 +55,8 @@ def chosen() -> Iterator[GemmConfig]:
 
 def watched(configs: Sequence[GemmConfig]) -> int:
     """Run each kernel on problems that touch tile edges, several tiles a block, a batch and an empty K."""
-    from tests.gpu.harness import check, torch  # the watching process needs no GPU
+    from tests.gpu.groups import check_groups  # the watching process needs no GPU
+    from tests.gpu.harness import check, torch
     from tests.gpu.weights import check as check_mixed
 
     registry = Registry()
@@ -63,6 +64,9 @@ def watched(configs: Sequence[GemmConfig]) -> int:
     for config in configs:
         m, n, k = config.tile.m, config.tile.n, config.tile.k
         try:
+            if config.scheduler.batching != "strided":
+                check_groups(config, registry)
+                continue
             if is_mixed(fields_of(config)):
                 check_mixed(config, n + 1, m - 1, k * (config.stages + 1) + 1, registry, exact=True)
                 check_mixed(config, n * 12, m * 12 + 1, k + 1, registry, exact=True)

@@ -153,6 +153,10 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
         ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
         ({"b.major": "mn", "tile.k": 40}, "multicast-slice", "tile.k is 40, not a multiple of 2 x 8", None),
+        ({"d.major": "m", "scheduler.batching": "grouped"}, "row-groups", "D is m-major with grouped batching", None),
+        ({"scheduler.batching": "kgrouped"}, "array-clusters", "cluster is 2x1; with kgrouped batching it must", None),
+        ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
+        ({"scheduler.batching": "kgrouped"}, "k-groups", "A and B is K-major with kgrouped batching", None),
         (
             {"tile.m": 256, "stages": 2},
             "accumulator-registers",

@@ -33,6 +33,39 @@ def test_strides_are_in_bytes() -> None:
     assert descriptor.strides == (208, 208 * 50)
 
 
+@given(address=st.integers(0, (1 << 47) // 16).map(lambda chunk: chunk * 16))
+def test_all_of_memory_is_within_two_coordinates(address: int) -> None:
+    descriptor = describe(BOX.model_copy(update={"anywhere": True}), 4096, 100, 50, 1, 104, 0)
+    low, high = address >> 4 & 0x7FFFFFFF, address >> 35  # as scheduler/array.cuh
+    assert descriptor.address == 0
+    assert descriptor.extents[:2] == (100, 50)
+    assert low < descriptor.extents[2] <= 1 << 31
+    assert high < descriptor.extents[3]
+    assert descriptor.strides[0] == 208
+    assert low * descriptor.strides[1] + high * descriptor.strides[2] == address
+
+
+@given(valid=st.integers(0, 64), first=st.integers(0, 49))
+def test_a_window_clips_at_any_row(valid: int, first: int) -> None:
+    box = BOX.model_copy(update={"window": 64})
+    plain = described()
+    window = describe(box, 4096 + 64 * 208, 100, 50, 3, 104, 104 * 50)
+    assert window.extents == (100, 64, 51, 3)
+    assert window.strides == (208, 208, 208 * 50)
+    valid = min(valid, 50 - first)
+    row, place = 64 - valid, first + valid
+    for i in range(64):
+        inside = row + i < window.extents[1] and place < window.extents[2]
+        assert inside == (i < valid), "TMA clips along each extent by itself"
+        at = window.address + (row + i) * window.strides[0] + place * window.strides[1]
+        assert at == plain.address + 64 * 208 + (first + i) * plain.strides[0]
+
+
+def test_a_window_below_address_0_is_refused() -> None:
+    with pytest.raises(OperandError, match="a: 64 rows of 208 bytes reach from 0x1000 below address 0"):
+        describe(BOX.model_copy(update={"window": 64}), 4096, 100, 50, 3, 104, 104 * 50)
+
+
 @given(
     contiguous=st.integers(0, 1 << 20),
     strided=st.integers(0, 1),

@@ -8,6 +8,13 @@ namespace gemmill {
 /// The widest swizzle span (128, 64, 32 bytes; 16 means none) that divides a contiguous extent of `bytes`.
 constexpr int swizzle_span(int bytes) { return bytes % 128 == 0 ? 128 : bytes % 64 == 0 ? 64 : bytes % 32 == 0 ? 32 : 16; }
 
+/// Where the last 16 bytes of a contiguous extent begin, in elements: TMA loads begin at multiples of 16 bytes.
+template <class Element>
+__device__ constexpr int last_chunk(int extent) {
+  constexpr int kElements = 16 / int(sizeof(Element));
+  return (extent - 1) / kElements * kElements;
+}
+
 /// Where a byte lies under a swizzle of the given span: 16-byte chunks are XORed with the 128-byte line number
 /// (PTX ISA, "Swizzling modes"; the same function as CuTe's Swizzle<log2(span/16), 4, 3>).
 template <int Span>

@@ -7,6 +7,7 @@
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/subtile.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
+#include <gemmill/scheduler/array.cuh>
 
 namespace gemmill {
 
@@ -57,19 +58,20 @@ struct StagedEpilogue {
 
   /// Starts loading the first C subtiles of a tile, and what an expression reads; call it before the mainloop, which
   /// hides the latency.
+  template <Matrices Found>
   __device__ void prefetch(int m, int n, int batch) {
     if constexpr (Operation::kIsExpression)
       Operation(operation_params).touch(m, Blocks * kSubtileM, params.m, n, TileN, n_end(), batch, threadIdx.x % 128);
     if constexpr (kHasC) {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
-      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance()) load_c(i, at.stage, m, n, batch);
+      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance()) load_c<Found>(i, at.stage, m, n, batch);
     }
   }
 
-  /// Writes the tile at (m, n): m is the first row of this warpgroup's part.
-  template <class Accumulators>
-  __device__ void store(Accumulators const& accumulators, int m, int n, int batch) {
+  /// Writes the tile at (m, n): m is the first row of this warpgroup's part. Matrices that are cut end at row `end`.
+  template <Matrices Found, class Accumulators>
+  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end) {
     auto operation = begin_tile(batch);
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
@@ -100,15 +102,27 @@ struct StagedEpilogue {
       cutlass::arch::NamedBarrier::sync(128, barrier);
       int const row = m + i / kColumns * kSubtileM;
       bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
-      if (ragged) SubtileD::store_ragged(params, n_end(), subtile_d, row, n + first, batch);
+      if (ragged) {
+        int const m_end = Found == Matrices::Cut ? end : params.m;
+        SubtileD::store_ragged(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
+      }
       if (is_leader()) {
-        if (!ragged) SubtileD::store(params.d, subtile_d, row, n + first, batch);
+        if (!ragged) {
+          if constexpr (Found == Matrices::Cut) {
+            SubtileD::store_rows(params.d, subtile_d, row, n + first, batch, end);
+          } else if constexpr (Found == Matrices::Array) {
+            ArrayMatrix const d(params, Operand::D, batch);
+            SubtileD::store(params.d, subtile_d, row, n + first, d.low(), d.high());
+          } else {
+            SubtileD::store(params.d, subtile_d, row, n + first, batch);
+          }
+        }
         // Also without a store: the wait above counts one group a subtile.
         cute::tma_store_arrive();
       }
       at_d.advance();
       if constexpr (kHasC) {
-        if (i + BuffersC < kSubtiles) load_c(i + BuffersC, at_c.stage, m, n, batch);
+        if (i + BuffersC < kSubtiles) load_c<Found>(i + BuffersC, at_c.stage, m, n, batch);
         at_c.advance();
       }
     }
@@ -133,11 +147,34 @@ struct StagedEpilogue {
     }
   }
 
+  /// First element of a matrix of D.
+  template <Matrices Found>
+  __device__ typename SubtileD::Element* matrix_d(int batch) const {
+    using Element = typename SubtileD::Element;
+    if constexpr (Found == Matrices::Array) {
+      return reinterpret_cast<Element*>(ArrayMatrix(params, Operand::D, batch).address);
+    } else {
+      return reinterpret_cast<Element*>(params.d_pointer) + batch * params.d_batch_stride;
+    }
+  }
+
+  template <Matrices Found>
   __device__ void load_c(int i, int stage, int m, int n, int batch) {
     if (is_leader() && Operation(operation_params).needs_c()) {
       FullC::arrive_and_expect_tx(&full_c[stage], SubtileC::kDataBytes);
-      SubtileC::load(params.c, full_c[stage], buffers_c + stage * SubtileC::kBytes, m + i / kColumns * kSubtileM,
-                     n + i % kColumns * SubtileN, params.batched & 4 ? batch : 0);
+      char* const subtile_c = buffers_c + stage * SubtileC::kBytes;
+      int const row = m + i / kColumns * kSubtileM;
+      int const column = n + i % kColumns * SubtileN;
+      if constexpr (Found == Matrices::Array) {
+        ArrayMatrix const c(params, Operand::C, batch);
+        using Element = typename SubtileC::Element;
+        int const last_m = SubtileC::kMajor == MajorOut::N ? params.m - 1 : last_chunk<Element>(params.m);
+        int const last_n = SubtileC::kMajor == MajorOut::N ? last_chunk<Element>(params.n) : params.n - 1;
+        SubtileC::load(params.c, full_c[stage], subtile_c, row, column, last_m, last_n, c.low(), c.high());
+      } else {
+        constexpr int kAny = 0x7fffffff;
+        SubtileC::load(params.c, full_c[stage], subtile_c, row, column, kAny, kAny, params.batched & 4 ? batch : 0);
+      }
     }
   }
 

@@ -36,6 +36,7 @@ constexpr int subtile_n(int tile_n) {
 template <class Element_, MajorOut Major, int N>
 struct Subtile {
   using Element = Element_;
+  static constexpr MajorOut kMajor = Major;
   static constexpr int kRowBytes = N * sizeof(Element);
   static constexpr int kColumnBytes = min_of(128, kSubtileM * int(sizeof(Element)));
   static constexpr int kPanelRows = Major == MajorOut::N ? kSubtileM : kColumnBytes / int(sizeof(Element));
@@ -106,14 +107,24 @@ struct Subtile {
     }
   }
 
-  /// One thread: copies a subtile to global memory; what lies outside the tensor is clipped.
-  __device__ static void store(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, int batch) {
+  /// One thread: copies a subtile to global memory; what lies outside the tensor is clipped. `outer` are the coordinates
+  /// of the matrix.
+  template <class... Outer>
+  __device__ static void store(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, Outer... outer) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       int const row = m + panel * kPanelRows;
-      cute::SM90_TMA_STORE_3D::copy(&descriptor, subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
-                                    Major == MajorOut::N ? row : n, batch);
+      cute::SM90_TMA_STORE::copy(&descriptor, subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
+                                 Major == MajorOut::N ? row : n, outer...);
     }
+  }
+
+  /// One thread: the same where no row from `end` on may be written; D's descriptor has a window of a subtile's rows.
+  __device__ static void store_rows(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, int batch,
+                                    int end) {
+    static_assert(Major == MajorOut::N, "only a strided extent can be clipped at any row");
+    int const rows = min(end - m, kSubtileM);
+    if (rows > 0) store(descriptor, subtile, kSubtileM - rows, n, m + rows, batch);
   }
 
   /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip: it clips to 16 bytes, and would write
@@ -124,30 +135,32 @@ struct Subtile {
     return end > extent && extent % (16 / int(sizeof(Element))) != 0;
   }
 
-  /// Every thread of a warpgroup: copies what lies inside D element by element.
-  __device__ static void store_ragged(GemmParams const& params, int n_end, char const* subtile, int m, int n, int batch) {
-    auto* const d = reinterpret_cast<Element*>(params.d_pointer) + batch * params.d_batch_stride;
+  /// Every thread of a warpgroup: copies what lies inside the matrix D, before `m_end` and `n_end`, element by element.
+  __device__ static void store_ragged(GemmParams const& params, char const* subtile, int m, int n, Element* d,
+                                      int m_end, int n_end) {
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < kSubtileM * N; i += 128) {
       int const row = Major == MajorOut::N ? i / N : i % kSubtileM;
       int const column = Major == MajorOut::N ? i % N : i / kSubtileM;
-      if (m + row >= params.m || n + column >= n_end) continue;
+      if (m + row >= m_end || n + column >= n_end) continue;
       int64_t const at = Major == MajorOut::N ? (m + row) * params.d_stride + n + column
                                               : (n + column) * params.d_stride + m + row;
       d[at] = *reinterpret_cast<Element const*>(subtile + offset(row, column));
     }
   }
 
-  /// One thread: starts the copy of a subtile from global memory; `full` counts kDataBytes.
+  /// One thread: starts the copy of a subtile from global memory; `full` counts kDataBytes. Boxes beyond the last
+  /// coordinates are moved back to them (see StageLoad).
+  template <class... Outer>
   __device__ static void load(cute::TmaDescriptor const& descriptor, uint64_t& full, char* subtile, int m, int n,
-                              int batch) {
+                              int last_m, int last_n, Outer... outer) {
+    n = min(n, last_n);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      int const row = m + panel * kPanelRows;
-      cute::SM90_TMA_LOAD_3D::copy(&descriptor, &full,
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-                                   subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
-                                   Major == MajorOut::N ? row : n, batch);
+      int const row = min(m + panel * kPanelRows, last_m);
+      cute::SM90_TMA_LOAD::copy(&descriptor, &full, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                subtile + panel * kPanelBytes, Major == MajorOut::N ? n : row,
+                                Major == MajorOut::N ? row : n, outer...);
     }
   }
 

@@ -22,6 +22,8 @@ struct GemmParams {
   char* d_pointer;
   int64_t d_stride, d_batch_stride;
   ScaleParams a_scale, b_scale;
+  /// Ends of groups, or counts of their rows (int32); or addresses of matrices (int64): all of A, of B, of D, of C.
+  void const* groups;
 };
 
 /// What kernels take that sum parts of K.

@@ -18,6 +18,7 @@
 #include <gemmill/mma/transpose.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
+#include <gemmill/scheduler/groups.cuh>
 #include <gemmill/scheduler/persistent.cuh>
 #include <gemmill/scheduler/split.cuh>
 #include <gemmill/scheduler/stream.cuh>
@@ -30,9 +31,10 @@ struct KernelSpec {
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
       offset_d_pointer, offset_d_stride, offset_d_batch_stride,
       offset_a_scale_pointer, offset_a_scale_stride, offset_a_scale_k_stride, offset_a_scale_batch_stride,
-      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride;
-  uint32_t box_a_contiguous, box_a_strided, swizzle_a, box_b_contiguous, box_b_strided, swizzle_b;
-  uint32_t box_c_contiguous, box_c_strided, swizzle_c, box_d_contiguous, box_d_strided, swizzle_d;
+      offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride,
+      offset_groups_pointer;
+  uint32_t box_a_contiguous, box_a_strided, swizzle_a, window_a, box_b_contiguous, box_b_strided, swizzle_b, window_b;
+  uint32_t box_c_contiguous, box_c_strided, swizzle_c, window_c, box_d_contiguous, box_d_strided, swizzle_d, window_d;
   /// Of a's group scales and zero points, 0 without: where their descriptors are, and the groups of a stage.
   uint32_t offset_scale, offset_zero, groups;
   uint32_t offset_epilogue;
@@ -97,13 +99,27 @@ struct TmaWgmmaGemm {
   using Params = KernelParams<
       cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
       typename Config::Epilogue>;
-  using Unit = decltype(cute::declval<Scheduler>().work(0));
+  using Unit = decltype(cute::declval<Scheduler&>().work(0));
   /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  Config::kBlockScales ? Scales::kArrivals : 0>;
+  /// Groups along M: a warp shares the scheduler, and tiles end at the last row of their group.
+  static constexpr bool kRowGroups = cute::is_same_v<Unit, RowGroupWork>;
+  /// Groups along K: A and B are read through windows, which end where the group does.
+  static constexpr bool kGroupsK = cute::is_same_v<Unit, KGroupWork>;
+  static constexpr int kWindowK = kGroupsK ? Config::kTileK : 0;
+  static constexpr bool kArray = cute::is_same_v<Unit, ArrayWork>;
+  /// Descriptors of A and B begin outside them. Every box then holds some of their K.
+  static constexpr bool kInside = kGroupsK || kArray;
+  static_assert(!kInside || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
+  static_assert(!kInside || ((RawA::kMajor == MajorIn::MN || RawA::kPanels == 1) &&
+                             (RawB::kMajor == MajorIn::MN || RawB::kPanels == 1)),
+                "a panel may lie wholly beyond K");
+  static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut : kArray ? Matrices::Array : Matrices::Strided;
+  static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
   using Position = RingPosition<Config::kStages>;
   /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
   static constexpr int kFirstTransposer = Config::kBlockScales ? 2 : 1;
@@ -140,10 +156,10 @@ struct TmaWgmmaGemm {
             offsetof(GemmParams, a_scale.stride), offsetof(GemmParams, a_scale.k_stride),
             offsetof(GemmParams, a_scale.batch_stride), offsetof(GemmParams, b_scale.pointer),
             offsetof(GemmParams, b_scale.stride), offsetof(GemmParams, b_scale.k_stride),
-            offsetof(GemmParams, b_scale.batch_stride), RawA::kPanelExtent, LoadA::kRows, RawA::kSpan,
-            RawB::kPanelExtent, LoadB::kRows, RawB::kSpan, SubtileC::kBoxContiguous, SubtileC::kBoxStrided,
-            SubtileC::kSpan, SubtileD::kBoxContiguous, SubtileD::kBoxStrided, SubtileD::kSpan,
-            Groups::kGroups > 0 ? kOffsetScale : 0,
+            offsetof(GemmParams, b_scale.batch_stride), offsetof(GemmParams, groups), RawA::kPanelExtent, LoadA::kRows,
+            RawA::kSpan, kWindowK, RawB::kPanelExtent, LoadB::kRows, RawB::kSpan, kWindowK, SubtileC::kBoxContiguous,
+            SubtileC::kBoxStrided, SubtileC::kSpan, 0, SubtileD::kBoxContiguous, SubtileD::kBoxStrided, SubtileD::kSpan,
+            kRowGroups ? kSubtileM : 0, Groups::kGroups > 0 ? kOffsetScale : 0,
             Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0, Groups::kGroups,
             offsetof(Params, epilogue)};
   }
@@ -179,10 +195,10 @@ struct TmaWgmmaGemm {
     // All of the above may overlap the end of the kernel before; nothing below may.
     wait_for_prerequisites();
 
-    Scheduler const scheduler(params, rank);
+    Scheduler scheduler(params, rank);
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
-      if (warp == 0 && cute::elect_one_sync()) produce(params, shared, pipeline, scheduler);
+      if (warp == 0 && (kRowGroups || cute::elect_one_sync())) produce(params, shared, pipeline, scheduler);
       if (Config::kBlockScales && warp == 1) produce_scales(params, shared, pipeline, scheduler);
       if constexpr (kTransposes) {
         if (warp >= kFirstTransposer) transpose(shared, pipeline, ready, scheduler, warp - kFirstTransposer);
@@ -213,16 +229,17 @@ struct TmaWgmmaGemm {
     }
   }
 
-  __device__ static void produce(Params const& params, char* shared, StagePipeline& pipeline,
-                                 Scheduler const& scheduler) {
+  /// One thread issues the loads; where a warp shares the scheduler, the others follow it.
+  __device__ static void produce(Params const& params, char* shared, StagePipeline& pipeline, Scheduler& scheduler) {
+    bool const issues = !kRowGroups || cute::elect_one_sync();
     int const m = scheduler.rank % Config::kClusterM;
     int const n = scheduler.rank / Config::kClusterM;
     // A is shared by the blocks of a row of the cluster (same m), B by those of a column (same n).
     uint32_t row = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
     uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
-    StageLoad<RawA, Config::kClusterN> const load_a{n, uint16_t(row)};
-    StageLoad<RawB, Config::kClusterM> const load_b{m, uint16_t(column)};
+    StageLoad<RawA, Config::kClusterN, kInside> const load_a{n, uint16_t(row), kInside ? params.m : 0};
+    StageLoad<RawB, Config::kClusterM, kInside> const load_b{m, uint16_t(column), kInside ? params.n : 0};
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
@@ -230,26 +247,41 @@ struct TmaWgmmaGemm {
       int const batch_a = params.batched & 1 ? work.batch : 0;
       int const batch_b = params.batched & 2 ? work.batch : 0;
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
+        if (!issues) continue;
         pipeline.acquire(at, A::kBytes + B::kBytes + Groups::kBytes);
         uint64_t& full = pipeline.full[at.stage];
+        char* const stage_a = shared + kOffsetRawA + at.stage * A::kBytes;
+        char* const stage_b = shared + kOffsetRawB + at.stage * B::kBytes;
         int const k = k_tile * Config::kTileK;
-        load_a(params.a, full, shared + kOffsetRawA + at.stage * A::kBytes, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
-        load_b(params.b, full, shared + kOffsetRawB + at.stage * B::kBytes, work.n, k, batch_b);
+        if constexpr (kGroupsK) {
+          // A window of tile K rows: what is beyond the group's end arrives as zeros.
+          int const rows = min(work.end - work.begin - k, Config::kTileK);
+          int const place = work.begin + k + rows;
+          load_a(params.a, full, stage_a, work.m, Config::kTileK - rows, place, 0);
+          load_b(params.b, full, stage_b, work.n, Config::kTileK - rows, place, 0);
+        } else if constexpr (kArray) {
+          ArrayMatrix const matrix_a(params, Operand::A, work.batch), matrix_b(params, Operand::B, work.batch);
+          load_a(params.a, full, stage_a, work.m, k, matrix_a.low(), matrix_a.high());
+          load_b(params.b, full, stage_b, work.n, k, matrix_b.low(), matrix_b.high());
+        } else {
+          load_a(params.a, full, stage_a, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
+          load_b(params.b, full, stage_b, work.n, k, batch_b);
+        }
         if constexpr (Groups::kGroups > 0)
           Groups::load(params, full, shared + kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);
       }
     }
-    launch_dependents();
+    if (issues) launch_dependents();
   }
 
   /// One warp: fills the scales of each stage, beside `produce`.
   __device__ static void produce_scales(Params const& params, char* shared, StagePipeline& pipeline,
-                                        Scheduler const& scheduler) {
+                                        Scheduler& scheduler) {
     uint32_t const stages = cute::cast_smem_ptr_to_uint(shared + kOffsetScales);
     uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      Work const work = scheduler.work(index);
+      Unit const work = scheduler.work(index);
       ScaleLoad<Config::kTileM> load(params, work.m, work.n, work.k_tile, work.batch);
 #pragma unroll 1
       for (int i = 0; i < work.k_tiles; ++i, at.advance()) {
@@ -260,7 +292,7 @@ struct TmaWgmmaGemm {
   }
 
   /// Warps of the producer warpgroup that do not load: transpose each stage as it arrives.
-  __device__ static void transpose(char* shared, StagePipeline& pipeline, Ready& ready, Scheduler const& scheduler,
+  __device__ static void transpose(char* shared, StagePipeline& pipeline, Ready& ready, Scheduler& scheduler,
                                    int warp) {
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
@@ -308,7 +340,7 @@ struct TmaWgmmaGemm {
   }
 
   __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, Ready& ready,
-                                 uint64_t* full_c, Turns& turns, Scheduler const& scheduler, int consumer_warp) {
+                                 uint64_t* full_c, Turns& turns, Scheduler& scheduler, int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
@@ -337,7 +369,7 @@ struct TmaWgmmaGemm {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
       int const n_d = work.n / (Config::kTileN / kTileColumnsD);
-      if (stores && is_stored(work)) epilogue.prefetch(m, n_d, work.batch);
+      if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, n_d, work.batch);
 
       Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
@@ -393,7 +425,9 @@ struct TmaWgmmaGemm {
         if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
       }
       if constexpr (kSlices > 1) reduce_slices(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
-      if (stores) epilogue.store(accumulators, m, n_d, work.batch_d);
+      int row_end = 0;
+      if constexpr (kRowGroups) row_end = work.end;
+      if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end);
     }
     epilogue.finish();
   }

@@ -27,8 +27,12 @@ struct PromotedAccumulators {
     for (auto& block : values)
 #pragma unroll
       for (auto& value : block) value = 0;
+#pragma unroll 4
     for (int i = 0; i < count; ++i) {
       int const stage = stages.index();
+      // Made before the wait: nothing but the wait stands between a stage's arrival and its MMAs.
+      MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
+      MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * LayoutB::kBytes);
       stages.wait();
 #pragma unroll
       for (int part = 0; part < Blocks * kParts; ++part) {
@@ -38,8 +42,8 @@ struct PromotedAccumulators {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < TileK; k += Atom::kK)
-          Atom::multiply(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
-                         b.at(stage * LayoutB::kBytes + LayoutB::offset(n, k)), partial, k > 0);
+          Atom::multiply(a_stage.at(LayoutA::offset(block * 64, k)),
+                         b_stage.at(LayoutB::offset(n, k)), partial, k > 0);
         wgmma_commit();
         if (part == 0) scales.read(stage);
         wgmma_wait<0>();

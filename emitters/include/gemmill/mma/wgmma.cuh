@@ -23,6 +23,14 @@ struct MatrixDescriptors {
 
   /// The descriptor of the operand `byte` bytes further on.
   __device__ uint64_t at(int byte) const { return kHigh | (low + (byte >> 4)); }
+
+  /// Descriptors that start `byte` bytes further on, computed here and not where they are used.
+  __device__ MatrixDescriptors advanced(int byte) const {
+    MatrixDescriptors further = *this;
+    further.low += byte >> 4;
+    asm volatile("" : "+r"(further.low));
+    return further;
+  }
 };
 
 // Ordering of the asynchronous MMAs (PTX ISA, "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group").

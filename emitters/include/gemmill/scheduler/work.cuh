@@ -37,6 +37,10 @@ struct SharedWork : Work {
   int part, parts;
 };
 
+/// How D's matrices, and C's, are found: by their index in the batch; the same, but cut at the last row of a group; by
+/// their address.
+enum class Matrices { Strided, Cut, Array };
+
 /// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
 /// direction are walked one after the other, so that the tiles in flight form a block whose operands stay in L2.
 template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle>

@@ -1,0 +1,130 @@
+/// Persistent scheduling over groups whose sizes only the GPU knows: an array of offsets or counts in its memory.
+///
+/// Whatever the array holds, no group reaches beyond the tensors: what is read from it is clamped to their extent.
+#pragma once
+
+#include <gemmill/kernel/params.cuh>
+#include <gemmill/scheduler/work.cuh>
+
+namespace gemmill {
+
+/// Entry of the array of groups, clamped; 0 in front of the first, for ends of groups one after the other.
+__device__ inline int group_entry(GemmParams const& params, int group, int extent) {
+  return group < 0 ? 0 : min(max(static_cast<int const*>(params.groups)[group], 0), extent);
+}
+
+/// A tile of a group of rows: what lies beyond `end` is computed from other rows, or none, and must not be written.
+struct RowGroupWork : Work {
+  int end;
+};
+
+/// Groups along M: one after the other, ended by offsets, or (`Masked`) in slots of equal capacity with counts of rows.
+///
+/// Each lane of a warp holds one of 32 groups, so finding a tile takes a ballot, and an empty group nothing. Indices must
+/// rise from call to call, and the whole warp must make each.
+template <class Order, int TileK, bool Masked>
+struct RowGroupScheduler {
+  using Params = GemmParams;
+
+  GemmParams const& params;
+  int rank;
+  int total = 0;
+  /// The group that lane 0 holds; this lane's rows; the cluster tiles up to their end.
+  int chunk = 0, begin, end, tiles;
+
+  __device__ RowGroupScheduler(GemmParams const& params_, int rank_) : params(params_), rank(rank_) {
+    for (int group = lane(); group < params.batch; group += 32) total += count(group);
+    total = __reduce_add_sync(~0u, total);
+    hold(0, 0);
+  }
+
+  __device__ static int first() { return blockIdx.x / Order::kClusterSize; }
+  __device__ static int stride() { return gridDim.x / Order::kClusterSize; }
+
+  __device__ int k_tiles(int) const { return ceil_div(params.k, TileK); }
+
+  __device__ RowGroupWork work(int index) {
+    unsigned later = __ballot_sync(~0u, index < tiles);
+    while (later == 0) {
+      hold(chunk + 32, __shfl_sync(~0u, tiles, 31));
+      later = __ballot_sync(~0u, index < tiles);
+    }
+    int const holder = __ffs(later) - 1;
+    int const group_begin = __shfl_sync(~0u, begin, holder);
+    int const group_end = __shfl_sync(~0u, end, holder);
+    Order const order(group_end - group_begin, params.n);
+    int const before = __shfl_sync(~0u, tiles, holder) - order.count();
+    auto const [m, n] = order.origin(index - before, rank);
+    int const group = chunk + holder;
+    return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end};
+  }
+
+ private:
+  __device__ static int lane() { return threadIdx.x % 32; }
+
+  /// Reads the rows of a group, and returns its cluster tiles.
+  __device__ int count(int group) {
+    bool const exists = group < params.batch;
+    end = exists ? group_entry(params, group, params.m) : 0;
+    begin = Masked ? 0 : exists ? min(group_entry(params, group - 1, params.m), end) : 0;
+    return Order(end - begin, params.n).count();
+  }
+
+  /// Gives each lane one of the groups from `first` on, which `before` cluster tiles precede.
+  __device__ void hold(int first, int before) {
+    chunk = first;
+    tiles = count(first + lane());
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      int const other = __shfl_up_sync(~0u, tiles, distance);
+      if (lane() >= distance) tiles += other;
+    }
+    tiles += before;
+  }
+};
+
+/// A tile of the product over one group's part of K, in elements.
+struct KGroupWork : Work {
+  int begin, end;
+};
+
+/// Groups along K, one after the other, ended by offsets: each is a matrix of D.
+template <class Order, int TileK>
+struct KGroupScheduler {
+  using Params = GemmParams;
+
+  GemmParams const& params;
+  Order order;
+  int total;
+  int rank;
+
+  __device__ KGroupScheduler(GemmParams const& params_, int rank_)
+      : params(params_), order(params.m, params.n), total(order.count() * params.batch), rank(rank_) {}
+
+  __device__ static int first() { return blockIdx.x / Order::kClusterSize; }
+  __device__ static int stride() { return gridDim.x / Order::kClusterSize; }
+
+  __device__ int k_tiles(int index) const {
+    if (index >= total) return 0;
+    auto const [begin, end] = range(index / order.count());
+    return ceil_div(end - begin, TileK);
+  }
+
+  __device__ KGroupWork work(int index) const {
+    int const group = index / order.count();
+    auto const [m, n] = order.origin(index - group * order.count(), rank);
+    auto const [begin, end] = range(group);
+    return {{m, n, group, group, 0, ceil_div(end - begin, TileK)}, begin, end};
+  }
+
+ private:
+  struct Range {
+    int begin, end;
+  };
+  __device__ Range range(int group) const {
+    int const end = group_entry(params, group, params.k);
+    return {min(group_entry(params, group - 1, params.k), end), end};
+  }
+};
+
+}  // namespace gemmill
