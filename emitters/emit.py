@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gemmill.emitters import headers_digest, tma_wgmma
+from gemmill.emitters import gemv, headers_digest, mma_sync, simt, tma_wgmma
 from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.errors import ConfigError
 from gemmill.library.launch import LaunchSpec
@@ -55,7 +55,7 @@ class Emitter(Protocol):
         """CUDA C++."""
 
 
-_EMITTERS: Mapping[FamilyName, Emitter] = {"wgmma": tma_wgmma}
+_EMITTERS: Mapping[FamilyName, Emitter] = {"wgmma": tma_wgmma, "mma": mma_sync, "simt": simt, "gemv": gemv}
 
 
 def emit(config: GemmConfig) -> EmittedSource:

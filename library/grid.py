@@ -2,7 +2,7 @@
 
 A predicate reads a few fields. It is evaluated once for each distinct combination of those fields that the grid holds,
 and the outcome broadcast over the rest. ``stages`` may be ``"auto"``: it then follows from the fields that
-:func:`gemmill.library.resources.auto_stages` reads.
+:func:`gemmill.library.footprint.auto_stages` reads.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gemmill.library import resources
-from gemmill.library.families.wgmma import AUTO_STAGES_FIELDS, MIN_STAGES
 from gemmill.library.fields import FIELD_NAMES, Fields, Value
+from gemmill.library.footprint import AUTO_STAGES_FIELDS, MIN_STAGES, auto_stages
 
 BLOCK_CELLS = 1 << 20
 """Most cells of a grid that are held in memory at a time."""
@@ -126,7 +125,7 @@ class Grid:
 def resolved(fields: dict[str, Value]) -> dict[str, Value]:
     """The fields with ``stages: auto`` replaced by a number: at least 2, so that a rule can say what does not fit."""
     if fields.get("stages") == "auto":
-        return {**fields, "stages": max(MIN_STAGES, resources.auto_stages(fields))}
+        return {**fields, "stages": max(MIN_STAGES, auto_stages(fields))}
     return fields
 
 

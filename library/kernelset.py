@@ -17,8 +17,8 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.domains import suggest
 from gemmill.library.errors import ManifestError
 from gemmill.library.families.rule import Rule
-from gemmill.library.families.wgmma import AUTO_STAGES_FIELDS
 from gemmill.library.fields import Fields, Value, config_of
+from gemmill.library.footprint import AUTO_STAGES_FIELDS
 from gemmill.library.grid import Cells, Grid, Predicate, Table, resolved
 from gemmill.library.rules import RULES
 

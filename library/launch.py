@@ -91,7 +91,9 @@ class LaunchSpec(Frozen):
     params_bytes: int
     """Size of the parameter struct."""
     offsets: dict[str, int]
-    """Byte offset of each scalar parameter: ``m n k batch`` (int32), ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
-    bit broadcasts the operand over the batch), ``alpha beta`` (float32), ``d_pointer`` (address), ``d_stride
-    d_batch_stride`` (int64, in elements), ``groups_pointer`` (address of offsets, counts or addresses). Where there are
-    parts also ``partials flags`` (addresses in the workspace) and ``c_pointer c_stride c_batch_stride``."""
+    """Byte offset of each scalar parameter. ``m n k batch`` (int32); ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
+    bit broadcasts the operand over the batch); ``alpha beta`` (float32) or ``alpha64 beta64`` (float64); ``d_stride``
+    (int64: elements between neighbours along D's strided extent); of an operand x that is read or written through plain
+    addresses ``x_pointer`` and, in elements, ``x_row_stride x_column_stride x_batch_stride`` (int64);
+    ``groups_pointer`` (address of offsets, counts or addresses). Where there are parts also ``partials flags``
+    (addresses in the workspace) and ``c_stride``."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.parse import LINEAR, parse, spelling
+from gemmill.library.epilogues.tree import transposed
+
+_TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
+"""The major of C and D once their rows are called columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +117,30 @@ class GemmProblem:
         if self.batching == "grouped":
             return replace(self, m=m, batching="strided")
         return replace(self, k=k, batching="strided") if self.batching == "kgrouped" else self
+
+    @property
+    def can_transpose(self) -> bool:
+        """Whether :attr:`transposed` can stand in for it: groups, block scales and gates have no transpose."""
+        gated = self.epilogue != LINEAR and parse(self.epilogue).gated
+        return self.batching == "strided" and self.a_scale == self.b_scale == "none" and not gated
+
+    @property
+    def transposed(self) -> GemmProblem:
+        """The same work as D^T = B^T A^T: A and B change places, as do M and N, and with them the majors of C and D.
+
+        The majors of A and B stay, being named relative to K.
+        """
+        return replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a_dtype=self.b_dtype,
+            a_major=self.b_major,
+            a_align=self.b_align,
+            b_dtype=self.a_dtype,
+            b_major=self.a_major,
+            b_align=self.a_align,
+            c_major=_TRANSPOSED[self.c_major] if self.c_major else None,
+            d_major=_TRANSPOSED[self.d_major],
+            epilogue=LINEAR if self.epilogue == LINEAR else spelling(transposed(parse(self.epilogue))),
+        )

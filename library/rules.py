@@ -16,9 +16,9 @@ from types import MappingProxyType
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
 from gemmill.library.epilogues.parse import LINEAR, parse
-from gemmill.library.families import wgmma
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
+from gemmill.library.footprint import FAMILY, family_of
 from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
@@ -27,8 +27,6 @@ DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cooperative": ("tiles", "split", "fused", "stream"), "pingpong": ("tiles", "split", "fused")}
 )
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
-ARCHS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType({"wgmma": ("sm90a",)})
-"""The targets that each family is compiled for."""
 BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
 )
@@ -56,11 +54,10 @@ class Verdict:
 
 
 def _family(f: Fields) -> str | None:
-    schedule, arch = str(f["schedule"]), str(f["arch"])
-    targets = ARCHS_OF.get(FAMILIES[schedule], ())
-    if not targets:
+    family, schedule, arch = family_of(f), f["schedule"], f["arch"]
+    if family is None:
         return f"there are no {schedule} kernels yet"
-    return None if arch in targets else f"{schedule} kernels are made for {one_of(targets)}, not for {arch}"
+    return None if arch in family.archs else f"{schedule} kernels are made for {one_of(family.archs)}, not for {arch}"
 
 
 def _swizzle(f: Fields) -> str | None:
@@ -103,6 +100,12 @@ def _epilogue_integers(f: Fields) -> str | None:
     return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {f['epilogue']}"
 
 
+def _epilogue_family(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
+        return None
+    return f"{f['schedule']} kernels have the linear epilogue only: {f['epilogue']}"
+
+
 def _epilogue_groups(f: Fields) -> str | None:
     if f["epilogue"] == LINEAR or f["scheduler.batching"] == "strided":
         return None
@@ -110,7 +113,11 @@ def _epilogue_groups(f: Fields) -> str | None:
 
 
 def _epilogue_gated(f: Fields) -> str | None:
-    if f["scheduler.decomposition"] != "split" or not parse(str(f["epilogue"])).gated:
+    if not parse(str(f["epilogue"])).gated:
+        return None
+    if integer(f, "tile.n") % 16:
+        return f"tile N is {f['tile.n']}, and the epilogue pairs columns: it must be a multiple of 16"
+    if f["scheduler.decomposition"] != "split":
         return None
     return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
 
@@ -119,21 +126,21 @@ RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
     Rule(
-        "scheduler-splits",
-        ("scheduler.splits", "scheduler.decomposition"),
-        _splits,
-        "gemmill: emitters/include/gemmill/scheduler",
-    ),
-    Rule(
         "decomposition",
         ("scheduler.decomposition", "schedule"),
         _decomposition,
         "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
     ),
+    Rule(
+        "scheduler-splits",
+        ("scheduler.splits", "scheduler.decomposition"),
+        _splits,
+        "gemmill: emitters/include/gemmill/scheduler",
+    ),
     Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
     Rule(
         "epilogue-gated",
-        ("scheduler.decomposition", "epilogue"),
+        ("tile.n", "scheduler.decomposition", "epilogue"),
         _epilogue_gated,
         "gemmill: partial sums have the columns of D",
     ),
@@ -145,15 +152,26 @@ RULES: tuple[Rule, ...] = (
         "gemmill: where a group's operands lie, and its rows end, is known for A to D alone",
     ),
     Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
-    *wgmma.RULES,
+    Rule("epilogue-family", ("schedule", "epilogue"), _epilogue_family, "gemmill: kernels that take expressions"),
+    *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
+
+
+def _merged_domains() -> dict[str, tuple[Value, ...]]:
+    """The values that any family takes, of the fields that have no words."""
+    merged: dict[str, dict[Value, None]] = {}
+    for family in FAMILY.values():
+        for name, values in family.domains.items():
+            merged.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: tuple(values) for name, values in merged.items()}
+
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
         **{name: tuple(word for word in words if word != "none") for name, words in WORDS.items()},
         **{name: WORDS[name] for name in ("a.scale", "b.scale")},
-        **wgmma.DOMAINS,
+        **_merged_domains(),
         "promote": (0, 4),
         "scheduler.swizzle": SWIZZLES,
         "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),

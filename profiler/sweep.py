@@ -25,32 +25,44 @@ from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.worker import Machine, Options, Outcome, Report, Setup, Unit
 from gemmill.runtime import pool
+from gemmill.runtime.selector import needs_swap
 from gemmill.runtime.store import Store
 
 DEFAULT_OPTIONS = Options()
+TRANSPOSED_ROWS = 64
+"""Fewer rows than this are fewer than a WGMMA has: problems are then measured transposed as well."""
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
-    """The problem that a kernel solves on packed operands of a shape."""
+    """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any."""
     a, b, c, d = config.a, config.b, config.c, config.d
     packed = GemmProblem.packed(
         (shape.m, shape.n, shape.k, shape.batch),
-        (a.dtype, a.major),
-        (b.dtype, b.major),
+        (a.dtype, "k" if a.major == "any" else a.major),
+        (b.dtype, "k" if b.major == "any" else b.major),
         config.accumulator,
-        (c.dtype, c.major) if c else None,
-        (d.dtype, d.major),
+        (c.dtype, "n" if c.major == "any" else c.major) if c else None,
+        (d.dtype, "n" if d.major == "any" else d.major),
     )
     return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 
 
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
-    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs."""
+    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
+
+    With fewer rows than any tile, the kernels follow that solve the problem transposed only
+    (:attr:`GemmProblem.transposed`).
+    """
     configs = list(configs)
     groups: dict[GemmProblem, list[GemmConfig]] = {}
     for shape in shapes:
-        for config in configs:
-            groups.setdefault(problem_of(config, shape), []).append(config)
+        own = {config: problem_of(config, shape) for config in configs}
+        for config, problem in own.items():
+            groups.setdefault(problem, []).append(config)
+        for config, problem in own.items() if shape.m < TRANSPOSED_ROWS else ():
+            swapped = problem_of(config, replace(shape, m=shape.n, n=shape.m)).transposed
+            if swapped != problem and swapped in groups and needs_swap(config, swapped):
+                groups[swapped].append(config)
     return [Unit(problem, tuple(members)) for problem, members in groups.items()]
 
 

@@ -24,7 +24,7 @@ from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice, faults
+from gemmill.runtime.selector import Choice, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
 
 CACHED_LAUNCHERS = 1024
@@ -37,10 +37,19 @@ Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
 Options = tuple[
-    float, float | None, Any, DTypeName | None, bool, bool, tuple[Any, Any], Registry | None, str | GemmConfig | None
+    float,
+    float | None,
+    Any,
+    DTypeName | None,
+    bool,
+    bool,
+    tuple[Any, Any],
+    Registry | None,
+    str | GemmConfig | None,
+    int | None,
 ]
-"""``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel`` of a call, made on
-every call: a plain tuple."""
+"""``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel sm_count`` of a call:
+made on every call, and so a plain tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ def matmul(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    sm_count: int | None = None,
     epilogue: str | None = None,
     **operands: Any,
 ) -> Any:
@@ -145,7 +155,9 @@ def matmul(
     outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of columns 2 j and
     2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
 
-    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets).
+    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
+    may run the transposed problem, D^T = B^T A^T, on the same memory.
+    ``sm_count`` bounds the SMs that the launch uses, so that kernels beside it, of communication say, have the others.
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
@@ -155,7 +167,18 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = alpha, beta, out_dtype, accumulator, tf32, fast_accumulation, (a_dtype, b_dtype), registry, kernel
+    options = (
+        alpha,
+        beta,
+        out_dtype,
+        accumulator,
+        tf32,
+        fast_accumulation,
+        (a_dtype, b_dtype),
+        registry,
+        kernel,
+        sm_count,
+    )
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     if operands or any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype, epilogue)):
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
@@ -171,7 +194,7 @@ def matmul(
             (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
             None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15,
+            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
             options,
         )
     except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
@@ -233,6 +256,7 @@ def plan(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    sm_count: int | None = None,
     epilogue: str | None = None,
     **operands: Any,
 ) -> Plan:
@@ -247,7 +271,7 @@ def plan(
     others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel
+    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel, sm_count
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
@@ -371,7 +395,7 @@ def _choose(
     tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
-    alpha, beta, _, accumulator, tf32, fast, _, registry, named = options
+    alpha, beta, _, accumulator, tf32, fast, _, registry, named, sm_count = options
     beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
@@ -380,6 +404,8 @@ def _choose(
         accumulator = default_accumulator(_wider(tensors))
     elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
+    if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
+        raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if beta is None:
         beta = 1.0 if beta_is_read else 0.0
     beta = float(beta)
@@ -417,17 +443,22 @@ def _choose(
         return gemm, None, None
     if registry is None:
         registry = default_registry()
+    if sm_count is not None and sm_count >= registry.gpu.sms:
+        sm_count = None  # no bound
     choice = None
     if named is None:
-        choice = registry.select(gemm.problem)
-        name = choice.name
+        choice = registry.select(gemm.problem, sm_count)
+        name, swapped = choice.name, choice.swapped
     else:
         config = named if isinstance(named, GemmConfig) else parse_name(named)
         name = kernel_name(config)
-        if wrong := faults(config, gemm.problem):
+        needed = needs_swap(config, gemm.problem)
+        if needed is None:
+            wrong = faults(config, gemm.problem)
             raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
+        swapped = needed
     kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, beta, extras)
+    return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count, extras)
 
 
 def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed) -> bool:

@@ -87,6 +87,11 @@ def capability(device: int) -> tuple[int, int]:
     return major, minor
 
 
+def _has_clusters(device: int) -> bool:
+    """Whether a GPU has thread block clusters and programmatic dependent launch: both came with capability 9.0."""
+    return capability(device) >= (9, 0)
+
+
 @functools.cache
 def context(device: int) -> Any:
     """The primary context of a GPU, retained for the life of the process."""
@@ -188,6 +193,16 @@ class Kernel:
     def _max_active_clusters(self) -> int:
         """Clusters that the whole GPU holds at a time."""
         driver = bindings()
+        if not _has_clusters(self.device):
+            what = f"asking how many blocks of {self.spec.entry} an SM of GPU {self.device} holds"
+            blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self.function, self.spec.threads, self.spec.shared_bytes
+            )
+            sms = driver.cuDeviceGetAttribute(
+                driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                check(driver.cuDeviceGet(self.device), f"opening GPU {self.device}"),
+            )
+            return int(check(blocks, what)) * int(check(sms, f"counting the SMs of GPU {self.device}"))
         size = self.spec.cluster[0] * self.spec.cluster[1]
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -220,10 +235,11 @@ class Kernel:
 
     def _prepared(self, function: Any, config: Any, arguments: int) -> PreparedLaunch:
         driver = bindings()
-        overlap = driver.CUlaunchAttribute()
-        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        overlap.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [overlap], 1
+        if _has_clusters(self.device):
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [overlap], 1
         return PreparedLaunch(self, function, config, arguments)
 
 

@@ -54,7 +54,7 @@ def grouped_matmul(
     """
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, (None, None), registry, kernel
+    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, (None, None), registry, kernel, None
     others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
     return multiply_views(a, b, c, out, stream, options, **others)
 
@@ -84,5 +84,5 @@ def array_matmul(
     Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
     :func:`gemmill.matmul`.
     """
-    options = float(alpha), beta, None, accumulator, tf32, fast_accumulation, (None, None), registry, kernel
+    options = float(alpha), beta, None, accumulator, tf32, fast_accumulation, (None, None), registry, kernel, None
     multiply_views(a, b, c, out, stream, options, addresses=addresses)

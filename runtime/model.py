@@ -8,14 +8,17 @@ warpgroup's loop. DRAM and power bound the whole. All of it is one numpy express
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FamilyName, GemmConfig
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.families import gemv
+from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
 from gemmill.runtime import model_parts
@@ -53,6 +56,26 @@ _WHOLE_SHARPNESS = 11.5
 """The same for a whole GEMM: the SMs, DRAM and power."""
 
 
+# Rough: kernels of these families are asked where no other serves, and compete with each other alone.
+_MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
+    "simt": {"f32": 95, "s32": 60, "f64": 45},
+    "mma": {"f32": 640, "s32": 480, "f64": 85},
+}
+"""Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; those of mma.sync with
+operands of 16 bits, and twice as many of 8."""
+_BY_ELEMENT = 0.35
+"""Part of mma.sync's rate that is left where an operand is loaded element by element."""
+_SMALL_TILE = 0.8
+"""Part of the rate that tiles of 64 x 64 reach, in shared memory's bandwidth."""
+
+
+# The gemv family, from a run of fourteen kernels on three problems.
+_STREAM_NS = 750.0
+"""From a load of B to its arrival in registers."""
+_STREAM_GBPS = 48.0
+"""The most of B that one SM takes in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Figures of kernels with equal operand formats, one array element a kernel; prepared once."""
@@ -70,6 +93,11 @@ class Columns:
     split: npt.NDArray[np.bool_]
     fused: npt.NDArray[np.bool_]
     stream: npt.NDArray[np.bool_]
+    multiply_adds: Floats
+    """In a clock of an SM; 0 for WGMMA, which has a formula."""
+    streamed: Floats
+    """Bytes of B that a block of the gemv family has in flight; 0 for others."""
+    blocks_per_sm: Floats
     bytes: tuple[float, float, int, int]
     """Bytes of an element of A, B, C (0 without C) and D."""
 
@@ -95,6 +123,9 @@ class Columns:
             split=np.array([c.scheduler.decomposition == "split" for c in configs]),
             fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
             stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
+            multiply_adds=np.array([_multiply_adds(c) for c in configs]),
+            streamed=column([gemv.bytes_in_flight(fields_of(c)) if c.family == "gemv" else 0 for c in configs]),
+            blocks_per_sm=column([gemv.blocks_per_sm(fields_of(c)) if c.family == "gemv" else 1 for c in configs]),
             bytes=(
                 first.a.type.bits / 8,
                 first.b.type.bits / 8,
@@ -102,6 +133,17 @@ class Columns:
                 first.d.type.bytes,
             ),
         )
+
+
+def _multiply_adds(config: GemmConfig) -> float:
+    rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
+    if config.tile.m * config.tile.n <= 64 * 64:
+        rate *= _SMALL_TILE
+    if config.family == "mma":
+        rate *= 2 / max(1, config.a.type.bytes) if config.accumulator != "f64" else 1
+        if min(config.a.align, config.b.align) < 4:
+            rate *= _BY_ELEMENT
+    return rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +170,15 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
 
     # Tiles and waves.
     blocks = k.cluster_m * k.cluster_n
-    resident = np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4)
+    resident = np.maximum(np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4), 1)
     clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
         clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / problem.m)
     clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
     clusters = clusters_m * clusters_n * problem.batch * k.splits
-    waves = np.ceil(clusters / resident)
-    active = np.minimum(clusters, resident) * blocks
+    slots = resident * k.blocks_per_sm
+    waves = np.ceil(clusters / slots)
+    active = np.minimum(clusters, slots) * blocks
 
     # One step along K of one tile.
     mma_cycles = np.maximum(
@@ -143,11 +186,15 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     )
     mmas = k.tile_m / SUBTILE_M * k.tile_k * max(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
     mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
+    wgmma = k.multiply_adds == 0
+    scalar_ns = k.tile_m * k.tile_n * k.tile_k / (np.where(wgmma, 1, k.multiply_adds) * gpu.clock_ghz)
+    mma_ns = np.where(wgmma, mma_ns, scalar_ns)
     loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
     loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
     load_ns = k.tile_k * (loaded_a + loaded_b) / load_rate
-    latency_ns = _LATENCY_NS / (k.stages - 1)
+    # Other families hide it with several blocks on an SM; their rates include what they do not.
+    latency_ns = np.where(wgmma, _LATENCY_NS / (k.stages - 1), 0.0)
     paces = np.stack([mma_ns, load_ns, latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * step_ns
@@ -164,15 +211,23 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     stream_ns = model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, tile)
     sm_ns = _LATENCY_NS + np.where(k.stream, stream_ns, busy_ns)
 
+    # The gemv family moves B from memory to registers, and does nothing else that takes time.
+    sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
+    stream_gbps = np.minimum(_STREAM_GBPS, sharing * k.streamed / _STREAM_NS)
+    tile_bytes = (k.tile_n * bytes_b + k.tile_m * bytes_a) * problem.k
+    tile_ns = sharing * tile_bytes / np.where(k.streamed, stream_gbps, 1) + _TILE_NS
+    sm_ns = np.where(k.streamed, _LATENCY_NS + waves * tile_ns, sm_ns)
+
     # What all SMs share: DRAM, and power.
     dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
     power_ns = np.full_like(sm_ns, problem.flops * max(bytes_a, bytes_b) / 2 / gpu.power_tflops / 1000)
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
+    bound = np.where(k.streamed, 2, bound)
     reduction_ns = np.where(k.split, model_parts.reduction_ns(problem, k.splits, bytes_c, bytes_d), 0)
     shared = np.stack([sm_ns, dram_ns, power_ns])
     slowest = np.argmax(shared, axis=0)
-    useful = problem.m * problem.n * problem.batch / (waves * resident * blocks * k.tile_m * k.tile_n / k.splits)
+    useful = problem.m * problem.n * problem.batch / (waves * slots * blocks * k.tile_m * k.tile_n / k.splits)
     return Estimate(
         us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS) + reduction_ns) / 1000,
         tiles=clusters * blocks,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import PLAIN, parse, spelling
-from gemmill.library.epilogues.tree import Epilogue, transposed
+from gemmill.library.epilogues.parse import PLAIN, spelling
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.tensors import TensorView
@@ -20,23 +21,30 @@ GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
+MAX_STRIDE = 1 << 40
+"""TMA's strides are below this many bytes; an operand with longer ones counts as one without a contiguous extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A, B, C or D in memory: matrices with one contiguous extent, one stride, one batch stride."""
+    """A, B, C or D in memory: matrices at one batch stride."""
 
     ptr: int
     """Address of the first element."""
     dtype: DTypeName
     major: str
-    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D."""
+    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D. ``any``:
+    there is none, or neighbours along the other extent are not a positive number of elements apart."""
     stride: int
-    """Elements between neighbours along the other extent; without meaning where that extent is 0 or 1."""
+    """Elements between neighbours along the other extent; without meaning where it is 0 or 1, or for ``any``."""
     batch_stride: int
     """Elements between matrices; 0 where all of the batch share one."""
     align: int
     """Largest power of two up to 16 that divides address and strides in bytes."""
+    row_stride: int = 0
+    """Elements between neighbouring rows (A is M x K, B K x N, C and D M x N); 0 where there is but one."""
+    column_stride: int = 0
+    """Elements between neighbouring columns; 0 where there is but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,25 @@ class Gemm:
         narrow = "b" if self.is_transposed else "a"
         other = {"a": "b", "b": "a"} if self.is_transposed else {}
         return {"d": "out", "scale": f"{narrow}_scale", "zero": f"{narrow}_zero", **other}.get(operand, operand)
+
+    @property
+    def transposed(self) -> Gemm:
+        """The same work as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+        return replace(
+            self,
+            problem=self.problem.transposed,
+            a=_transposed(self.b),
+            b=_transposed(self.a),
+            c=_transposed(self.c) if self.c else None,
+            d=_transposed(self.d),
+            is_transposed=not self.is_transposed,
+        )
+
+
+def _transposed(x: Operand) -> Operand:
+    """An operand with its rows called columns. The majors of A and B are named relative to K, and stay."""
+    major = {"n": "m", "m": "n"}.get(x.major, x.major)
+    return replace(x, major=major, row_stride=x.column_stride, column_stride=x.row_stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +215,12 @@ def bind(
     if groups is None:
         return gemm
     if groups.name == "b":
-        gemm = _transposed(gemm)
+        if epilogue.gated:
+            raise OperandError(
+                f"the epilogue `{epilogue}` pairs columns of b, and kernels that widen b compute the transpose: apply "
+                "it to the result, or widen b beforehand"
+            )
+        gemm = gemm.transposed
     problem = replace(gemm.problem, a_scale=groups.scaling)
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
 
@@ -258,7 +290,7 @@ def assemble(
     operand_a = _operand(a, batch, "k", "mn", first)
     operand_b = _operand(b, batch, "mn", "k", first)
     operand_c = _operand(c, batch, "n", "m", first=operand_d.major) if c else None
-    _refuse_overlap(d, operand_d, 1 if batching in ("grouped", "array") else batch)
+    _refuse_overlap(d, 1 if batching in ("grouped", "array") else batch)
     problem = GemmProblem(
         m=m,
         n=n,
@@ -378,35 +410,6 @@ def _groups(
     return _Groups(name, f"1x{size}" + ("z" if zero else ""), *operands)
 
 
-def _transposed(gemm: Gemm) -> Gemm:
-    """The GEMM of the transposes: D' = B' @ A'."""
-    p = gemm.problem
-    flipped = {"n": "m", "m": "n"}
-    c = replace(gemm.c, major=flipped[gemm.c.major]) if gemm.c else None
-    d = replace(gemm.d, major=flipped[gemm.d.major])
-    problem = replace(
-        p,
-        m=p.n,
-        n=p.m,
-        **{f"a_{x}": getattr(p, f"b_{x}") for x in ("dtype", "major", "align", "scale")},
-        **{f"b_{x}": getattr(p, f"a_{x}") for x in ("dtype", "major", "align", "scale")},
-        c_major=_literal(c.major) if c else None,
-        d_major=_literal(d.major),
-        epilogue=_transposed_epilogue(p),
-    )
-    return Gemm(problem, gemm.b, gemm.a, c, d, gemm.b_scale, gemm.a_scale, is_transposed=not gemm.is_transposed)
-
-
-def _transposed_epilogue(problem: GemmProblem) -> str:
-    epilogue = parse(problem.epilogue)
-    if epilogue.gated:
-        raise OperandError(
-            f"the epilogue `{epilogue}` pairs columns of b, and kernels that widen b compute the transpose: apply it "
-            "to the result, or widen b beforehand"
-        )
-    return spelling(transposed(epilogue))
-
-
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:
     """What the tensor cores take a tensor for."""
     return "tf32" if tf32 and dtype == "f32" else dtype
@@ -497,26 +500,34 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         # Nothing will be read; kernels run no K tile, or do not run.
         return Operand(tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
     batch_stride = x.batch_stride if batch > 1 else 0
+    steps = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
+
+    def described(major: str, *strides: int) -> Operand:
+        offsets = (step * bits // 8 for step in (*strides, batch_stride))
+        aligned = functools.reduce(int.__or__, offsets, tensor.ptr | 16)
+        stride = strides[0] if len(strides) == 1 else 0
+        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *steps)
+
     layouts = []
     for major, inner, inner_stride, outer, stride in (
         (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
-        if inner == 1 or inner_stride == 1:
-            steps = tensor.ptr | batch_stride * bits // 8 | (stride * bits // 8 if outer > 1 else 0) | 16
-            layouts.append(Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, steps & -steps))
+        regular = (outer == 1 or 0 < stride * bits < 8 * MAX_STRIDE) and 0 <= batch_stride * bits < 8 * MAX_STRIDE
+        if (inner == 1 or inner_stride == 1) and regular:
+            layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:
-        raise OperandError(
-            f"{x.name} has strides ({x.row_stride}, {x.column_stride}) along its rows and columns; one of them must be "
-            f"1: pass {x.name}.contiguous()"
-        )
+        return described("any", *steps)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
-def _refuse_overlap(x: Matrices, d: Operand, batch: int) -> None:
+def _refuse_overlap(x: Matrices, batch: int) -> None:
     """Elements of D that share an address would be written by several blocks."""
-    inner, outer = (x.columns, x.rows) if d.major == "n" else (x.rows, x.columns)
-    if 0 in (inner, outer, batch):
+    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
+    if 0 in (x.rows, x.columns, batch):
         return
-    if (outer > 1 and abs(d.stride) < inner) or (batch > 1 and d.batch_stride == 0):
-        raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+    reach = 0
+    for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
+        if stride <= reach:
+            raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+        reach += (extent - 1) * stride

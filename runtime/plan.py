@@ -27,8 +27,13 @@ Addresses = tuple[int, ...]
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the tensors of a GEMM are called."""
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
-_POINTERS = ("d", "a_scale", "b_scale")
-"""Attributes of a GEMM whose addresses kernels take as they are, not in a TMA descriptor."""
+_STRIDED = (
+    ("pointer", "Q", "ptr"),
+    ("row_stride", "q", "row_stride"),
+    ("column_stride", "q", "column_stride"),
+    ("batch_stride", "q", "batch_stride"),
+)
+"""Parameters of an operand that is read through plain addresses: member, layout, attribute of the operand."""
 
 
 class ParameterBlock:
@@ -58,8 +63,21 @@ class ParameterBlock:
         return ctypes.string_at(self.address, self._size)
 
 
-def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> int:
-    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time."""
+def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
+    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
+
+    With ``sm_count``, no more blocks than that: an SM may hold several, but blocks spread before they share one.
+    """
+    size = spec.cluster[0] * spec.cluster[1]
+    if sm_count is not None:
+        if sm_count < size:
+            raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
+        if spec.parts and spec.parts.reduction:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; the kernel that adds up the parts of {spec.entry} keeps to no bound: take a "
+                "fused or a stream kernel"
+            )
+        max_clusters = min(max_clusters, sm_count // size)
     tiles = parts.cluster_tiles(spec, problem)
     units = tiles * (spec.parts.splits if spec.parts else 1)
     if units > parts.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
@@ -70,7 +88,7 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int) -> in
         begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
         tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
     clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
-    return clusters * spec.cluster[0] * spec.cluster[1]
+    return clusters * size
 
 
 def is_empty(problem: GemmProblem) -> bool:
@@ -81,11 +99,27 @@ def is_empty(problem: GemmProblem) -> bool:
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
-    The kernel must serve the problem: see :func:`gemmill.runtime.selector.faults`.
+    The kernel must serve the problem, or with ``swapped`` its transpose: see
+    :func:`gemmill.runtime.selector.needs_swap`.
     """
 
-    def __init__(self, gemm: Gemm, kernel: Kernel, alpha: float, beta: float, extras: Sequence[Bound] = ()) -> None:
+    def __init__(
+        self,
+        gemm: Gemm,
+        kernel: Kernel,
+        alpha: float,
+        beta: float,
+        swapped: bool = False,
+        sm_count: int | None = None,
+        extras: Sequence[Bound] = (),
+    ) -> None:
+        if swapped:
+            gemm = gemm.transposed
+        self.swapped = gemm.is_transposed
+        """Whether the kernel's A is the caller's b."""
         problem, spec = gemm.problem, kernel.spec
+        self.blocks = grid_blocks(spec, problem, kernel.max_clusters, sm_count)
+        """Blocks of a launch."""
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
         for box in spec.boxes:
@@ -114,13 +148,18 @@ class Launcher:
             ("batched", "I", batched),
             ("alpha", layout, int(alpha) if layout == "i" else alpha),
             ("beta", layout, int(beta) if layout == "i" else beta),
-            ("d_pointer", "Q", gemm.d.ptr),
+            ("alpha64", "d", alpha),
+            ("beta64", "d", beta),
             ("d_stride", "q", gemm.d.stride),
-            ("d_batch_stride", "q", gemm.d.batch_stride),
+            *(
+                (f"{name}_{member}", code, getattr(operand, attribute))
+                for name, operand in zip("abcd", (gemm.a, gemm.b, gemm.c, gemm.d), strict=True)
+                if operand is not None
+                for member, code, attribute in _STRIDED
+            ),
         ]
         if gemm.c is not None:
-            scalars += [("c_stride", "q", gemm.c.stride), ("c_batch_stride", "q", gemm.c.batch_stride)]
-            scalars += [("c_pointer", "Q", gemm.c.ptr)]
+            scalars.append(("c_stride", "q", gemm.c.stride))
         scalars.append(("groups_pointer", "Q", gemm.groups))
         for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
             if scale is not None:
@@ -143,7 +182,11 @@ class Launcher:
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
-        pointers = {operand: gemm.name(operand) for operand in _POINTERS if getattr(gemm, operand) is not None}
+        pointers = {
+            operand: gemm.name(operand)
+            for operand in ("a", "b", "c", "d", "a_scale", "b_scale")
+            if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None
+        }
         operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
         addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
         if problem.batching != "strided":
@@ -161,9 +204,8 @@ class Launcher:
             *(addresses.get(name, 0) for name in OPERANDS),
             *(extra.address for extra in extras),
         )
-        blocks = grid_blocks(spec, problem, kernel.max_clusters)
-        self._exchange = Exchange(gemm, kernel, block, blocks) if spec.parts else None
-        self._launch = kernel.prepare(blocks, block.arguments)
+        self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
+        self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
 
     def __call__(self, stream: int, addresses: Addresses) -> None:
@@ -206,6 +248,10 @@ class Plan:
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.kernel = launcher.kernel.config if launcher else None
         """Config of its kernel; None where D is empty and nothing is launched."""
+        self.blocks = launcher.blocks if launcher else 0
+        """Blocks that a launch has, and so the most SMs that it uses."""
+        self.swapped = launcher.swapped if launcher else False
+        """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
         self._tensors = tensors
@@ -266,7 +312,7 @@ class Plan:
             if (name == "out" or name in self._passed.outputs) and not new.writable:
                 raise OperandError(f"{name} is read-only")
             if 0 not in new.shape and name in ("a", "b", "c", "out"):
-                tma.check_address(name, new.ptr)
+                self._check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
         self._passed = replace(self._passed, values={name: tensors.get(name, value) for name, value in values.items()})
@@ -287,6 +333,16 @@ class Plan:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_address(self, name: str, address: int) -> None:
+        """Refuse a tensor whose first element is less aligned than the kernel relies on."""
+        known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
+        operand = getattr(self.kernel, known_as.get(name, name), None)
+        if operand is not None and (address % operand.align or address == 0):
+            raise OperandError(
+                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {operand.align} bytes: "
+                f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
+            )
 
     def _current_addresses(self) -> Addresses:
         own = (self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmill.library.arch import Gpu
+from gemmill.library.arch import ARCHS, Gpu
 from gemmill.library.config import GemmConfig
-from gemmill.library.errors import CompileError, PackError, ToolchainError
+from gemmill.library.errors import CompileError, ManifestError, PackError, ToolchainError
 from gemmill.library.kernelset import KernelSet
 from gemmill.library.manifest import load_manifest, shipped_manifests
 from gemmill.library.names import kernel_name, parse_name
@@ -85,20 +86,32 @@ class Registry:
 
     @cached_property
     def selector(self) -> Selector:
-        """The selector over these kernels."""
-        return Selector(self._configs, self.gpu, self._decisions)
+        """The selector over the kernels that run on this GPU."""
+        return Selector(self._selectable() or self._configs, self.gpu, self._decisions)
+
+    def _selectable(self) -> dict[str, GemmConfig]:
+        """The kernels for the GPU at hand: of the others, which manifests hold for every architecture, none is made."""
+        targets = [name for name, arch in ARCHS.items() if arch.capability == self.gpu.capability]
+        where = " or ".join(f"arch == '{name}'" for name in targets)
+        configs: dict[str, GemmConfig] = {}
+        for pack in self.packs:
+            configs |= {name: config for name, config in pack.configs().items() if config.arch in targets}
+        for kernel_set in self.kernel_sets if targets else ():
+            with suppress(ManifestError):  # it has none for this GPU
+                configs |= {kernel_name(config): config for config in kernel_set.expand(where=where)}
+        return configs
 
     def decisions(self) -> list[Decision]:
         """The measured times that the selector was given."""
         return list(self._decisions)
 
-    def select(self, problem: GemmProblem) -> Choice:
-        """The kernel for a problem, and why.
+    def select(self, problem: GemmProblem, sm_count: int | None = None) -> Choice:
+        """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        return self.selector.select(problem)
+        return self.selector.select(problem) if sm_count is None else self.selector.select(problem, sm_count)
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -50,6 +51,8 @@ class Choice:
     """The next best kernels and their times in microseconds."""
     source: Literal["measured", "model"]
     """What the choice rests on."""
+    swapped: bool = False
+    """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,25 @@ class _Group:
     aligns: Integers
     """Alignments in bytes of A, B, C and D that each kernel asks for."""
     columns: Columns
+
+    def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
+        """Indices of the kernels whose alignments a problem meets, and which stay within some SMs."""
+        offered = np.array([getattr(problem, field) for field in _ALIGNS])
+        serves = (self.aligns <= offered).all(axis=1)
+        if sm_count is not None:
+            serves &= (self.columns.cluster_m * self.columns.cluster_n <= sm_count) & ~self.columns.split
+        return np.flatnonzero(serves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """The kernels of a group that serve a problem, as it is or transposed."""
+
+    group: _Group
+    serving: Integers
+    problem: GemmProblem
+    """As the kernels would see it."""
+    swapped: bool
 
 
 class Selector:
@@ -76,6 +98,7 @@ class Selector:
         self.gpu = gpu
         self.configs = configs
         """The kernels by name."""
+        """The kernels by name."""
         members: dict[Format, list[str]] = defaultdict(list)
         for name in sorted(configs):
             if configs[name].target.capability == gpu.capability:
@@ -88,63 +111,83 @@ class Selector:
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
 
-    def _select(self, problem: GemmProblem) -> Choice:
-        """The kernel for a problem.
+    def _select(self, problem: GemmProblem, sm_count: int | None = None) -> Choice:
+        """The kernel for a problem, on at most ``sm_count`` SMs. Measured times are of all SMs, and only count there.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        if measured := self._measured.get(problem):
+        gpu = self.gpu
+        if sm_count is not None and sm_count >= gpu.sms:
+            sm_count = None
+        if sm_count is not None:
+            gpu = replace(gpu, sms=sm_count, clusters_of_4=min(gpu.clusters_of_4, sm_count // 4))
+        elif measured := self._measured.get(problem):
             return self._by_measurement([*measured.values()])
-        group = self._group_of(problem)
-        offered = np.array([getattr(problem, field) for field in _ALIGNS])
-        serving = np.flatnonzero((group.aligns <= offered).all(axis=1))
-        if serving.size == 0:
+        offers = [*self._offers(problem, sm_count, swapped=False)]
+        if problem.can_transpose:
+            offers += self._offers(problem.transposed, sm_count, swapped=True)
+        if not offers:
             raise self._unsupported(problem)
-        return self._by_model(group, serving, problem)
+        return self._by_model(offers, gpu)
 
-    def _group_of(self, problem: GemmProblem) -> _Group:
-        """The kernels of a problem's formats: those declared with its epilogue, or else the linear ones with theirs
-        replaced by it, as far as rules allow."""
-        key = tuple(getattr(problem, field) for field in _FORMATS)
-        if (group := self._groups.get(key)) is not None:
-            return group
-        plain = replace(problem, epilogue=LINEAR)
-        linear = self._groups.get(tuple(getattr(plain, field) for field in _FORMATS))
-        if linear is None or problem.epilogue == LINEAR:
-            raise self._unsupported(plain)
-        configs = [config.model_copy(update={"epilogue": problem.epilogue}) for config in linear.configs]
-        own = {kernel_name(config): config for config in configs if legal(config)}
-        if not own:
-            refusal = verdicts(configs[0])[0]
-            raise UnsupportedProblemError(f"no kernel serves {problem}: {len(configs)} have its formats, but {refusal}")
-        group = self._groups[key] = _group(sorted(own), own)  # several threads at once would find the same
+    def _offers(self, problem: GemmProblem, sm_count: int | None, swapped: bool) -> Iterator[_Offer]:
+        """Groups with kernels for a problem: those of its formats first, then those that take any majors."""
+        for key in _served_by(problem):
+            group = self._group_at(key)
+            if group is not None and (serving := group.serving(problem, sm_count)).size:
+                yield _Offer(group, serving, problem, swapped)
+
+    def _group_at(self, key: Format) -> _Group | None:
+        """The kernels of a format: those declared with its epilogue, or else the linear ones with it in
+        place of theirs, as far as rules allow."""
+        group = self._groups.get(key)
+        if group is None and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
+            configs = [config.model_copy(update={"epilogue": key[-1]}) for config in linear.configs]
+            if own := {kernel_name(config): config for config in configs if legal(config)}:
+                group = self._groups[key] = _group(sorted(own), own)  # several threads at once would find the same
         return group
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions
         times = sorted((decision.us, decision.kernel) for decision in decisions)
         (us, best), *others = times
-        reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
-        return Choice(
-            best, self.configs[best], reason, us, tuple((name, us) for us, name in others[:RUNNERS_UP]), "measured"
+        config, problem = self.configs[best], decisions[0].problem
+        swapped = needs_swap(config, problem) is True
+        reason = (
+            f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us{_as(swapped)}"
         )
+        runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
+        return Choice(best, config, reason, us, runners_up, "measured", swapped)
 
-    def _by_model(self, group: _Group, serving: Integers, problem: GemmProblem) -> Choice:
-        if min(problem.m, problem.n, problem.batch) == 0:
-            best = int(serving[0])
-            return Choice(group.names[best], group.configs[best], "there is nothing to compute", 0.0, (), "model")
-        figures = estimate(group.columns, problem, self.gpu)
-        # A stable sort: of equal predictions the first name wins, everywhere.
-        order = serving[np.argsort(figures.us[serving], kind="stable")]
-        best = int(order[0])
+    def _by_model(self, offers: Sequence[_Offer], gpu: Gpu) -> Choice:
+        first = offers[0]
+        if min(first.problem.m, first.problem.n, first.problem.batch) == 0:
+            index = int(first.serving[0])
+            name, config = first.group.names[index], first.group.configs[index]
+            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", first.swapped)
+        figures = [estimate(offer.group.columns, offer.problem, gpu) for offer in offers]
+        # Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
+        ranked = sorted(
+            (
+                (float(figure.us[i]), which, int(i))
+                for which, (offer, figure) in enumerate(zip(offers, figures, strict=True))
+                for i in offer.serving[np.argsort(figure.us[offer.serving], kind="stable")[: 1 + 2 * RUNNERS_UP]]
+            ),
+        )
+        names: dict[str, float] = {}
+        for us, which, i in ranked:
+            names.setdefault(offers[which].group.names[i], us)
+        us, which, i = ranked[0]
+        best, config = offers[which], offers[which].group.configs[i]
         return Choice(
-            group.names[best],
-            group.configs[best],
-            _reason(group.configs[best], figures, best, problem, self.gpu),
-            float(figures.us[best]),
-            tuple((group.names[i], float(figures.us[i])) for i in order[1 : 1 + RUNNERS_UP]),
+            best.group.names[i],
+            config,
+            _reason(config, figures[which], i, best.problem, gpu) + _as(best.swapped),
+            us,
+            tuple(itertools.islice(names.items(), 1, 1 + RUNNERS_UP)),
             "model",
+            best.swapped,
         )
 
     def _unsupported(self, problem: GemmProblem) -> UnsupportedProblemError:
@@ -154,18 +197,27 @@ class Selector:
             return UnsupportedProblemError(
                 f"none of {len(self.configs)} kernels is made for {self.gpu.name} (compute capability {target})"
             )
-        wanting = {
-            name: faults(config, problem)
-            for group in self._groups.values()
-            for name, config in zip(group.names, group.configs, strict=True)
-        }
+        plain = replace(problem, epilogue=LINEAR)
+        wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
+        if not wanting[nearest]:  # but for its epilogue
+            refusal = verdicts(self.configs[nearest].model_copy(update={"epilogue": problem.epilogue}))[0]
+            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusal}")
         needs = " and ".join(wanting[nearest])
         if "alignment" in needs:
             needs += ": pad the contiguous extents, or copy the operands into aligned memory"
         return UnsupportedProblemError(
             f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )
+
+
+def _served_by(problem: GemmProblem) -> Iterator[Format]:
+    """The formats of kernels that serve a problem: its own, and those that read an operand whatever its majorness."""
+    choices = []
+    for field in _FORMATS:
+        value = getattr(problem, field)
+        choices.append((value,) if not field.endswith("_major") or value in (None, "any") else (value, "any"))
+    return itertools.product(*choices)
 
 
 def _format(config: GemmConfig) -> Format:
@@ -203,12 +255,24 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
     found = []
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
-        if (given := getattr(problem, field)) != wanted:
+        if (given := getattr(problem, field)) != wanted and not (wanted == "any" and given):
             found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
             found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
     return found
+
+
+def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
+    """Whether a kernel serves a problem only transposed; None where it does not serve it at all."""
+    if not faults(config, problem):
+        return False
+    return True if problem.can_transpose and not faults(config, problem.transposed) else None
+
+
+def _as(swapped: bool) -> str:
+    """What a reason adds for a kernel that runs the transposed problem."""
+    return "; it runs D^T = B^T A^T, with A and B swapped" if swapped else ""
 
 
 def _words(field: str) -> str:

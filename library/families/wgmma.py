@@ -10,6 +10,7 @@ from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
 from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
@@ -42,7 +43,7 @@ MIXED_TILE_K = (64, 128)
 """Depths of a stage with a narrow A: its rows lie within one swizzle span, in whole chunks of 16 bytes."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
-TILE_N = tuple(range(16, 257, 16))
+TILE_N = tuple(range(8, 257, 8))
 TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
@@ -146,13 +147,6 @@ def _mixed_batching(f: Fields) -> str | None:
     return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
 
 
-def _group_decomposition(f: Fields) -> str | None:
-    batching, decomposition = f["scheduler.batching"], f["scheduler.decomposition"]
-    if batching == "strided" or decomposition == "tiles":
-        return None
-    return f"the {decomposition} decomposition knows no {batching} batching; one of the two must be plain"
-
-
 def _mma_types(f: Fields) -> str | None:
     a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), str(f["accumulator"])
     accumulators = ACCUMULATORS.get((a, b))
@@ -227,7 +221,15 @@ def _tile_m(f: Fields) -> str | None:
 
 def _tile_n(f: Fields) -> str | None:
     n = integer(f, "tile.n")
-    return None if n in TILE_N else f"tile N is {n}; it must be a multiple of 16 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n not in TILE_N:
+        return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
+    if n % 16 and (f["promote"] or (f["b.dtype"] in INT8 and n > 32)):
+        what = "with promotion" if f["promote"] else f"above 32, of {f['b.dtype']},"
+        return f"tile N is {n}; {what} it must be a multiple of 16"
+    row = n * resources.element_bytes(f, "b")
+    if f["b.major"] == "mn" and row % SPANS[0]:
+        return f"tile N is {n}: rows of {row} bytes where B is mn-major; a swizzle spans at least {SPANS[0]}"
+    return None
 
 
 def _tile_k(f: Fields) -> str | None:
@@ -282,9 +284,9 @@ def _parts_batching(f: Fields) -> str | None:
 
 def _mixed_parts(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
-    if decomposition == "tiles" or not resources.is_mixed(f):
+    if decomposition in ("tiles", "split") or not resources.is_mixed(f):
         return None
-    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
+    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -308,6 +310,14 @@ def _tma_box(f: Fields) -> str | None:
     for operand, extent, rows, blocks in _slices(f):
         if rows // blocks > TMA_BOX:
             return f"{operand.upper()}'s TMA box has {rows // blocks} rows along {extent}; a box has at most {TMA_BOX}"
+    return None
+
+
+def _epilogue_box(f: Fields) -> str | None:
+    for operand in "cd":
+        row = resources.subtile_n(f) * resources.stored_bytes(f, operand)
+        if f[f"{operand}.major"] == "n" and row % TMA_ALIGN:
+            return f"{operand.upper()}'s TMA box has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
     return None
 
 
@@ -449,13 +459,6 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
-        "group-decomposition",
-        ("scheduler.decomposition", "scheduler.batching"),
-        _group_decomposition,
-        "gemmill: the tile schedulers that exist",
-        "wgmma",
-    ),
-    Rule(
         "tma-alignment",
         ("a.align", "b.align", "d.align", "c.align", "c.dtype", "scheduler.decomposition"),
         _alignment,
@@ -487,7 +490,7 @@ RULES: tuple[Rule, ...] = (
         "mixed-parts",
         ("scheduler.decomposition", "a.dtype", "b.dtype"),
         _mixed_parts,
-        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "gemmill: no register is left to add parts beside widened fragments",
         "wgmma",
     ),
     Rule(
@@ -500,9 +503,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tile-n",
-        ("tile.n",),
+        ("tile.n", "b.major", "b.dtype", "promote"),
         _tile_n,
-        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8; stmatrix: the epilogue stores pairs of 8x8 matrices",
+        "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
     ),
     Rule("tile-k", ("tile.k", "b.dtype", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
@@ -542,6 +545,13 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
+        "epilogue-box",
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator", "epilogue"),
+        _epilogue_box,
+        "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
         "multicast-slice",
         ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
         _multicast_slice,
@@ -570,7 +580,8 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
+        **{f"{operand}.align": (TMA_ALIGN,) for operand in "ab"},
+        **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,
         "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4)})),
@@ -580,3 +591,16 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     }
 )
 """The values that the family takes, of the fields that have no words."""
+
+FAMILY = Family(
+    archs=("sm90a",),
+    rules=RULES,
+    domains=DOMAINS,
+    threads=resources.threads,
+    stage_bytes=resources.stage_bytes,
+    shared_bytes=resources.shared_bytes,
+    accumulator_registers=resources.accumulator_registers,
+    auto_stages=resources.auto_stages,
+    auto_stages_fields=AUTO_STAGES_FIELDS,
+    max_auto_stages=resources.MAX_AUTO_STAGES,
+)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gemmill.emitters.emit import emit
+from gemmill.library.families import gemv
+from gemmill.library.fields import fields_of
 from gemmill.library.names import parse_name
 from gemmill.runtime.compiler import Compiler
 
@@ -29,6 +31,8 @@ SAMPLE = [
     "sm90a_f16mn16_f16k16_f16_f16m16_f16n16_128x16x128_1x2_pingpong_s4_m1_k1_linear",
     "sm90a_f16k16_f16mn16_f32_f32n16_f16m16_64x176x64_2x2_pingpong_s4_n8_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16m16_bf16m16_256x160x64_1x1_cooperative_s3_m2_k1_linear",
+    "sm90a_bf16mn16_bf16k16_f32_none_bf16m16_64x8x64_1x1_pingpong_s16_m8_k1_linear",
+    "sm90a_f16k16_f16k16_f16_f32n16_f16n16_128x24x128_1x2_cooperative_s4_n1_k1_linear",
     "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear",
     "sm90a_e4m3k16_f16mn16_f32_f16n16_f16n16_128x256x64_1x1_cooperative_s3_m8_k1_linear",
     "sm90a_tf32mn16_tf32mn16_f32_none_f32n16_128x128x32_1x2_pingpong_s3_m8_k1_linear",
@@ -68,3 +72,61 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
     assert {"HGMMA", "UTMALDG", "UTMASTG"} <= instructions
     assert not instructions & {"LDL", "STL", "HMMA"}
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
+
+
+DIRECT = {
+    "sm80_bf16k16_bf16mn8_f32_bf16n2_bf16n2_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm80_f16mn2_f16any2_f32_none_f16any2_64x64x32_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDSM", "STS"},
+    "sm86_s8k16_u8mn4_s32_none_s32n16_128x128x64_1x1_multistage_s2_m8_k1_linear": {"IMMA", "LDSM", "LDGSTS", "PRMT"},
+    "sm89_e4m3k16_e5m2k16_f32_none_bf16n16_128x128x64_1x1_multistage_s3_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
+    "sm90_tf32mn16_tf32k4_f32_f32n4_f32n4_64x64x16_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm90_f64k16_f64mn8_f64_none_f64n8_128x128x8_1x1_multistage_s4_m8_k1_linear": {"DMMA", "LDGSTS"},
+    "sm80_f64any8_f64k8_f64_none_f64any8_64x64x16_1x1_multistage_s2_m8_k1_linear": {"DMMA", "LDGSTS"},
+    "sm120_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm120_e4m3k16_e4m3mn16_f32_none_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
+    "sm90_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+    "sm80_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear": {"DFMA", "LDS", "STS"},
+    "sm86_s8any1_u8any1_s32_none_s32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"IMAD", "LDS", "STS"},
+    "sm120_bf16any2_f16any2_f32_none_f32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+}
+"""What kernels without TMA multiply and load with, on every architecture."""
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_kernels_without_tma_compile_to_what_their_architecture_has(name: str, tmp_path: Path) -> None:
+    config = parse_name(name)
+    artifact = compiler().compile(emit(config), config)
+    instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
+    assert DIRECT[name] <= instructions
+    assert not instructions & {"LDL", "STL", "HGMMA", "UTMALDG"}
+
+
+# Both layouts of B, every alignment of it, A gathered and in vectors, both types, C, D in f32, one warp and thirty-two.
+GEMV = [
+    "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_f16k16_f16k16_f32_f32any4_f32any4_8x32x128_1x1_gemv_s2_m1_k1_linear",
+    "sm90a_bf16any2_bf16k16_f32_none_bf16n16_8x16x1024_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_bf16k8_bf16k8_f32_none_bf16any2_8x16x1024_1x1_gemv_s16_m1_k1_linear",
+    "sm90a_bf16k2_bf16k4_f32_none_bf16any2_8x16x64_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_bf16any2_bf16k2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
+    "sm90a_bf16k16_bf16mn16_f32_bf16any2_bf16any2_8x64x512_1x1_gemv_s8_m1_k1_linear",
+    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x64_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_bf16k16_bf16mn8_f32_none_bf16any2_8x32x512_1x1_gemv_s8_m1_k1_linear",
+    "sm80_bf16any2_bf16mn2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
+]
+
+
+@pytest.mark.parametrize("name", GEMV)
+def test_gemv_loads_vectors_into_mmas(name: str, tmp_path: Path) -> None:
+    config = parse_name(name)
+    artifact = compiler().compile(emit(config), config)
+
+    listing = disassembly(artifact.cubin, tmp_path)
+    assert {"HMMA", "LDG"} <= set(INSTRUCTION.findall(listing))
+    assert not {"LDL", "STL"} & set(INSTRUCTION.findall(listing))
+    width = {16: ".128", 8: ".64", 4: "", 2: ".U16"}[config.b.align]
+    streams = re.findall(rf"LDG\.E(?:\.NA)?\.LTC256B{width}(?: |\.[A-Z]+ )", listing)
+    assert streams
+    assert len(streams) % config.stages == 0, "every vector of B is one load"
+    blocks = gemv.blocks_per_sm(fields_of(config))
+    assert artifact.resources.registers * artifact.launch.threads * blocks <= gemv.REGISTERS

@@ -11,8 +11,8 @@ import pytest
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import Value, config_of
+from gemmill.library.footprint import auto_stages
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import auto_stages
 from gemmill.profiler.operands import (
     OperandSet,
     fill_random,
@@ -88,7 +88,7 @@ def kernel(
     chosen |= dict(zip(("cluster.m", "cluster.n"), map(int, cluster.split("x")), strict=True))
     chosen |= {name.replace("__", "."): value for name, value in fields.items()}
     if chosen["c.dtype"] != "none":
-        chosen |= {"c.align": 16, "c.major": fields.get("c__major", "n")}
+        chosen |= {"c.align": fields.get("c__align", 16), "c.major": fields.get("c__major", "n")}
     chosen.setdefault("stages", max(1, auto_stages(chosen)))  # 1 is illegal: not even two fit
     return config_of(chosen)
 
@@ -165,6 +165,64 @@ FAMILY: tuple[GemmConfig, ...] = (
     kernel("64x64x64", "pingpong", "1x2", ab="f16", accumulator="f16", d__dtype="f32", a__major="mn"),
 )
 """Every family member at least once."""
+
+
+def direct(tile: str, schedule: str, majors: str, aligns: int = 16, *, ab: str, **fields: Value) -> GemmConfig:
+    """A config of a family without TMA; ``majors`` are those of A, B, D and C, ``aligns`` theirs where it can be so."""
+    accumulator, d = _NATURAL.get(ab, ("f32", ab))
+    chosen = {"a__dtype": ab, "b__dtype": ab, "d__dtype": d, "arch": "sm90"} | fields
+    for operand, major in zip("abdc", majors.split(), strict=False):
+        size = DTYPES[str(chosen[f"{operand}__dtype"])].bytes
+        chosen |= {f"{operand}__major": major, f"{operand}__align": size if major == "any" else max(aligns, size)}
+    return kernel(tile, schedule, ab=ab, **{"accumulator": accumulator, **chosen})  # type: ignore[arg-type]
+
+
+DIRECT: tuple[GemmConfig, ...] = (
+    # simt: tiles, majors and alignments.
+    direct("128x128x8", "simt", "k mn n", ab="f32"),
+    direct("128x128x8", "simt", "mn k m n", 4, ab="f32", c__dtype="f32"),
+    direct("128x64x16", "simt", "mn mn any any", 8, ab="f32", c__dtype="f32"),
+    direct("32x32x8", "simt", "any any any", ab="f32", d__dtype="bf16"),
+    direct("64x64x16", "simt", "any any any any", ab="f64", c__dtype="f64"),
+    direct("128x64x8", "simt", "k mn n", ab="f64"),
+    # Every type.
+    direct("64x64x16", "simt", "any any any any", ab="bf16", c__dtype="f32"),
+    direct("128x128x8", "simt", "k mn n", 2, ab="f16", d__dtype="f32"),
+    direct("64x64x16", "simt", "any any any", ab="tf32"),
+    direct("64x64x16", "simt", "k any any", 1, ab="e4m3", b__dtype="e5m2", d__dtype="e4m3"),
+    direct("64x128x16", "simt", "any any any any", ab="s8", b__dtype="u8", c__dtype="s32"),
+    direct("64x64x16", "simt", "mn k n", 1, ab="u8", d__dtype="s8"),
+    direct("64x64x16", "simt", "any any any", ab="bf16", b__dtype="f32", d__dtype="f32"),
+    direct("64x64x16", "simt", "any any any", ab="f16", b__dtype="s8"),
+    # multistage: 16 bits by ldmatrix, and through every kind of copy.
+    direct("128x128x32", "multistage", "k k n", ab="bf16"),
+    direct("128x256x32", "multistage", "k mn n", ab="bf16"),
+    direct("256x128x64", "multistage", "mn k n", ab="f16", stages=3),
+    direct("64x64x64", "multistage", "mn mn m m", 8, ab="f16", c__dtype="f16"),
+    direct("128x128x32", "multistage", "k mn n n", 4, ab="bf16", c__dtype="f32", stages=2),
+    direct("128x128x32", "multistage", "k mn n", 2, ab="bf16"),
+    direct("64x64x32", "multistage", "mn k any any", 2, ab="f16", c__dtype="f32"),
+    direct("64x64x32", "multistage", "any any any", ab="bf16"),
+    direct("16x16x32", "multistage", "k k n", ab="bf16"),
+    direct("32x64x16", "multistage", "mn mn n", ab="f16"),
+    direct("16x256x64", "multistage", "k k n", ab="bf16", stages=2),
+    direct("256x32x16", "multistage", "k mn n", 2, ab="f16"),
+    # 8 bits, tf32 and f64, K-major and not.
+    direct("128x128x64", "multistage", "k k n", ab="s8", b__dtype="u8"),
+    direct("128x128x64", "multistage", "mn mn n n", ab="u8", b__dtype="s8", c__dtype="s32"),
+    direct("64x64x64", "multistage", "any k any", 1, ab="s8", d__dtype="s8"),
+    direct("64x64x32", "multistage", "k mn m", 4, ab="u8", d__dtype="bf16"),
+    direct("128x128x64", "multistage", "k k n", ab="e4m3", b__dtype="e5m2"),
+    direct("64x64x64", "multistage", "mn mn n", ab="e5m2", b__dtype="e4m3", d__dtype="f32"),
+    direct("64x64x32", "multistage", "any any any", ab="e4m3"),
+    direct("128x128x32", "multistage", "k k n", ab="tf32"),
+    direct("64x64x16", "multistage", "mn mn n n", ab="tf32", c__dtype="f32"),
+    direct("64x64x16", "multistage", "any mn any", 4, ab="tf32"),
+    direct("64x64x16", "multistage", "k k n", ab="f64"),
+    direct("128x128x8", "multistage", "k mn n", 8, ab="f64"),
+    direct("128x64x16", "multistage", "mn mn m m", ab="f64", c__dtype="f64", stages=2),
+)
+"""Members of the families without TMA: every type, majorness and kind of copy at least once."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.expression import parse
 from gemmill.library.families.wgmma import MIN_STAGES
 from gemmill.library.fields import FIELD_NAMES, Value, fields_of
+from gemmill.library.footprint import auto_stages
 from gemmill.library.grid import Axis, Grid, Predicate
 from gemmill.library.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name
-from gemmill.library.resources import auto_stages
 from gemmill.library.rules import RULES, legal
 
 CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {

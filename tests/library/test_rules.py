@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.config import GemmConfig
 from gemmill.library.domains import WORDS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.families.rule import Rule
-from gemmill.library.families.wgmma import AUTO_STAGES_FIELDS
 from gemmill.library.fields import FIELD_NAMES, Fields, Value, config_of, fields_of
+from gemmill.library.footprint import AUTO_STAGES_FIELDS, auto_stages, family_of
 from gemmill.library.names import parse_name
 from gemmill.library.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
 
@@ -63,7 +62,7 @@ def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) 
     for rule in RULES:
         assert rule.says({name: fields[name] for name in rule.fields}) == rule.says(fields)
     narrow = {name: fields[name] for name in AUTO_STAGES_FIELDS}
-    assert resources.auto_stages(narrow) == resources.auto_stages(fields)
+    assert auto_stages(narrow) == auto_stages(fields)
 
 
 @given(any_fields())
@@ -95,14 +94,20 @@ def test_a_change_within_a_rule_s_own_fields_is_preferred(rule: Rule, fields: di
 
 @given(any_fields())
 def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value]) -> None:
-    stages = resources.auto_stages(fields)
-    assert 0 <= stages <= resources.MAX_AUTO_STAGES
+    stages, family = auto_stages(fields), family_of(fields)
+    assert stages >= 0
+    if family is None:
+        return
+    if not family.auto_stages_fields:
+        assert stages == family.max_auto_stages
+        return
+    assert stages <= family.max_auto_stages
     capacity = ARCHS[str(fields["arch"])].shared_bytes
     if stages:
-        assert resources.shared_bytes({**fields, "stages": stages}) <= capacity
-    if stages < resources.MAX_AUTO_STAGES:
+        assert family.shared_bytes({**fields, "stages": stages}) <= capacity
+    if stages < family.max_auto_stages:
         deeper = {**fields, "stages": stages + 1}
-        assert resources.shared_bytes(deeper) > capacity
+        assert family.shared_bytes(deeper) > capacity
 
 
 @pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])

@@ -16,7 +16,7 @@ from gemmill.library.names import kernel_name
 from gemmill.library.schema import json_schema, schema_text
 
 SIXTEEN = ["bf16", "f16"]
-NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "tf32"]
+NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "mma", "simt", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 
 
@@ -51,11 +51,21 @@ def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -
 def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
     served: Counter[tuple[object, ...]] = Counter(
         (c.a.major, c.b.major, c.d.major, c.d.dtype, c.c and (c.c.dtype, c.c.major))
-        for c in load_manifest(name).expand(where="accumulator == 'f32'")
+        for c in load_manifest(name).expand(where="accumulator == 'f32' and schedule != 'gemv'")
     )
     for a, b, d, dtype, with_c in itertools.product(("k", "mn"), ("k", "mn"), "nm", (name, "f32"), (False, True)):
         assert served[a, b, d, dtype, (dtype, d) if with_c else None] >= 2
     assert len(served) == 32
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_rows_of_any_strides_and_alignment_are_served(name: str) -> None:
+    gemv = [*load_manifest(name).expand(where="schedule == 'gemv'")]
+    for b, align, dtype, with_c in itertools.product(("k", "mn"), (2, 16), (name, "f32"), (False, True)):
+        if align == 2 and dtype == "f32":
+            continue
+        found = [c for c in gemv if (c.b.major, c.b.align, c.d.dtype, c.c is not None) == (b, align, dtype, with_c)]
+        assert any(c.a.major == c.d.major == "any" for c in found)
 
 
 def test_f16_adds_f16_accumulators() -> None:
@@ -73,10 +83,10 @@ def test_f16_is_bf16_in_another_type() -> None:
 
 def test_the_sets_reach_every_member_of_the_family() -> None:
     seen: dict[str, set[object]] = {}
-    for config in load_manifest("bf16").expand():
+    for config in load_manifest("bf16").expand(where="schedule != 'gemv'"):
         for field, value in fields_of(config).items():
             seen.setdefault(field, set()).add(value)
-    assert seen["tile.n"] == set(TILE_N)
+    assert seen["tile.n"] >= {n for n in TILE_N if n % 16 == 0} | {8, 24}
     assert seen["tile.m"] == {m for rows in TILE_M.values() for m in rows}
     assert {min(TILE_K_BYTES) // 2, 64, max(TILE_K_BYTES) // 2} <= seen["tile.k"]
     assert seen["scheduler.raster"] == {"m", "n"}

@@ -22,11 +22,16 @@ from gemmill.profiler.shapes import Shape
 from gemmill.profiler.sweep import measure, problem_of, sweep, units
 from gemmill.profiler.worker import Options, Setup, Unit
 from gemmill.runtime.operands import bind
+from gemmill.runtime.selector import needs_swap
 from gemmill.runtime.store import Store
 from gemmill.runtime.tensors import TensorView
 
 CONFIGS = tuple(load_manifest(shipped_manifest("bf16")).expand())
-PLAIN = tuple(c for c in CONFIGS if (c.a.major, c.b.major, c.c, c.d.major, c.d.dtype) == ("k", "k", None, "n", "bf16"))
+PLAIN = tuple(
+    c
+    for c in CONFIGS
+    if (c.b.major, c.c, c.d.dtype) == ("k", None, "bf16") and c.a.major in ("k", "any") and c.d.major in ("n", "any")
+)
 SETUP = Setup(Path("unused"), 1, Options())
 
 
@@ -44,10 +49,10 @@ def packed(rows: int, columns: int, batch: int, row_major: bool, dtype: DTypeNam
 )
 def test_the_problem_of_a_shape_is_the_one_that_the_api_sees(config: GemmConfig, shape: Shape) -> None:
     m, n, k, batch = shape.m, shape.n, shape.k, shape.batch
-    a = packed(m, k, batch, config.a.major == "k", config.a.dtype)
+    a = packed(m, k, batch, config.a.major != "mn", config.a.dtype)
     b = packed(k, n, batch, config.b.major == "mn", config.b.dtype)
-    c = packed(m, n, batch, config.c.major == "n", config.c.dtype) if config.c else None
-    d = packed(m, n, batch, config.d.major == "n", config.d.dtype)
+    c = packed(m, n, batch, config.c.major != "m", config.c.dtype) if config.c else None
+    d = packed(m, n, batch, config.d.major != "m", config.d.dtype)
     assert problem_of(config, shape) == bind(a, b, d, c, config.accumulator).problem
 
 
@@ -61,6 +66,15 @@ def test_kernels_of_equal_formats_are_measured_side_by_side() -> None:
     assert sum(len(unit.configs) for unit in found) == 2 * len(CONFIGS)
     assert len({unit.problem for unit in found}) == len(found)
     assert found[0].configs == PLAIN
+
+
+def test_few_rows_are_measured_transposed_too() -> None:
+    (few,) = (u for u in units(CONFIGS, [Shape(5, 640, 64)]) if u.problem == problem_of(PLAIN[0], Shape(5, 640, 64)))
+    own = [config for config in few.configs if not needs_swap(config, few.problem)]
+    assert tuple(own) == PLAIN
+    transposed = few.configs[len(own) :]
+    assert transposed
+    assert {(c.d.major, c.b.major) for c in transposed} == {("m", "k")}
 
 
 def test_nothing_to_profile_is_an_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.emitters.emit import launch_spec
-from gemmill.library.errors import OperandError
+from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api import matmul, plan, stream_handle
@@ -58,6 +58,15 @@ def test_grid_is_whole_clusters_and_no_more_than_there_is_work(max_clusters: int
         tiles = -(-m // 256) * -(-n // 256) * batch
         blocks = grid_blocks(spec, replace(PROBLEM, m=m, n=n, batch=batch), max_clusters)
         assert blocks == 2 * min(tiles, max_clusters)
+
+
+@pytest.mark.parametrize("sm_count", [2, 3, 20, 131, 500])
+def test_a_bound_on_sms_bounds_the_grid_to_whole_clusters(sm_count: int) -> None:
+    spec = launch_spec(CONFIG)
+    blocks = grid_blocks(spec, replace(PROBLEM, m=9999, n=9999), 66, sm_count)
+    assert blocks == min(132, sm_count // 2 * 2)
+    with pytest.raises(UnsupportedProblemError, match=r"sm_count is 1; gemmill_sm90a_.* runs in clusters of 2 SMs"):
+        grid_blocks(spec, PROBLEM, 66, 1)
 
 
 class Stream:

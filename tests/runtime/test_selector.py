@@ -20,7 +20,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision, read_decisions
 from gemmill.runtime.model import Columns, estimate
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import RUNNERS_UP, Selector, faults
+from gemmill.runtime.selector import RUNNERS_UP, Selector, faults, needs_swap
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -125,7 +125,8 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
 # What is not served.
 
 
-def test_the_constraint_and_the_nearest_kernel_are_named(selector: Selector) -> None:
+def test_the_constraint_and_the_nearest_kernel_are_named(kernels: dict[str, GemmConfig]) -> None:
+    selector = Selector({name: config for name, config in kernels.items() if config.family == "wgmma"}, H200)
     unaligned = replace(problem(64, 64, 63), a_align=2)
     with pytest.raises(UnsupportedProblemError, match=r"nearest of \d+, sm90a_\w+, needs A's alignment of at least 16"):
         selector.select(unaligned)
@@ -155,7 +156,7 @@ def test_a_kernel_serves_its_own_problem_and_no_other() -> None:
 
 def test_c_is_served_by_kernels_with_that_c_alone(selector: Selector) -> None:
     for dtype, major in (("bf16", "n"), (None, None)):
-        asked = replace(problem(256, 256, 256), c_dtype=dtype, c_major=major)  # type: ignore[arg-type]
+        asked = replace(problem(2048, 2048, 256), c_dtype=dtype, c_major=major)  # type: ignore[arg-type]
         config = selector.select(asked).config
         assert (config.c and config.c.dtype, config.c and config.c.major) == (dtype, major)
     with pytest.raises(UnsupportedProblemError, match=r"C's dtype \w+ \(it has f16\)"):
@@ -234,6 +235,77 @@ def test_measurements_that_do_not_apply_are_passed_over(kernels: dict[str, GemmC
         Decision(problem=replace(size, batch=2), gpu="NVIDIA H200", kernel=name, us=1.0),
     ]
     assert Selector(kernels, H200, rows).select(size) == Selector(kernels, H200).select(size)
+
+
+# Transposed problems, and fewer SMs.
+
+
+def test_transposing_twice_changes_nothing() -> None:
+    gemm = GemmProblem(3, 5, 7, 2, "bf16", "k", "f16", "mn", "f32", "bf16", "n", "f32", "m", 2, 4, 8, 16)
+    there = gemm.transposed
+    assert (there.m, there.n, there.k, there.batch) == (5, 3, 7, 2)
+    assert (there.a_dtype, there.a_major, there.a_align) == ("f16", "mn", 4)
+    assert (there.b_dtype, there.b_major, there.b_align) == ("bf16", "k", 2)
+    assert (there.c_major, there.d_major, there.c_align, there.d_align) == ("n", "m", 8, 16)
+    assert there.transposed == gemm
+    assert not replace(gemm, batching="grouped").can_transpose
+    assert not replace(gemm, a_scale="1x128").can_transpose
+
+
+def test_a_kernel_that_serves_only_the_transpose_is_chosen_as_such() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16m16_64x8x64_1x1_pingpong_s16_m8_k1_linear"
+    config = parse_name(name)
+    choice = Selector({name: config}, H200).select(problem(5, 4096, 4096))
+    assert (choice.name, choice.swapped) == (name, True)
+    assert "64 tiles of 64x8" in choice.reason
+    assert "swapped" in choice.reason
+    as_it_is = replace(problem(4096, 5, 4096), d_major="m")
+    assert not Selector({name: config}, H200).select(as_it_is).swapped
+    assert needs_swap(config, problem(5, 4096, 4096)) is True
+    assert needs_swap(config, as_it_is) is False
+    assert needs_swap(config, replace(as_it_is, a_major="mn")) is None
+    assert needs_swap(config, replace(problem(5, 4096, 4096), batching="masked")) is None
+
+
+def test_a_measured_kernel_runs_as_it_was_measured() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16m16_64x8x64_1x1_pingpong_s16_m8_k1_linear"
+    few = problem(5, 4096, 4096)
+    choice = Selector(
+        {name: parse_name(name)}, H200, [Decision(problem=few, gpu=H200.name, kernel=name, us=7.0)]
+    ).select(few)
+    assert (choice.source, choice.swapped, choice.predicted_us) == ("measured", True, 7.0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("columns_few", [False, True])
+@pytest.mark.parametrize("align", [2, 16])
+def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, columns_few: bool, align: int) -> None:
+    few = replace(problem(rows, 8192, 8192), a_align=align, d_align=2)
+    choice = selector.select(few.transposed if columns_few else few)
+    assert choice.predicted_us < 45
+    assert choice.config.tile.m == 8 or choice.config.tile.n <= 64
+    if align == 2 or choice.config.family == "gemv":
+        assert choice.swapped == columns_few
+
+
+def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> None:
+    gemm = problem(4096, 4096, 4096)
+    times = [selector.select(gemm, sms).predicted_us for sms in (1, 8, 66, 131)]
+    assert times == sorted(times, reverse=True)
+    assert times[-2] > selector.select(gemm).predicted_us
+    assert selector.select(gemm, 132) == selector.select(gemm, 10_000) == selector.select(gemm)
+    one = selector.select(gemm, 1).config.cluster
+    assert (one.m, one.n) == (1, 1)
+    clusters = {n: c for n, c in selector.configs.items() if c.cluster.m == 2}
+    with pytest.raises(UnsupportedProblemError):
+        Selector(clusters, H200).select(gemm, 1)
+
+
+def test_measurements_of_all_sms_say_nothing_of_fewer(kernels: dict[str, GemmConfig]) -> None:
+    gemm = problem(4096, 4096, 4096)
+    measuring = Selector(kernels, H200, [Decision(problem=gemm, gpu=H200.name, kernel=KERNELS[1], us=7.0)])
+    assert measuring.select(gemm).source == "measured"
+    assert measuring.select(gemm, 100).source == "model"
 
 
 def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> None:

@@ -29,10 +29,10 @@ struct u4 {
   uint8_t bits;
 };
 
-/// The contiguous extent of an input: K, or the other one (M for A, N for B).
-enum class MajorIn { K, MN };
-/// The contiguous extent of C and D.
-enum class MajorOut { N, M };
+/// The contiguous extent of an input: K, or the other one (M for A, N for B); ANY: strides along both are followed.
+enum class MajorIn { K, MN, ANY };
+/// The contiguous extent of C and D; ANY: strides along both are followed.
+enum class MajorOut { N, M, ANY };
 /// Which extent consecutive tiles lie along.
 enum class Raster { M, N };
 /// Cooperative: the consumer warpgroups share a tile. Pingpong: each has a tile of its own.

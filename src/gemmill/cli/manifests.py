@@ -18,6 +18,7 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.coverage import schedules, tables
 from gemmill.library.errors import ManifestError
 from gemmill.library.fields import fields_of
+from gemmill.library.footprint import FAMILY
 from gemmill.library.kernelset import Count, KernelSet
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifests
 from gemmill.library.names import kernel_name
@@ -217,16 +218,18 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
 
 def resource_table(config: GemmConfig) -> Mapping[str, int]:
     """What a legal config asks of an SM, by name with unit."""
-    fields = fields_of(config)
-    producer, consumer = resources.register_budget(fields)
+    fields, family = fields_of(config), FAMILY[config.family]
+    registers = {}
+    if config.family == "wgmma":
+        producer, consumer = resources.register_budget(fields)
+        registers = {"registers a producer thread": producer, "registers a consumer thread": consumer}
     return {
-        "threads a block": resources.threads(fields),
-        "registers a producer thread": producer,
-        "registers a consumer thread": consumer,
-        "accumulator registers a consumer thread": resources.accumulator_registers(fields),
+        "threads a block": family.threads(fields),
+        **registers,
+        "accumulator registers a thread": family.accumulator_registers(fields),
         "stages": config.stages,
-        "bytes of a stage": sum(resources.stage_bytes(fields)),
-        "bytes of shared memory": resources.shared_bytes(fields),
+        "bytes of a stage": sum(family.stage_bytes(fields)),
+        "bytes of shared memory": family.shared_bytes(fields),
         "bytes of shared memory a block can have": config.target.shared_bytes,
     }
 

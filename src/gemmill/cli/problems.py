@@ -38,7 +38,7 @@ from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.sweep import Listener, sweep, units
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice, faults
+from gemmill.runtime.selector import Choice, faults, needs_swap
 from gemmill.runtime.store import Store
 
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
@@ -66,8 +66,10 @@ def select(
     choice = registry(manifest, pack, records).select(problem)
     ranked = [(choice.name, choice.predicted_us), *choice.runners_up][:top]
     if as_json:
-        report = {"problem": asdict(problem), "name": choice.name, "reason": choice.reason, "source": choice.source}
-        output.print_json({**report, "ranking": [{"name": name, "us": us} for name, us in ranked]})
+        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
+        output.print_json(
+            {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
+        )
         return
     if top == 1:
         typer.echo(choice.name)
@@ -104,7 +106,8 @@ def run(
     """
     if kernel_ is not None:
         configs = [kernel(kernel_)]
-        if wrong := faults(configs[0], problem):
+        if needs_swap(configs[0], problem) is None:
+            wrong = faults(configs[0], problem)
             raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
     else:
         chosen = registry(manifest, [], records)

@@ -44,6 +44,14 @@ struct StageLayout {
     int const row = kMajor == MajorIn::K ? mn : k;
     return along / kPanelExtent * kPanelBytes + row * kSpan + along % kPanelExtent * int(sizeof(Element));
   }
+
+  /// Byte offset of any element.
+  __device__ static constexpr int at(int mn, int k) {
+    int const along = kMajor == MajorIn::K ? k : mn;
+    int const row = kMajor == MajorIn::K ? mn : k;
+    return along / kPanelExtent * kPanelBytes +
+           swizzled<kSpan>(row * kSpan + along % kPanelExtent * int(sizeof(Element)));
+  }
 };
 
 }  // namespace gemmill

@@ -5,11 +5,11 @@
 /// an epilogue writes it writes then: the place must lie inside D, and be visited once.
 #pragma once
 
-#include <gemmill/types.cuh>
+#include <gemmill/kernel/direct_params.cuh>
 
 namespace gemmill {
 
-/// D = alpha * acc + beta * C, computed in one type: float, or int32_t, in which whole alpha and beta keep D exact.
+/// D = alpha * acc + beta * C, computed in one type: float, double, or int32_t, in which whole alpha and beta are exact.
 template <class Compute_>
 struct Linear {
   using Compute = Compute_;
@@ -24,13 +24,15 @@ struct Linear {
   Compute beta;
 
   __device__ explicit Linear(Params const& params) : alpha(params.alpha), beta(params.beta) {}
+  __device__ explicit Linear(DirectParams const& params) : alpha(Compute(params.alpha)), beta(Compute(params.beta)) {}
 
   /// C is neither loaded nor read when this is false, so it may hold NaN or be unmapped.
   __device__ bool needs_c() const { return beta != Compute(0); }
   __device__ Compute operator()(Compute accumulator) const { return alpha * accumulator; }
   __device__ Compute operator()(Compute accumulator, Compute c) const { return alpha * accumulator + beta * c; }
+  /// The same for one element of D, by its position.
   __device__ Compute operator()(Compute accumulator, Compute c, int, int, int) const {
-    return needs_c() ? (*this)(accumulator, c) : (*this)(accumulator);
+    return alpha * accumulator + beta * c;
   }
 };
 

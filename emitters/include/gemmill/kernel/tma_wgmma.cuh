@@ -17,6 +17,7 @@
 #include <gemmill/mma/promoted.cuh>
 #include <gemmill/mma/transpose.cuh>
 #include <gemmill/mma/wgmma.cuh>
+#include <gemmill/pipeline/dependent_launch.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/groups.cuh>
 #include <gemmill/scheduler/persistent.cuh>
@@ -214,10 +215,6 @@ struct TmaWgmmaGemm {
  private:
   __device__ static bool is_stored(Work const&) { return true; }
   __device__ static bool is_stored(SharedWork const& work) { return work.part == 0; }
-
-  // Programmatic dependent launch (PTX ISA, "griddepcontrol"); without it in the launch, neither does anything.
-  __device__ static void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-  __device__ static void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
   __device__ static void sync_cluster() {
     if constexpr (kClusterSize == 1) {

@@ -6,9 +6,9 @@
 
 namespace gemmill {
 
-template <class Order, int TileK>
+template <class Order, int TileK, class Params_ = GemmParams>
 struct PersistentScheduler {
-  using Params = GemmParams;
+  using Params = Params_;
 
   Order order;
   int k_extent;

@@ -1,0 +1,140 @@
+"""Few rows of A: cuBLAS, the kernels that the selector names, and a device-to-device copy, in one run.
+
+For every number of rows and every weight: cuBLAS (PyTorch's ``mm``), the kernel that the model selects, the best of
+those it ranks next, and the best of the kernels with ordinary tiles that run the problem as it is. Prints bytes per
+second as parts of the rate of a copy, which counts both its directions. Needs an NVIDIA GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WEIGHTS = ((8192, 8192), (4096, 14336), (2112, 7168))
+"""N and K."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROUNDS = 9
+COPY_BYTES = 1 << 30
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--manifest", default="bf16", help="shipped manifest (%(default)s)")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="M (%(default)s)")
+    parser.add_argument("--majors", nargs="+", default=["k", "mn"], help="majors of B (%(default)s)")
+    parser.add_argument("--runners", type=int, default=4, help="kernels beside the selected one (%(default)s)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    arguments = parser.parse_args()
+
+    import torch
+
+    from gemmill.library.problem import GemmProblem
+    from gemmill.runtime.registry import Registry
+    from gemmill.runtime.selector import Selector
+
+    registry = Registry(manifests=[arguments.manifest])
+    configs = registry.configs()
+    dtype = next(iter(configs.values())).a.dtype
+    plain = {n: c for n, c in configs.items() if c.family == "wgmma" and c.tile.n % 16 == 0 and c.d.major == "n"}
+    selectors = {"selected": registry.selector, "plain": Selector(plain, registry.gpu)}
+    problems = [
+        GemmProblem.packed((m, n, k, 1), (dtype, "k"), (dtype, major), "f32", None, (dtype, "n"))
+        for n, k in WEIGHTS
+        for major in arguments.majors
+        for m in arguments.rows
+    ]
+    named = {p: {role: s.select(p) for role, s in selectors.items()} for p in problems}
+    candidates = {
+        p: dict.fromkeys(n for c in by.values() for n in (c.name, *(r for r, _ in c.runners_up[: arguments.runners])))
+        for p, by in named.items()
+    }
+    registry.warm(sorted({name for names in candidates.values() for name in names}))
+
+    stream = torch.cuda.Stream()
+    copy = _copy_gbps(stream)
+    print(f"{torch.cuda.get_device_name()}; copy {copy:.0f} GB/s; parts of it; us")
+    rows = []
+    for problem in problems:
+        times = _measure(problem, list(candidates[problem]), registry, stream)
+        total = 2 * (problem.m * problem.k + problem.n * problem.k + problem.m * problem.n)
+        cublas = times.pop("cublas")
+        roles = {role: times[choice.name] for role, choice in named[problem].items()}
+        plain_best = min(us for name, us in times.items() if name in plain)
+        best = min(times, key=times.__getitem__)
+        row = {
+            "problem": f"{problem.m}x{problem.n}x{problem.k} {problem.b_major}",
+            "cublas": cublas,
+            "plain": plain_best,
+            "selected": roles["selected"],
+            "predicted": named[problem]["selected"].predicted_us,
+            "best": times[best],
+            "part_of_copy": total / times[best] / 1e3 / copy,
+            "kernels": {"selected": named[problem]["selected"].name, "best": best},
+            "times": times,
+        }
+        rows.append(row)
+        figures = " ".join(f"{key} {row[key]:6.1f}" for key in ("cublas", "plain", "selected", "predicted", "best"))
+        short = "_".join(best.split("_")[6:10])
+        print(f"{row['problem']:20} {figures} {row['part_of_copy']:.3f} {short}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"copy_gbps": copy, "rows": rows}, indent=1) + "\n")
+
+
+def _copy_gbps(stream: Any) -> float:
+    """Rate of a device-to-device copy, by the driver or by a kernel of PyTorch, reads and writes together."""
+    import torch
+
+    from gemmill.profiler.timing import capture
+
+    source = torch.randn(COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    graphs = {
+        "memcpy": capture(lambda _: target.copy_(source), 1, 4, stream),
+        "kernel": capture(lambda _: torch.mul(source, 1.0, out=target), 1, 4, stream),
+    }
+    return 2 * COPY_BYTES / min(_time(graphs, 4).values()) / 1e3
+
+
+def _measure(problem: Any, names: list[str], registry: Any, stream: Any) -> dict[str, float]:
+    """Microseconds of cuBLAS and of each kernel, interleaved; operands come from DRAM."""
+    from gemmill.profiler.baseline import baseline
+    from gemmill.profiler.operands import make_operands
+    from gemmill.profiler.timing import capture, launches_per_replay
+    from gemmill.runtime.api import plan
+
+    operands = make_operands(problem, 0)
+    launches = launches_per_replay(problem, len(operands))
+    cublas = baseline(problem, operands)
+    assert cublas is not None
+    graphs = {"cublas": capture(cublas.launch, len(operands), launches, stream)}
+    wanted = operands[0].a.double() @ operands[0].b.double()
+    for name in names:
+        first = operands[0]
+        prepared = plan(first.a, first.b, out=first.d, registry=registry, kernel=name)
+
+        def launch(index: int, prepared: Any = prepared) -> None:
+            prepared.rebind(a=operands[index].a, b=operands[index].b, out=operands[index].d)
+            prepared()
+
+        first.d.fill_(float("nan"))
+        graphs[name] = capture(launch, len(operands), launches, stream)
+        error = (first.d.double() - wanted).abs().max() / wanted.abs().max()
+        assert error < 0.01, f"{name} is wrong on {problem}"
+    return _time(graphs, launches)
+
+
+def _time(graphs: dict[str, Any], launches: int) -> dict[str, float]:
+    from gemmill.profiler.timing import time_rounds
+
+    return {name: statistics.median(values) for name, values in time_rounds(graphs, launches, ROUNDS).items()}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "src"))
+    main()

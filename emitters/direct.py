@@ -1,0 +1,132 @@
+"""What the emitters of the families without TMA share: parameters, constants, and the frame of a kernel's source."""
+
+from __future__ import annotations
+
+from string import Template
+
+from gemmill.library import resources
+from gemmill.library.config import GemmConfig
+from gemmill.library.fields import fields_of
+from gemmill.library.footprint import FAMILY
+from gemmill.library.launch import LaunchSpec
+from gemmill.library.names import kernel_name
+
+_TEMPLATE = Template("""\
+#include <gemmill/kernel/$header.cuh>
+
+// $summary
+${atom}struct Config {
+  using A = $a;
+  using B = $b;
+  using C = $c;
+  using D = $d;
+  using Accumulator = $accumulator;
+  static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::$major_a;
+  static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::$major_b;
+  static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::$major_c;
+  static constexpr gemmill::MajorOut kMajorD = gemmill::MajorOut::$major_d;
+  static constexpr int kAlignA = $align_a, kAlignB = $align_b, kAlignC = $align_c, kAlignD = $align_d;
+
+  static constexpr int kTileM = $tile_m, kTileN = $tile_n, kTileK = $tile_k;
+  static constexpr int kStages = $stages;
+
+  static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
+  static constexpr int kSwizzle = $swizzle;
+
+$members  using Epilogue = gemmill::Linear<$compute>;
+};
+
+using Kernel = gemmill::$kernel<Config>;
+
+extern "C" __constant__ gemmill::DirectSpec $spec_symbol = gemmill::direct_spec<Kernel>();
+
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
+$entry(__grid_constant__ gemmill::DirectParams const params) {
+  Kernel::run(params);
+}
+""")
+
+_STRIDED = ("pointer", "row_stride", "column_stride", "batch_stride")
+"""Members of ``StridedMatrix``, each of 8 bytes."""
+_SCALARS = {"alpha64": 8, "beta64": 8, "m": 4, "n": 4, "k": 4, "batch": 4}
+"""Bytes of what follows the four matrices in ``DirectParams``."""
+_ACCUMULATORS = {"f32": "float", "f64": "double", "s32": "int32_t"}
+
+
+def _offsets() -> dict[str, int]:
+    """Byte offset of each parameter in ``DirectParams``."""
+    offsets, end = {}, 0
+    for name, size in ({f"{x}_{member}": 8 for x in "abcd" for member in _STRIDED} | _SCALARS).items():
+        offsets[name] = end
+        end += size
+    return offsets
+
+
+def launch_spec(config: GemmConfig) -> LaunchSpec:
+    """The launch facts of a config's kernel."""
+    fields, family, offsets = fields_of(config), FAMILY[config.family], _offsets()
+    return LaunchSpec(
+        entry=f"gemmill_{kernel_name(config)}",
+        threads=family.threads(fields),
+        cluster=(1, 1),
+        shared_bytes=family.shared_bytes(fields),
+        tile=(config.tile.m, config.tile.n),
+        boxes=(),
+        params_bytes=resources.align_up(max(offsets.values()) + 4, 8),
+        offsets=offsets,
+    )
+
+
+def constants(launch: LaunchSpec) -> dict[str, int]:
+    """What the kernel must export, in the order of ``gemmill::DirectSpec``."""
+    return {
+        "threads": launch.threads,
+        "shared_bytes": launch.shared_bytes,
+        "tile_m": launch.tile[0],
+        "tile_n": launch.tile[1],
+        "params_bytes": launch.params_bytes,
+        **{f"offset_{operand}": launch.offsets[f"{operand}_pointer"] for operand in "abcd"},
+        **{f"offset_{member}": launch.offsets[f"a_{member}"] for member in _STRIDED[1:]},
+        **{f"offset_{name}": launch.offsets[name] for name in _SCALARS},
+    }
+
+
+def text(config: GemmConfig, *, header: str, kernel: str, atom: str = "", members: str = "") -> str:
+    """The source of a legal config's kernel: an instantiation of a class template of ``kernel/<header>.cuh``."""
+    launch = launch_spec(config)
+    c = config.c or config.d
+    return _TEMPLATE.substitute(
+        header=header,
+        summary=f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
+        atom=atom,
+        members=members,
+        a=config.a.type.cpp,
+        b=config.b.type.cpp,
+        c=config.c.type.cpp if config.c else "gemmill::None",
+        d=config.d.type.cpp,
+        accumulator=_ACCUMULATORS[config.accumulator],
+        major_a=config.a.major.upper(),
+        major_b=config.b.major.upper(),
+        major_c=c.major.upper(),
+        major_d=config.d.major.upper(),
+        align_a=config.a.align,
+        align_b=config.b.align,
+        align_c=c.align,
+        align_d=config.d.align,
+        tile_m=config.tile.m,
+        tile_n=config.tile.n,
+        tile_k=config.tile.k,
+        stages=config.stages,
+        raster=config.scheduler.raster.upper(),
+        swizzle=config.scheduler.swizzle,
+        compute=_compute(config),
+        kernel=kernel,
+        spec_symbol=f"{launch.entry}_spec",
+        entry=launch.entry,
+    )
+
+
+def _compute(config: GemmConfig) -> str:
+    """The type that the epilogue computes in: s32 that stays s32 is exact."""
+    exact = config.accumulator == "f64" or (config.accumulator, config.d.dtype) == ("s32", "s32")
+    return _ACCUMULATORS[config.accumulator if exact else "f32"]

@@ -1,0 +1,15 @@
+"""The source of a GEMV kernel: a thin instantiation of kernel/gemv.cuh around one PTX instruction."""
+
+from __future__ import annotations
+
+from gemmill.emitters import direct
+from gemmill.emitters.direct import constants, launch_spec
+from gemmill.emitters.mma_sync import mma_atom
+from gemmill.library.config import GemmConfig
+
+__all__ = ["constants", "launch_spec", "text"]
+
+
+def text(config: GemmConfig) -> str:
+    """The source of a legal config's kernel."""
+    return direct.text(config, header="gemv", kernel="Gemv", atom=mma_atom(config), members="  using Atom = ::Atom;\n")

@@ -1,0 +1,80 @@
+/// Tiles of A and B read through plain addresses, any strides and extents, by all threads of a block.
+#pragma once
+
+#include <gemmill/convert.cuh>
+#include <gemmill/kernel/direct_params.cuh>
+
+namespace gemmill {
+
+/// One thread's vectors of the tiles of A or B along K. A vector is `Vector` elements along the tile's inner extent: M or
+/// N for MajorIn::MN, else K. All threads share the rows, `kRowStep` apart; each thread keeps its place along the rows.
+///
+/// `Unit`: elements that are known to lie side by side, aligned to their size together; a vector is `Vector / Unit` of
+/// them. What lies outside the operand reads as zero.
+template <class Element_, MajorIn Major_, int TileMN, int TileK, int Vector_, int Unit_, int Threads>
+struct TileVectors {
+  using Element = Element_;
+  static constexpr MajorIn kMajor = Major_;
+  static constexpr bool kInnerMN = kMajor == MajorIn::MN;
+  static constexpr int kVector = Vector_, kUnit = Unit_;
+  static constexpr int kInner = kInnerMN ? TileMN : TileK;
+  static constexpr int kRows = kInnerMN ? TileK : TileMN;
+  static constexpr int kPerRow = kInner / kVector;
+  static constexpr int kRowStep = Threads / kPerRow;
+  /// Vectors of a thread.
+  static constexpr int kCount = ceil_div(kRows, kRowStep);
+  static_assert(kInner % kVector == 0 && Threads % kPerRow == 0, "a row is whole vectors, and threads share whole rows");
+  static_assert(kMajor != MajorIn::ANY || kUnit == 1, "without a contiguous extent, elements are read one by one");
+
+  /// The first vector in the tile at K = 0.
+  Element const* pointer;
+  /// Elements from one to the next: along the inner extent, between this thread's rows, between tiles.
+  int64_t inner_stride, row_step, tile_step;
+  /// Where the first vector lies in a tile.
+  int inner, row;
+  /// M or N from the tile's origin on.
+  int mn_left;
+
+  __device__ TileVectors(Element const* matrix, int64_t mn_stride, int64_t k_stride, int mn, int mn_extent)
+      : inner(threadIdx.x % kPerRow * kVector), row(threadIdx.x / kPerRow), mn_left(mn_extent - mn) {
+    int64_t const strided = kInnerMN ? k_stride : mn_stride;
+    inner_stride = kMajor == MajorIn::ANY ? k_stride : 1;
+    row_step = kRowStep * strided;
+    tile_step = kMajor == MajorIn::K ? TileK : TileK * k_stride;
+    pointer = matrix + (kMajor == MajorIn::MN ? int64_t(mn) : mn * mn_stride) + row * strided + inner * inner_stride;
+  }
+
+  /// Row of a vector within the tile; `kRows` or more where the tile has fewer rows than the threads read at once.
+  __device__ int row_of(int index) const { return row + index * kRowStep; }
+  __device__ Element const* at(int index) const { return pointer + index * row_step; }
+  /// Elements of a vector that lie in the operand, of which `k_left` remain along K; may be negative or above Vector.
+  __device__ int valid(int index, int k_left) const {
+    int const rows = kInnerMN ? k_left : mn_left;
+    int const along = kInnerMN ? mn_left : k_left;
+    return row_of(index) < rows ? along - inner : 0;
+  }
+  /// On to the next tile along K.
+  __device__ void advance() { pointer += tile_step; }
+
+  /// Reads one vector.
+  __device__ Pack<Element, kVector> load(int index, int k_left) const {
+    Pack<Element, kVector> loaded;
+    Element const* const source = at(index);
+    int const count = valid(index, k_left);
+#pragma unroll
+    for (int first = 0; first < kVector; first += kUnit) {
+      auto& unit = reinterpret_cast<Pack<Element, kUnit>&>(loaded.elements[first]);
+      if (kUnit > 1 && first + kUnit <= count) {
+        unit = *reinterpret_cast<Pack<Element, kUnit> const*>(source + first);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) {
+          unit.elements[i] = first + i < count ? source[(first + i) * inner_stride] : Element{};
+        }
+      }
+    }
+    return loaded;
+  }
+};
+
+}  // namespace gemmill

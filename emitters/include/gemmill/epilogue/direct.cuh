@@ -1,0 +1,78 @@
+/// The epilogue without shared memory: from registers to D wherever it lies, element by element or in small vectors.
+#pragma once
+
+#include <gemmill/convert.cuh>
+
+namespace gemmill {
+
+/// C or D of one matrix of a batch, rows of N elements; strides in elements, along a contiguous extent unread.
+///
+/// `Align`: bytes that address and strides are a multiple of.
+template <class Element_, MajorOut Major, int Align>
+struct OutputMatrix {
+  using Element = Element_;
+  /// Elements along N that one access can move.
+  static constexpr int kVector = Major == MajorOut::N ? max_of(1, Align / max_of(1, size_of<Element>)) : 1;
+
+  Element* pointer;
+  int64_t row_stride, column_stride;
+
+  __device__ Element* at(int m, int n) const {
+    if constexpr (Major == MajorOut::N) return pointer + (m * row_stride + n);
+    if constexpr (Major == MajorOut::M) return pointer + (m + n * column_stride);
+    return pointer + (m * row_stride + n * column_stride);
+  }
+};
+
+/// Computes and stores runs of elements along N; what lies outside D is neither read nor written.
+///
+/// Operation: `needs_c()`, and `operator()(Compute sum, Compute c, int m, int n, int batch)`. For an absent C, MatrixC is
+/// an OutputMatrix of None.
+template <class Operation, class MatrixC, class MatrixD>
+struct DirectEpilogue {
+  using Compute = typename Operation::Compute;
+  static constexpr bool kHasC = size_of<typename MatrixC::Element> > 0;
+
+  Operation operation;
+  MatrixC c;
+  MatrixD d;
+  /// Extents of D, and the index of its matrix in the batch.
+  int m_extent, n_extent, batch;
+
+  /// Element (m, n + i) of D from `sums[i]`. n is a multiple of the greatest power of two that divides Count.
+  template <int Count, class Accumulator>
+  __device__ void store(Accumulator const (&sums)[Count], int m, int n) const {
+    if (m >= m_extent) return;
+    constexpr int kVector = min_of(Count & -Count, MatrixD::kVector);
+#pragma unroll
+    for (int first = 0; first < Count; first += kVector) {
+      store_vector<kVector>(sums + first, m, n + first);
+    }
+  }
+
+ private:
+  template <int Count, class Accumulator>
+  __device__ void store_vector(Accumulator const* sums, int m, int n) const {
+    using Element = typename MatrixD::Element;
+    int const valid = n_extent - n;
+    Pack<Element, Count> values;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      Compute added = 0;
+      if constexpr (kHasC) {
+        if (i < valid && operation.needs_c()) added = load_as<Compute>(*c.at(m, n + i));
+      }
+      values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, m, n + i, batch));
+    }
+    if (Count <= valid) {
+      *reinterpret_cast<Pack<Element, Count>*>(d.at(m, n)) = values;
+    } else {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (i < valid) *d.at(m, n + i) = values.elements[i];
+      }
+    }
+  }
+};
+
+}  // namespace gemmill

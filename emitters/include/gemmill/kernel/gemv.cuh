@@ -1,0 +1,220 @@
+/// GEMM with at most eight rows of A a tile: every element of B is loaded once, straight into registers, at the speed of
+/// memory.
+///
+/// The columns of D are the rows of the MMA (16 x 8 x 32 bytes), and the rows of A its columns, so one MMA takes in 16
+/// columns of B. The order of K within an MMA is free as long as both operands agree on it, so a thread's part of an MMA is what it
+/// can load in whole vectors: nothing of A or B passes through shared memory. The warps of a block split N and K
+/// between them; what those along K have summed is added up in their order, so results do not change from run to run.
+#pragma once
+
+#include <gemmill/copy/stream.cuh>
+#include <gemmill/epilogue/direct.cuh>
+#include <gemmill/epilogue/linear.cuh>
+#include <gemmill/kernel/direct_params.cuh>
+#include <gemmill/pipeline/dependent_launch.cuh>
+#include <gemmill/scheduler/persistent.cuh>
+
+namespace gemmill {
+
+template <class Config>
+struct Gemv {
+  using A = typename Config::A;
+  using B = typename Config::B;
+  using Sum = typename Config::Accumulator;
+  static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
+  static_assert(kTileM == 8, "the columns of an MMA");
+  /// Whether vectors of B lie along K; otherwise along N.
+  static constexpr bool kAlongK = Config::kMajorB == MajorIn::K;
+  /// Elements of B that a thread loads at once.
+  static constexpr int kVector = Config::kAlignB / int(sizeof(B));
+  /// Elements in a word of the MMA's fragments.
+  static constexpr int kPerWord = 4 / int(sizeof(B));
+  static_assert(sizeof(A) == sizeof(B), "fragments of A and B are words of as many elements");
+  static_assert(kPerWord == 2 || (kAlongK && kVector >= kPerWord), "only pairs are put together from two vectors");
+  /// Vectors of B that a thread has in flight.
+  static constexpr int kLoads = Config::kStages;
+
+  // A thread's K: kGroups runs of kRun adjacent elements, four times as far apart as they are long.
+  static constexpr int kGroups = kAlongK ? kLoads / 2 : 1;
+  static constexpr int kRun = kAlongK ? kVector : kLoads;
+  static constexpr int kThreadK = kGroups * kRun;
+  static constexpr int kMmasK = kThreadK / (2 * kPerWord);
+  static_assert(kThreadK % (2 * kPerWord) == 0, "a thread holds two words along K of each row of an MMA");
+  // Accumulators of 16 columns of D each.
+  static constexpr int kMmasN = kAlongK ? 1 : ceil_div(kVector, 2);
+  static constexpr int kSums = 4 * kMmasN;
+
+  static constexpr int kWarpN = kAlongK ? 16 : 8 * kVector;
+  static constexpr int kWarpK = 4 * kThreadK;
+  static constexpr int kWarpsN = kTileN / kWarpN;
+  static constexpr int kWarpsK = kTileK / kWarpK;
+  static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
+  static constexpr int kSharedBytes = kThreads * kSums * int(sizeof(Sum));
+  static_assert(kWarpsN * kWarpN == kTileN && kWarpsK * kWarpK == kTileK, "whole warps");
+  // library/families/gemv.py has the same.
+  static constexpr int kWords = kLoads * ceil_div(kVector, kPerWord) + kThreadK / kPerWord + kSums;
+  static constexpr bool kGathers = Config::kMajorA != MajorIn::K || Config::kAlignA < 4;
+  static constexpr int kSpare = 36 + (kPerWord == 4 || !kAlongK ? 12 : 0) + (kGathers ? 48 : 0);
+  static constexpr int kRegisters = max_of(64, align_up(kWords + kSpare, 8));
+  /// Blocks on an SM at a time, which bounds the registers of a thread.
+  static constexpr int kBlocks = 65536 / (kThreads * kRegisters);
+
+  using Order = TileOrder<kTileM, kTileN, 1, 1, Config::kRaster, Config::kSwizzle>;
+  using Scheduler = PersistentScheduler<Order, kTileK, DirectParams>;
+  using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
+  using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
+  using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
+
+  __device__ static void run(DirectParams const& params) {
+    extern __shared__ __align__(16) char shared[];
+    auto* const sums = reinterpret_cast<Sum*>(shared);
+    int const lane = threadIdx.x % 32;
+    int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    int const warp_n = warp % kWarpsN;
+    int const warp_k = warp / kWarpsN;
+
+    wait_for_prerequisites();
+    launch_dependents();
+    Scheduler const scheduler(params, 0);
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Work const work = scheduler.work(index);
+      Operands const operands(params, work, warp_n, lane);
+      int const end = min(whole_k(params), (work.k_tile + work.k_tiles) * kTileK);
+      Sum accumulators[kMmasN][4] = {};
+#pragma unroll 1
+      for (int k = work.k_tile * kTileK + warp_k * kWarpK; k < end; k += kTileK)
+        step(params, operands, k + lane % 4 * kRun, accumulators);
+
+      __syncthreads();  // the sums of the tile before have been read
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[(warp * kSums + i) * 32 + lane] = accumulators[i / 4][i % 4];
+      __syncthreads();
+      store(params, work, sums);
+    }
+  }
+
+ private:
+  /// How much of K lies in whole runs of A and whole vectors of B, of which the last row of B has none to spare. What
+  /// remains is added element by element.
+  __device__ static int whole_k(DirectParams const& params) {
+    bool const ragged = !kAlongK && params.n % kVector != 0;
+    return (params.k - ragged) / kRun * kRun;
+  }
+
+  /// Where a thread's elements of A and B are at K = 0. Beyond the last row and column it loads others once more; their
+  /// sums are not stored.
+  struct Operands {
+    A const* a;
+    /// Of two columns of D, or of as many as a vector has elements.
+    B const* b[kAlongK ? 2 : 1];
+
+    __device__ Operands(DirectParams const& params, Work const& work, int warp_n, int lane)
+        : a(params.a.at_batch<A const>(work.batch) + min(work.m + lane / 4, params.m - 1) * params.a.row_stride) {
+      auto const* const matrix = params.b.at_batch<B const>(work.batch);
+      int const n = work.n + warp_n * kWarpN + lane / 4 * (kAlongK ? 1 : kVector);
+      if constexpr (kAlongK) {
+        for (int i = 0; i < 2; ++i) b[i] = matrix + min(n + i * 8, params.n - 1) * params.b.column_stride;
+      } else {
+        b[0] = matrix + (n < params.n ? n : 0);
+      }
+    }
+  };
+
+  /// Multiplies kTileK elements of K, of which this thread's first is `k`.
+  __device__ static void step(DirectParams const& params, Operands const& operands, int k,
+                              Sum (&accumulators)[kMmasN][4]) {
+    int const end = whole_k(params);
+    Vector<B, kVector> b[kLoads];
+    if constexpr (kAlongK) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        int const at = k + i / 2 * (4 * kRun);
+        b[i].stream(operands.b[i % 2] + at, at < end);
+      }
+    } else {
+      B const* row = operands.b[0] + k * params.b.row_stride;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i, row += params.b.row_stride) b[i].stream(row, k < end);
+    }
+    uint32_t a[kThreadK / kPerWord];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      int const at = k + group * (4 * kRun);
+      load_run(params, operands.a, at, at < end, group * kRun, a);
+    }
+#pragma unroll
+    for (int slice = 0; slice < kMmasK; ++slice) {
+#pragma unroll
+      for (int i = 0; i < kMmasN; ++i) {
+        uint32_t weights[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          // Rows 0 to 7 and 8 to 15 in turn, for one word along K and then the next.
+          int const word = slice * 2 + j / 2;
+          if constexpr (kAlongK && kVector >= kPerWord) {
+            constexpr int kWords = kVector / kPerWord;
+            weights[j] = b[word / kWords * 2 + j % 2].words[word % kWords];
+          } else if constexpr (kAlongK) {
+            weights[j] = pair(b[word * 4 + j % 2], 0, b[word * 4 + 2 + j % 2], 0);
+          } else {
+            int const column = min_of(i * 2 + j % 2, kVector - 1);
+            weights[j] = pair(b[word * 2], column, b[word * 2 + 1], column);
+          }
+        }
+        Config::Atom::multiply(weights, a[slice * 2], a[slice * 2 + 1], accumulators[i]);
+      }
+    }
+  }
+
+  /// kRun elements of A from K = `k` on, as elements `first` and on of `a`; zeros if they are not `present`.
+  __device__ static void load_run(DirectParams const& params, A const* row, int k, bool present, int first,
+                                  uint32_t (&a)[kThreadK / kPerWord]) {
+    constexpr int kPiece = Config::kMajorA == MajorIn::K ? min_of(Config::kAlignA / int(sizeof(A)), kRun) : 1;
+    if constexpr (kPiece >= kPerWord) {
+#pragma unroll
+      for (int i = 0; i < kRun; i += kPiece) {
+        Vector<A, kPiece> piece{};
+        if (present) piece = *reinterpret_cast<Vector<A, kPiece> const*>(row + k + i);
+#pragma unroll
+        for (int j = 0; j < kPiece / kPerWord; ++j) a[(first + i) / kPerWord + j] = piece.words[j];
+      }
+    } else {
+#pragma unroll
+      for (int i = first; i < first + kRun; ++i) {
+        uint32_t const bits = present ? bits_of(row[(k + i - first) * params.a.column_stride]) : 0;
+        uint32_t& word = a[i / kPerWord];
+        word = i % kPerWord ? word | bits << i % kPerWord * 8 * int(sizeof(A)) : bits;
+      }
+    }
+  }
+
+  /// Adds up what the warps along K have summed, and what is left of K, and stores it.
+  __device__ static void store(DirectParams const& params, Work const& work, Sum const* sums) {
+    Epilogue const epilogue{
+        typename Config::Epilogue(params),
+        {params.c.at_batch<typename Config::C>(work.batch), params.c.row_stride, params.c.column_stride},
+        {params.d.at_batch<typename Config::D>(work.batch_d), params.d.row_stride, params.d.column_stride},
+        params.m, params.n, work.batch};
+    for (int index = threadIdx.x; index < kWarpsN * kSums * 32; index += kThreads) {
+      int const lane = index % 32;
+      int const i = index / 32 % kSums;
+      int const column = kAlongK ? lane / 4 + i / 2 * 8 : lane / 4 * kVector + i / 2;
+      int const m = work.m + lane % 4 * 2 + i % 2;
+      int const n = work.n + index / 32 / kSums * kWarpN + column;
+      if (m >= params.m || n >= params.n || (!kAlongK && i / 2 >= kVector)) continue;
+      Sum sum[1] = {};
+#pragma unroll
+      for (int warp_k = 0; warp_k < kWarpsK; ++warp_k) sum[0] += sums[index + warp_k * kWarpsN * kSums * 32];
+      int const end = min(params.k, (work.k_tile + work.k_tiles) * kTileK);
+#pragma unroll 2
+      for (int k = max(whole_k(params), work.k_tile * kTileK); k < end; ++k) {
+        A const a = params.a.at_batch<A const>(work.batch)[m * params.a.row_stride + k * params.a.column_stride];
+        B const b = params.b.at_batch<B const>(work.batch)[k * params.b.row_stride + n * params.b.column_stride];
+        sum[0] += load_as<Sum>(a) * load_as<Sum>(b);
+      }
+      epilogue.store(sum, m, n);
+    }
+  }
+};
+
+}  // namespace gemmill

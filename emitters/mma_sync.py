@@ -1,0 +1,79 @@
+"""The source of an mma.sync kernel: a thin instantiation of kernel/mma_sync.cuh around one PTX instruction."""
+
+from __future__ import annotations
+
+from string import Template
+
+from gemmill.emitters import direct
+from gemmill.emitters.direct import constants, launch_spec
+from gemmill.library.config import GemmConfig
+
+__all__ = ["constants", "launch_spec", "text"]
+
+_WORDS = Template("""\
+struct Atom {
+  using Word = uint32_t;
+  __device__ static void multiply(uint32_t const (&a)[4], uint32_t b0, uint32_t b1, $register (&d)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k$k.row.col.$accumulator.$a.$b.$accumulator "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+$constraint"(d[0]), "+$constraint"(d[1]), "+$constraint"(d[2]), "+$constraint"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+""")
+
+_F64 = """\
+struct Atom {
+  using Word = double;
+  __device__ static void multiply(double const (&a)[4], double b0, double b1, double (&d)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
+  }
+};
+
+"""
+
+_F64_IN_FOUR = """\
+struct Atom {
+  using Word = double;
+  __device__ static void multiply(double const (&a)[4], double b0, double b1, double (&d)[4]) {
+    double const b[2] = {b0, b1};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const row = i % 2, k = i / 2;
+      asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                   : "+d"(d[2 * row]), "+d"(d[2 * row + 1])
+                   : "d"(a[i]), "d"(b[k]));
+    }
+  }
+};
+
+"""
+"""Before sm_90 the only f64 MMA is 8 x 8 x 4."""
+
+
+def mma_atom(config: GemmConfig) -> str:
+    """``struct Atom``: 16 x 8 x 8 words (PTX ISA, "mma")."""
+    if config.accumulator == "f64":
+        return _F64 if config.target.capability >= (9, 0) else _F64_IN_FOUR
+    register, constraint = ("float", "f") if config.accumulator == "f32" else ("int32_t", "r")
+    return _WORDS.substitute(
+        register=register,
+        constraint=constraint,
+        k=8 * 32 // config.a.type.bits,
+        accumulator=config.accumulator,
+        a=config.a.dtype,
+        b=config.b.dtype,
+    )
+
+
+def text(config: GemmConfig) -> str:
+    """The source of a legal config's kernel."""
+    return direct.text(
+        config, header="mma_sync", kernel="MmaSyncGemm", atom=mma_atom(config), members="  using Atom = ::Atom;\n"
+    )

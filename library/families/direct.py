@@ -1,0 +1,118 @@
+"""Rules of the families that read and write through plain addresses, without TMA: ``simt``, ``mma`` and ``gemv``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gemmill.library.config import FamilyName
+from gemmill.library.domains import one_of
+from gemmill.library.families.rule import Rule
+from gemmill.library.fields import Fields, Value
+from gemmill.library.resources import element_bytes, integer
+
+FLOATS = ("f32", "tf32", "bf16", "f16", "e4m3", "e5m2")
+FP8 = ("e4m3", "e5m2")
+INT8 = ("s8", "u8")
+FP8_ARCHS = ("sm89", "sm90", "sm90a", "sm120")
+"""Targets with conversions from and to fp8 (PTX ISA, "cvt": .e4m3x2 needs sm_89)."""
+D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "f32": ("f32", "bf16", "f16", *FP8),
+        "s32": ("s32", "f32", "bf16", "f16", *INT8),
+        "f64": ("f64", "f32"),
+    }
+)
+"""Types that the epilogue converts sums to, by the accumulator's."""
+ALIGNS = (16, 8, 4, 2, 1)
+
+
+def _cluster(f: Fields) -> str | None:
+    m, n = f["cluster.m"], f["cluster.n"]
+    return None if (m, n) == (1, 1) else f"cluster is {m}x{n}; {f['schedule']} kernels share nothing: it must be 1x1"
+
+
+def _plain(f: Fields) -> str | None:
+    scaled = [operand.upper() for operand in "ab" if f[f"{operand}.scale"] != "none"]
+    if scaled:
+        return f"{' and '.join(scaled)} has block scales, which {f['schedule']} kernels do not apply"
+    return (
+        f"promote is {f['promote']}; {f['schedule']} kernels sum in f32 as it is: it must be 0"
+        if f["promote"]
+        else None
+    )
+
+
+def _alignment(operand: str, f: Fields) -> str | None:
+    dtype, major = f[f"{operand}.dtype"], f[f"{operand}.major"]
+    if dtype == "none":
+        return None
+    align, size = integer(f, f"{operand}.align"), element_bytes(f, operand)
+    allowed = (size,) if major == "any" else tuple(a for a in ALIGNS if a >= size)
+    if align in allowed:
+        return None
+    what = f"{dtype} with any strides" if major == "any" else f"{dtype} and {major}-major"
+    return f"{operand.upper()} is {what}, and aligned to {align} bytes; it must be {one_of(allowed)}"
+
+
+def _epilogue_types(f: Fields) -> str | None:
+    accumulator, c, d = str(f["accumulator"]), str(f["c.dtype"]), str(f["d.dtype"])
+    allowed = D_DTYPES.get(accumulator, ("f32",))
+    if d not in allowed:
+        return f"D is {d} where sums are {accumulator}; it must be {one_of(allowed)}"
+    allowed = (d,) if d in ("s32", "f64") else tuple(dict.fromkeys((d, "f32")))
+    if c != "none" and c not in allowed:
+        return f"C is {c} where D is {d}; C must be {one_of(allowed)}"
+    return None
+
+
+def _fp8(f: Fields) -> str | None:
+    found = [x.upper() for x in "abcd" if f[f"{x}.dtype"] in FP8]
+    if not found or f["arch"] in FP8_ARCHS:
+        return None
+    return f"{' and '.join(found)} is fp8, which {f['arch']} cannot convert; it needs {one_of(FP8_ARCHS)}"
+
+
+def rules(family: FamilyName) -> tuple[Rule, ...]:
+    """What both families demand, as rules of one of them."""
+    return (
+        Rule(
+            f"{family}-fp8",
+            ("arch", "a.dtype", "b.dtype", "c.dtype", "d.dtype"),
+            _fp8,
+            "PTX ISA, cvt: .e4m3x2 and .e5m2x2 need sm_89",
+            family,
+        ),
+        Rule(
+            f"{family}-epilogue-types",
+            ("d.dtype", "c.dtype", "accumulator"),
+            _epilogue_types,
+            "gemmill: conversions the epilogue has",
+            family,
+        ),
+        *(
+            Rule(
+                f"{family}-alignment-{operand}",
+                (f"{operand}.align", f"{operand}.major", f"{operand}.dtype"),
+                functools.partial(_alignment, operand),
+                "CUDA Programming Guide, device memory accesses: an access of 1 to 16 bytes is aligned to its size",
+                family,
+            )
+            for operand in "abcd"
+        ),
+        Rule(f"{family}-cluster", ("cluster.m", "cluster.n"), _cluster, "gemmill: blocks share nothing", family),
+        Rule(
+            f"{family}-plain",
+            ("promote", "a.scale", "b.scale"),
+            _plain,
+            "gemmill: block scales and promotion are the wgmma family's",
+            family,
+        ),
+    )
+
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
+    {**{f"{operand}.align": ALIGNS for operand in "abcd"}, "cluster.m": (1,), "cluster.n": (1,)}
+)
+"""The values that both families take, of fields that have no words."""

@@ -1,0 +1,35 @@
+"""What a kernel family is to the rest of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gemmill.library.families.rule import Rule
+from gemmill.library.fields import Fields, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kernel template: its rules, and what it asks of a block. The functions take fields of its own schedules."""
+
+    archs: tuple[str, ...]
+    """The targets it is compiled for."""
+    rules: tuple[Rule, ...]
+    """Its legality rules, in the order of reports."""
+    domains: Mapping[str, tuple[Value, ...]]
+    """The values it takes, of the fields that have no words."""
+    threads: Callable[[Fields], int]
+    """Threads of a block."""
+    stage_bytes: Callable[[Fields], tuple[int, int]]
+    """Bytes of one stage of A and of B."""
+    shared_bytes: Callable[[Fields], int]
+    """Dynamic shared memory of a block."""
+    accumulator_registers: Callable[[Fields], int]
+    """32-bit accumulator registers of a thread that multiplies."""
+    auto_stages: Callable[[Fields], int]
+    """Stages that ``stages: auto`` stands for: the most that fit, up to ``max_auto_stages``; may be below 2."""
+    auto_stages_fields: tuple[str, ...]
+    """The fields that ``auto_stages`` reads, beside the schedule."""
+    max_auto_stages: int
+    """Deepest pipeline that ``stages: auto`` asks for."""

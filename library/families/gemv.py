@@ -1,0 +1,211 @@
+"""Dot products for at most eight rows of A a tile (sm_80 and later): B is read once, at the speed of memory.
+
+The formulas are those of ``kernel/gemv.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gemmill.library.domains import one_of
+from gemmill.library.families import direct
+from gemmill.library.families.family import Family
+from gemmill.library.families.rule import Rule
+from gemmill.library.fields import Fields, Value
+from gemmill.library.resources import align_up, element_bytes, integer
+
+ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+ACCUMULATORS: Mapping[str, str] = MappingProxyType(
+    {**dict.fromkeys(("bf16", "f16", "e4m3", "e5m2"), "f32"), **dict.fromkeys(("s8", "u8"), "s32")}
+)
+"""Accumulator by the type of A and B: those whose MMA takes words of 16- or 8-bit elements."""
+TILE_M = 8
+"""Rows of A that an MMA takes, whose N they are."""
+STAGES = (2, 4, 8, 16)
+AUTO_STAGES = 8
+"""With fewer loads a thread, an SM has too little in flight; with more, too few threads."""
+MAX_THREADS = 1024
+REGISTERS = 65536
+"""Registers of an SM."""
+SPARE_REGISTERS = 36
+"""Registers of a thread beside operands and sums, for which ptxas was seen not to spill."""
+PAIRING_REGISTERS = 12
+"""As many more where B is mn-major, and to convert 8-bit types."""
+GATHERING_REGISTERS = 48
+"""As many more where A is read element by element."""
+MIN_REGISTERS = 64
+"""Registers that a thread has in any case."""
+
+
+def vector(fields: Fields) -> int:
+    """Elements of B that a thread loads at once."""
+    return max(1, integer(fields, "b.align") // element_bytes(fields, "b"))
+
+
+def thread_k(fields: Fields) -> int:
+    """Elements along K that a thread holds of each of its columns, of which it has two where B is K-major."""
+    stages = integer(fields, "stages")
+    return stages // 2 * vector(fields) if fields["b.major"] == "k" else stages
+
+
+def warp_n(fields: Fields) -> int:
+    """Columns of D that a warp computes."""
+    return 16 if fields["b.major"] == "k" else 8 * vector(fields)
+
+
+def warp_k(fields: Fields) -> int:
+    """Elements along K that a warp reads at a time."""
+    return 4 * thread_k(fields)
+
+
+def threads(fields: Fields) -> int:
+    """Threads of a block: its warps split tile N and tile K between them."""
+    return 32 * (integer(fields, "tile.n") // warp_n(fields)) * (integer(fields, "tile.k") // warp_k(fields))
+
+
+def stage_bytes(fields: Fields) -> tuple[int, int]:
+    """Shared memory of a stage of A and of B: none, they go straight to registers."""
+    return 0, 0
+
+
+def accumulator_registers(fields: Fields) -> int:
+    """32-bit accumulator registers of a thread: four for each MMA of 16 columns of D."""
+    return 4 if fields["b.major"] == "k" else 4 * -(-vector(fields) // 2)
+
+
+def shared_bytes(fields: Fields) -> int:
+    """Dynamic shared memory of a block: every thread's sums."""
+    return threads(fields) * accumulator_registers(fields) * 4
+
+
+def auto_stages(fields: Fields) -> int:
+    """Stages that ``stages: auto`` stands for."""
+    return AUTO_STAGES
+
+
+def registers(fields: Fields) -> int:
+    """Registers that a thread needs: vectors of B, elements of A, sums and the rest."""
+    size = element_bytes(fields, "b")
+    words = integer(fields, "stages") * -(-vector(fields) * size // 4) + thread_k(fields) * size // 4
+    spare = SPARE_REGISTERS + (PAIRING_REGISTERS if size == 1 or fields["b.major"] != "k" else 0)
+    spare += GATHERING_REGISTERS if gathers(fields) else 0
+    return max(MIN_REGISTERS, align_up(words + accumulator_registers(fields) + spare, 8))
+
+
+def gathers(fields: Fields) -> bool:
+    """Whether A is read element by element: it has any strides, or is aligned to less than a word of the MMA."""
+    return fields["a.major"] != "k" or integer(fields, "a.align") < 4
+
+
+def blocks_per_sm(fields: Fields) -> int:
+    """Blocks that an SM holds at a time."""
+    return max(1, REGISTERS // (threads(fields) * registers(fields)))
+
+
+def bytes_in_flight(fields: Fields) -> int:
+    """Bytes of B that the threads of a block have asked for at a time."""
+    return threads(fields) * integer(fields, "stages") * integer(fields, "b.align")
+
+
+def _types(f: Fields) -> str | None:
+    a, b, accumulator = f["a.dtype"], f["b.dtype"], f["accumulator"]
+    if a == b and ACCUMULATORS.get(str(a)) == accumulator:
+        return None
+    pairs = one_of(tuple(f"{dtype} x {dtype} in {wanted}" for dtype, wanted in ACCUMULATORS.items()))
+    return f"A x B is {a} x {b}, summed in {accumulator}; gemv kernels take {pairs}"
+
+
+def _majors(f: Fields) -> str | None:
+    if f["a.major"] not in ("k", "any"):
+        return f"A's major is {f['a.major']}; gemv kernels read A along K, or with any strides: it must be k or any"
+    if f["b.major"] == "any":
+        return "B's major is any; vectors of B need it to be k or mn"
+    if element_bytes(f, "b") == 1 and f["b.major"] != "k":
+        return f"B is {f['b.dtype']} and {f['b.major']}-major; only 16-bit elements are paired along K: it must be k"
+    return None
+
+
+def _tile_m(f: Fields) -> str | None:
+    return None if f["tile.m"] == TILE_M else f"tile M is {f['tile.m']}; gemv kernels take {TILE_M}"
+
+
+def _stages(f: Fields) -> str | None:
+    if f["stages"] not in STAGES:
+        return f"stages is {f['stages']}; gemv kernels have {one_of(STAGES)} vectors of B in flight a thread"
+    size = element_bytes(f, "b")
+    if size == 1 and integer(f, "b.align") < 4:
+        return f"B is aligned to {f['b.align']} bytes; a word of {f['b.dtype']} needs 4"
+    if thread_k(f) * size % 8:
+        return (
+            f"{f['stages']} vectors of {f['b.align']} bytes hold {thread_k(f) * size} bytes along K; a thread's part "
+            "of an MMA is 8"
+        )
+    return None
+
+
+def _warps(f: Fields) -> str | None:
+    for name, extent in (("tile.n", warp_n(f)), ("tile.k", warp_k(f))):
+        if integer(f, name) % max(1, extent):
+            return f"{name} is {f[name]}; a warp covers {extent}, of which it must be a multiple"
+    return None
+
+
+def _threads(f: Fields) -> str | None:
+    found, limit = threads(f), min(MAX_THREADS, REGISTERS // registers(f) // 32 * 32)
+    if 0 < found <= limit:
+        return None
+    return (
+        f"a {f['tile.n']}x{f['tile.k']} tile of B has {found} threads that load {warp_k(f)} x {warp_n(f)} elements a "
+        f"warp; with {registers(f)} registers each a block has 32 to {limit}"
+    )
+
+
+_SHAPE = ("stages", "b.align", "b.major", "b.dtype")
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "gemv-types",
+        ("a.dtype", "b.dtype", "accumulator"),
+        _types,
+        "PTX ISA, mma.m16n8k16 and mma.m16n8k32: A and B of one type",
+        "gemv",
+    ),
+    Rule("gemv-majors", ("a.major", "b.major", "b.dtype"), _majors, "gemmill: B is loaded in vectors", "gemv"),
+    *direct.rules("gemv"),
+    Rule("gemv-tile-m", ("tile.m",), _tile_m, "PTX ISA, mma: N, which the rows of A are, is 8", "gemv"),
+    Rule("gemv-stages", _SHAPE, _stages, "PTX ISA, mma: fragments of A and B", "gemv"),
+    Rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), _warps, "gemmill: a block is whole warps", "gemv"),
+    Rule(
+        "gemv-threads",
+        ("tile.n", "tile.k", *_SHAPE, "a.major", "a.align"),
+        _threads,
+        "CUDA Programming Guide, Compute Capabilities: 1,024 threads a block, 65,536 registers an SM",
+        "gemv",
+    ),
+)
+"""The rules of the family, in the order of reports."""
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
+    {
+        **direct.DOMAINS,
+        "tile.m": (TILE_M,),
+        "tile.n": tuple(sorted({n * w for n in (8, 16, 32, 64) for w in (1, 2, 4)})),
+        "tile.k": tuple(64 << i for i in range(7)),
+        "stages": STAGES,
+    }
+)
+"""The values that the family takes, of the fields that have no words."""
+
+FAMILY = Family(
+    archs=ARCHS,
+    rules=RULES,
+    domains=DOMAINS,
+    threads=threads,
+    stage_bytes=stage_bytes,
+    shared_bytes=shared_bytes,
+    accumulator_registers=accumulator_registers,
+    auto_stages=auto_stages,
+    auto_stages_fields=(),
+    max_auto_stages=max(STAGES),
+)

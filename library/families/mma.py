@@ -1,0 +1,235 @@
+"""mma.sync behind a cp.async pipeline (sm_80 and later): tensor cores for operands of any strides and any alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gemmill.library.arch import ARCHS as TARGETS
+from gemmill.library.domains import one_of
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.families import direct
+from gemmill.library.families.direct import FP8, INT8
+from gemmill.library.families.family import Family
+from gemmill.library.families.rule import Rule
+from gemmill.library.fields import Fields, Value
+from gemmill.library.resources import element_bytes, integer
+
+ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+ACCUMULATORS: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("bf16", "bf16"): "f32",
+        ("f16", "f16"): "f32",
+        ("tf32", "tf32"): "f32",
+        ("f64", "f64"): "f64",
+        **{(a, b): "f32" for a in FP8 for b in FP8},
+        **{(a, b): "s32" for a in INT8 for b in INT8},
+    }
+)
+"""Accumulator type by the types of A and B."""
+TILE_MN = (16, 32, 64, 128, 256)
+TILE_K_BYTES = (32, 64, 128, 256)
+"""Depths of a stage: whole MMAs."""
+SWIZZLE_BYTES = 32
+"""The least swizzle span: a tile's contiguous extent is a multiple of it."""
+MIN_STAGES = 2
+MAX_AUTO_STAGES = 4
+"""Deepest pipeline that ``stages: auto`` asks for; more stages would leave room for fewer blocks on an SM."""
+MAX_REGISTERS = 128
+"""Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
+MAX_REGISTERS_BESIDE = 64
+"""The same beside what else takes registers: part of a stage that is loaded element by element, or converted fp8."""
+MAX_BYTES_BY_ELEMENT = 32
+"""Most bytes of a stage of that operand that a thread loads."""
+ASYNC_BYTES = 4
+"""The least that cp.async copies."""
+AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", "a.dtype", "b.dtype", "arch")
+
+
+def _types(f: Fields) -> str | None:
+    a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), f["accumulator"]
+    wanted = ACCUMULATORS.get((a, b))
+    if wanted is None:
+        pairs = one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
+        return f"no mma.sync multiplies {a} x {b}; the types of A and B must be {pairs}"
+    return None if accumulator == wanted else f"{a} x {b} is summed in {accumulator}; it must be {wanted}"
+
+
+def _tile(f: Fields) -> str | None:
+    for extent in "mn":
+        if f[f"tile.{extent}"] not in TILE_MN:
+            return f"tile {extent.upper()} is {f[f'tile.{extent}']}; multistage kernels take {one_of(TILE_MN)}"
+    return None
+
+
+def _tile_k(f: Fields) -> str | None:
+    k, size = integer(f, "tile.k"), element_bytes(f, "a")
+    allowed = tuple(depth // size for depth in TILE_K_BYTES)
+    return None if k in allowed else f"tile K is {k}; with {f['a.dtype']} operands it must be {one_of(allowed)}"
+
+
+def _swizzle(f: Fields) -> str | None:
+    for operand, extent in (("a", "tile.m"), ("b", "tile.n")):
+        if f[f"{operand}.major"] == "mn" and integer(f, extent) * element_bytes(f, operand) < SWIZZLE_BYTES:
+            return (
+                f"rows of {operand.upper()}'s stages are {extent} = {f[extent]} elements of {f[f'{operand}.dtype']}; "
+                f"they must have at least {SWIZZLE_BYTES} bytes"
+            )
+    return None
+
+
+def _by_element(f: Fields) -> tuple[str, ...]:
+    """The operands that are loaded element by element: no unit of them is long enough for cp.async."""
+
+    def unit(operand: str) -> int:
+        return element_bytes(f, operand) if f[f"{operand}.major"] == "any" else integer(f, f"{operand}.align")
+
+    return tuple(operand for operand in "ab" if unit(operand) < ASYNC_BYTES)
+
+
+def _registers(f: Fields) -> str | None:
+    registers, why = accumulator_registers(f), ""
+    if f["a.dtype"] in FP8:
+        why = ", as their MMAs of fp8 are several of f16 on sm_90"
+    elif loaded := _by_element(f):
+        why = f", as {' and '.join(loaded).upper()} is loaded element by element"
+    limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
+    if registers <= limit:
+        return None
+    return (
+        f"{threads(f)} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
+        f"each; they have {limit}{why}"
+    )
+
+
+def _element_bytes(f: Fields) -> str | None:
+    stages = dict(zip("ab", stage_bytes(f), strict=True))
+    for operand in _by_element(f):
+        if (held := stages[operand] // threads(f)) > MAX_BYTES_BY_ELEMENT:
+            return (
+                f"each of {threads(f)} threads loads {held} bytes of a stage of {operand.upper()} element by element; "
+                f"their registers hold {MAX_BYTES_BY_ELEMENT}"
+            )
+    return None
+
+
+def _stages(f: Fields) -> str | None:
+    stages = integer(f, "stages")
+    return None if stages >= MIN_STAGES else f"stages is {stages}; the pipeline needs at least {MIN_STAGES}"
+
+
+def _shared_memory(f: Fields) -> str | None:
+    needed, capacity = shared_bytes(f), TARGETS[str(f["arch"])].shared_bytes
+    if needed <= capacity:
+        return None
+    return f"{f['stages']} stages take {needed:,} bytes of shared memory; a block has {capacity:,} on {f['arch']}"
+
+
+def warps(fields: Fields) -> tuple[int, int]:
+    """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large."""
+    m, n = integer(fields, "tile.m"), integer(fields, "tile.n")
+    along_n = max(1, min(n // 32, 4 if m <= 128 else 2))
+    return max(1, min(m // 32, 8 // along_n)), along_n
+
+
+def threads(fields: Fields) -> int:
+    """Threads of a block."""
+    along_m, along_n = warps(fields)
+    return 32 * along_m * along_n
+
+
+def accumulator_registers(fields: Fields) -> int:
+    """32-bit accumulator registers of a thread."""
+    bits = DTYPES[str(fields["accumulator"])].bits
+    return integer(fields, "tile.m") * integer(fields, "tile.n") * bits // (32 * threads(fields))
+
+
+def stage_bytes(fields: Fields) -> tuple[int, int]:
+    """Bytes of one stage of A and of B."""
+    k = integer(fields, "tile.k")
+    return (
+        integer(fields, "tile.m") * k * element_bytes(fields, "a"),
+        integer(fields, "tile.n") * k * element_bytes(fields, "b"),
+    )
+
+
+def shared_bytes(fields: Fields) -> int:
+    """Dynamic shared memory of a block."""
+    return integer(fields, "stages") * sum(stage_bytes(fields))
+
+
+def auto_stages(fields: Fields) -> int:
+    """Stages that ``stages: auto`` stands for: the most that fit, at most 4; may be below 2."""
+    return min(MAX_AUTO_STAGES, TARGETS[str(fields["arch"])].shared_bytes // sum(stage_bytes(fields)))
+
+
+_LOADED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for operand in "ab")
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "mma-sync-types",
+        ("accumulator", "b.dtype", "a.dtype"),
+        _types,
+        "PTX ISA, mma: types of A, B and D of the shapes m16n8",
+        "mma",
+    ),
+    *direct.rules("mma"),
+    Rule(
+        "mma-sync-tile", ("tile.m", "tile.n"), _tile, "PTX ISA, mma: m16n8; gemmill: warps share a tile evenly", "mma"
+    ),
+    Rule("mma-sync-tile-k", ("tile.k", "a.dtype"), _tile_k, "PTX ISA, mma: K is 32 bytes, of f64 64", "mma"),
+    Rule(
+        "mma-sync-swizzle",
+        ("tile.m", "tile.n", "a.major", "b.major", "a.dtype", "b.dtype"),
+        _swizzle,
+        "gemmill: stages are swizzled in rows of at least 32 bytes",
+        "mma",
+    ),
+    Rule("mma-sync-stages", ("stages",), _stages, "gemmill: one stage is multiplied while another is filled", "mma"),
+    Rule(
+        "mma-sync-registers",
+        ("tile.n", "tile.m", "accumulator", *_LOADED),
+        _registers,
+        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+        "mma",
+    ),
+    Rule(
+        "mma-sync-element-bytes",
+        ("tile.k", "tile.m", "tile.n", *_LOADED),
+        _element_bytes,
+        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+        "mma",
+    ),
+    Rule(
+        "mma-sync-shared-memory",
+        ("stages", *AUTO_STAGES_FIELDS),
+        _shared_memory,
+        "CUDA Programming Guide, Compute Capabilities: shared memory of a block",
+        "mma",
+    ),
+)
+"""The rules of the family, in the order of reports."""
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
+    {
+        **direct.DOMAINS,
+        "tile.m": TILE_MN,
+        "tile.n": TILE_MN,
+        "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4, 8)})),
+        "stages": tuple(range(MIN_STAGES, 9)),
+    }
+)
+"""The values that the family takes, of the fields that have no words."""
+
+FAMILY = Family(
+    archs=ARCHS,
+    rules=RULES,
+    domains=DOMAINS,
+    threads=threads,
+    stage_bytes=stage_bytes,
+    shared_bytes=shared_bytes,
+    accumulator_registers=accumulator_registers,
+    auto_stages=auto_stages,
+    auto_stages_fields=AUTO_STAGES_FIELDS,
+    max_auto_stages=MAX_AUTO_STAGES,
+)

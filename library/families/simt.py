@@ -1,0 +1,128 @@
+"""FMAs in f32, f64 or s32 (every target): operands of any strides and any alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gemmill.library.domains import one_of
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.families import direct
+from gemmill.library.families.direct import FLOATS, INT8
+from gemmill.library.families.family import Family
+from gemmill.library.families.rule import Rule
+from gemmill.library.fields import Fields, Value
+from gemmill.library.resources import integer
+
+ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"f32": (*FLOATS, *INT8), "s32": INT8, "f64": ("f64", *FLOATS, *INT8)}
+)
+"""Types of A and B, each converted to the accumulator's as it is loaded, by the accumulator's."""
+SIDE = 16
+"""Threads of a block along M and along N."""
+TILE_MN = (32, 64, 128)
+TILE_K = (8, 16)
+STAGES = 2
+"""One is multiplied while the other is written."""
+MAX_REGISTERS = 128
+"""Most accumulator registers of a thread, which holds as much again of operands and addresses."""
+
+
+def _types(f: Fields) -> str | None:
+    accumulator = str(f["accumulator"])
+    if accumulator not in INPUTS:
+        return f"sums are {accumulator}; simt kernels sum in {one_of(tuple(INPUTS))}"
+    for operand in "ab":
+        if f[f"{operand}.dtype"] not in INPUTS[accumulator]:
+            inputs = one_of(INPUTS[accumulator])
+            return f"{operand.upper()} is {f[f'{operand}.dtype']} where sums are {accumulator}; it must be {inputs}"
+    return None
+
+
+def _tile(f: Fields) -> str | None:
+    for extent, allowed in (("m", TILE_MN), ("n", TILE_MN), ("k", TILE_K)):
+        if f[f"tile.{extent}"] not in allowed:
+            return f"tile {extent.upper()} is {f[f'tile.{extent}']}; simt kernels take {one_of(allowed)}"
+    return None
+
+
+def _registers(f: Fields) -> str | None:
+    registers = accumulator_registers(f)
+    if registers <= MAX_REGISTERS:
+        return None
+    return (
+        f"{SIDE * SIDE} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
+        f"each; they have {MAX_REGISTERS}"
+    )
+
+
+def _stages(f: Fields) -> str | None:
+    return None if f["stages"] == STAGES else f"stages is {f['stages']}; simt kernels have {STAGES}"
+
+
+def accumulator_registers(fields: Fields) -> int:
+    """32-bit accumulator registers of a thread."""
+    return integer(fields, "tile.m") * integer(fields, "tile.n") * value_bytes(fields) // (4 * threads(fields))
+
+
+def value_bytes(fields: Fields) -> int:
+    """Bytes of a value of the accumulator's type."""
+    return max(8, DTYPES[str(fields["accumulator"])].bits) // 8
+
+
+def threads(fields: Fields) -> int:
+    """Threads of a block."""
+    return SIDE * SIDE
+
+
+def stage_bytes(fields: Fields) -> tuple[int, int]:
+    """Bytes of a stage of A and of B: values of the accumulator's type, K by K, with 16 bytes between rows."""
+    size, k = value_bytes(fields), integer(fields, "tile.k")
+    return (integer(fields, "tile.m") * size + 16) * k, (integer(fields, "tile.n") * size + 16) * k
+
+
+def shared_bytes(fields: Fields) -> int:
+    """Dynamic shared memory of a block."""
+    return STAGES * sum(stage_bytes(fields))
+
+
+def auto_stages(fields: Fields) -> int:
+    """Stages that ``stages: auto`` stands for."""
+    return STAGES
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), _types, "gemmill: conversions the loads have", "simt"),
+    *direct.rules("simt"),
+    Rule(
+        "simt-tile", ("tile.m", "tile.n", "tile.k"), _tile, "gemmill: 16 x 16 threads share every tile evenly", "simt"
+    ),
+    Rule("simt-stages", ("stages",), _stages, "gemmill: one stage is multiplied while the other is written", "simt"),
+    Rule(
+        "simt-registers",
+        ("tile.m", "tile.n", "accumulator"),
+        _registers,
+        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+        "simt",
+    ),
+)
+"""The rules of the family, in the order of reports."""
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
+    {**direct.DOMAINS, "tile.m": TILE_MN, "tile.n": TILE_MN, "tile.k": TILE_K, "stages": (STAGES,)}
+)
+"""The values that the family takes, of the fields that have no words."""
+
+FAMILY = Family(
+    archs=ARCHS,
+    rules=RULES,
+    domains=DOMAINS,
+    threads=threads,
+    stage_bytes=stage_bytes,
+    shared_bytes=shared_bytes,
+    accumulator_registers=accumulator_registers,
+    auto_stages=auto_stages,
+    auto_stages_fields=(),
+    max_auto_stages=STAGES,
+)
