@@ -17,6 +17,12 @@ _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "
 """The major of C and D once their rows are called columns."""
 
 
+def is_mixed(a: DTypeName, b: DTypeName) -> bool:
+    """Whether one operand is widened to the other's type."""
+    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
+    return narrow <= 8 and wide == 16
+
+
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
     """Extents and operand formats of a GEMM. A plain dataclass: the API makes one for each new signature."""

@@ -59,7 +59,7 @@ def element_bits(fields: Fields, operand: str) -> int:
 
 def is_mixed(fields: Fields) -> bool:
     """Whether A is narrower than B, and widened to B's type on its way to the tensor cores."""
-    return element_bits(fields, "a") < element_bits(fields, "b")
+    return element_bits(fields, "a") <= 8 and element_bits(fields, "b") == 16
 
 
 def group_size(fields: Fields) -> int:
@@ -85,9 +85,14 @@ def transposes(fields: Fields, operand: str) -> bool:
 
 
 def slices(fields: Fields) -> int:
-    """Parts of a stage's K that consumer warpgroups multiply each for itself: 2 where they share 64 rows."""
+    """Parts of a stage's K that consumer warpgroups multiply each for itself: 4 where they share 64 rows."""
     shared = fields["schedule"] == "cooperative" and fields["tile.m"] == SUBTILE_M
-    return 2 if shared and is_mixed(fields) else 1
+    return 4 if shared and is_mixed(fields) else 1
+
+
+def storing_warpgroups(fields: Fields) -> int:
+    """Consumer warpgroups that store D: one where they share its rows."""
+    return 1 if slices(fields) > 1 else consumer_warpgroups(fields)
 
 
 def fragment_registers(fields: Fields) -> int:
@@ -98,7 +103,9 @@ def fragment_registers(fields: Fields) -> int:
 
 
 def consumer_warpgroups(fields: Fields) -> int:
-    """Warpgroups that issue WGMMAs: two, or three sharing a tile of 192 rows."""
+    """Warpgroups that issue WGMMAs: two, three sharing a tile of 192 rows, or as many as share the K of its stages."""
+    if slices(fields) > 1:
+        return slices(fields)
     return 3 if fields["schedule"] == "cooperative" and fields["tile.m"] == 192 else 2
 
 
@@ -119,7 +126,7 @@ def register_budget(fields: Fields) -> tuple[int, int]:
 
     With fewer than 56 the producer of a multicasting kernel spills.
     """
-    return (56, 224) if consumer_warpgroups(fields) == 2 else (56, 152)
+    return 56, {2: 224, 3: 152, 4: 104}[consumer_warpgroups(fields)]
 
 
 def accumulator_registers(fields: Fields) -> int:
@@ -254,10 +261,10 @@ def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
     """Shared memory beside the A and B stages."""
     per_warpgroup = d_buffers * subtile_bytes(fields, "d") + c_buffers(fields) * subtile_bytes(fields, "c")
     turns = 2 if fields["schedule"] == "pingpong" else 0
-    sums = integer(fields, "tile.m") * integer(fields, "tile.n") * 4 if slices(fields) > 1 else 0
+    sums = (slices(fields) - 1) * integer(fields, "tile.m") * integer(fields, "tile.n") * 4
     rings = 3 if transposes(fields, "a") or transposes(fields, "b") else 2
-    barriers = 8 * (rings * stages + consumer_warpgroups(fields) * c_buffers(fields) + turns)
-    return consumer_warpgroups(fields) * per_warpgroup + sums + barriers + stages * scale_bytes(fields)
+    barriers = 8 * (rings * stages + storing_warpgroups(fields) * c_buffers(fields) + turns)
+    return storing_warpgroups(fields) * per_warpgroup + sums + barriers + stages * scale_bytes(fields)
 
 
 def auto_stages(fields: Fields) -> int:
@@ -273,7 +280,7 @@ def d_buffers(fields: Fields) -> int:
     capacity = ARCHS[str(fields["arch"])].shared_bytes
     stages = integer(fields, "stages")
     spare = capacity - stages * sum(stage_bytes(fields)) - fixed_bytes(fields, stages, MIN_D_BUFFERS)
-    extra = max(0, spare) // (consumer_warpgroups(fields) * subtile_bytes(fields, "d"))
+    extra = max(0, spare) // (storing_warpgroups(fields) * subtile_bytes(fields, "d"))
     return min(max(MIN_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
 
 

@@ -12,7 +12,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
@@ -316,12 +316,6 @@ def assemble(
     )
     a_scale, b_scale = scales or (None, None)
     return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
-
-
-def is_mixed(a: DTypeName, b: DTypeName) -> bool:
-    """Whether one operand is widened to the other's type."""
-    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
-    return narrow <= 8 and wide == 16
 
 
 def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:

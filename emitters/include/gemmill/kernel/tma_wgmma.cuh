@@ -66,7 +66,8 @@ struct TmaWgmmaGemm {
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   /// Tiles of 64 rows: the consumers split the K of each stage instead.
-  static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? 2 : 1;
+  static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? kConsumers : 1;
+  static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
   static constexpr int kSliceK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
@@ -127,8 +128,8 @@ struct TmaWgmmaGemm {
   static constexpr int kTransposers = 4 - kFirstTransposer;
   using Ready = ReadyStages<Config::kStages, kTransposers>;
 
-  static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
-  static constexpr int kOffsetA = kOffsetC + kConsumers * Config::kBuffersC * SubtileC::kBytes;
+  static constexpr int kOffsetC = kStorers * Config::kBuffersD * SubtileD::kBytes;
+  static constexpr int kOffsetA = kOffsetC + kStorers * Config::kBuffersC * SubtileC::kBytes;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
   static constexpr int kOffsetRawA = StagesA::kTransposed ? kOffsetB + Config::kStages * B::kBytes : kOffsetA;
   static constexpr int kOffsetRawB =
@@ -138,9 +139,9 @@ struct TmaWgmmaGemm {
   static constexpr int kOffsetSlices =
       kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
   static constexpr int kOffsetBarriers =
-      kOffsetSlices + (kSlices > 1 ? Config::kTileM * Config::kTileN * int(sizeof(float)) : 0);
+      kOffsetSlices + (kSlices - 1) * Config::kTileM * Config::kTileN * int(sizeof(float));
   static constexpr int kOffsetTurns =
-      kOffsetBarriers + int(sizeof(StagePipeline)) + kConsumers * Config::kBuffersC * int(sizeof(uint64_t));
+      kOffsetBarriers + int(sizeof(StagePipeline)) + kStorers * Config::kBuffersC * int(sizeof(uint64_t));
   static constexpr int kOffsetReady = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
   static constexpr int kSharedBytes = kOffsetReady + (kTransposes ? int(sizeof(Ready)) : 0);
 
@@ -187,7 +188,7 @@ struct TmaWgmmaGemm {
       cute::prefetch_tma_descriptor(&params.b);
       cute::prefetch_tma_descriptor(&params.d);
       pipeline.init();
-      for (int i = 0; i < kConsumers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
+      for (int i = 0; i < kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
       if constexpr (kPingpong) turns.init();
       if constexpr (kTransposes) ready.init();
       cutlass::arch::fence_barrier_init();
@@ -421,7 +422,7 @@ struct TmaWgmmaGemm {
         Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
         if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
       }
-      if constexpr (kSlices > 1) reduce_slices(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
+      if constexpr (kSlices > 1) reduce_slices<kSlices>(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
       int row_end = 0;
       if constexpr (kRowGroups) row_end = work.end;
       if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end);
