@@ -200,9 +200,9 @@ class Selector:
         plain = replace(problem, epilogue=LINEAR)
         wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
-        if not wanting[nearest]:  # but for its epilogue
-            refusal = verdicts(self.configs[nearest].model_copy(update={"epilogue": problem.epilogue}))[0]
-            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusal}")
+        changed = self.configs[nearest].model_copy(update={"epilogue": problem.epilogue})
+        if not wanting[nearest] and (refusals := verdicts(changed)):
+            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
         needs = " and ".join(wanting[nearest])
         if "alignment" in needs:
             needs += ": pad the contiguous extents, or copy the operands into aligned memory"

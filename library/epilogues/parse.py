@@ -43,7 +43,21 @@ MAX_NODES = 512
 RESERVED = frozenset(
     (
         *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
-        *("out_dtype", "accumulator", "stream", "registry", "kernel", "epilogue", "a_scale", "b_scale", "b_zero"),
+        *(
+            "out_dtype",
+            "accumulator",
+            "stream",
+            "registry",
+            "kernel",
+            "epilogue",
+            "a_scale",
+            "b_scale",
+            "a_zero",
+            "b_zero",
+            "a_dtype",
+            "b_dtype",
+            "addresses",
+        ),
         *(
             "promote",
             "tf32",

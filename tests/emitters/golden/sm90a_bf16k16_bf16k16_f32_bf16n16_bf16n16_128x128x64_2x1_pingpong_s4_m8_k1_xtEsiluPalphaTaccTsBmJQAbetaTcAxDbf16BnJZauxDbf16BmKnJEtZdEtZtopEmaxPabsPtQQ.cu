@@ -30,6 +30,7 @@ struct Atom {
 struct Epilogue {
   using Compute = float;
   static constexpr bool kIsExpression = true;
+  static constexpr bool kIsPartial = false;
   static constexpr bool kGated = false;
   static constexpr int kTotals = 1, kRowTotals = 0, kColumnTotals = 0;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
@@ -55,8 +56,8 @@ struct Epilogue {
   __device__ Uniform uniform(int batch) const { return {params.alpha, params.beta}; }
   __device__ Row row(int m, int batch) const { return {gemmill::load<Compute>(params.s_, m, batch)}; }
   __device__ Column column(int n, int batch) const { return {gemmill::load<Compute>(params.x_, n, batch)}; }
-  __device__ void columns(int n, int end, int batch, Column& first, Column& second) const {
-    gemmill::load_pair<Compute>(params.x_, n, end, batch, first.x_, second.x_);
+  __device__ void columns(int n0, int n1, int end, int batch, Column& first, Column& second) const {
+    gemmill::load_two<Compute>(params.x_, n0, n1, end, batch, first.x_, second.x_);
   }
   __device__ Element element(int m, int n, int batch) const { return {}; }
   __device__ void elements(int m, int n0, int n1, int end, int batch, Element& first, Element& second) const {}
@@ -104,6 +105,8 @@ struct Config {
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr int kGroup = 0;
+  static constexpr bool kZeros = false;
   static constexpr int kStages = 4, kBuffersC = 2, kBuffersD = 4;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
