@@ -15,6 +15,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.fields import Fields
 
 WARPGROUP = 128
@@ -165,6 +166,11 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
     )
 
 
+def tile_columns_d(fields: Fields) -> int:
+    """Columns of D in a tile: a gated epilogue makes one of two."""
+    return integer(fields, "tile.n") // (2 if parse(str(fields["epilogue"])).gated else 1)
+
+
 def stored_dtype(fields: Fields, operand: str) -> str:
     """The dtype of C or D as the main kernel sees it: split kernels store partial sums, and take no C."""
     if fields["scheduler.decomposition"] == "split":
@@ -190,7 +196,7 @@ def subtile_n(fields: Fields) -> int:
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
     operands = ((stored_dtype(fields, operand), str(fields[f"{operand}.major"])) for operand in "cd")
-    return _subtile_n(integer(fields, "tile.n"), *(pair for pair in operands if pair[0] != "none"))
+    return _subtile_n(tile_columns_d(fields), *(pair for pair in operands if pair[0] != "none"))
 
 
 @cache
@@ -232,7 +238,7 @@ def subtile_bytes(fields: Fields, operand: str) -> int:
 
 def subtiles(fields: Fields) -> int:
     """Subtiles in a warpgroup's part of a tile."""
-    return warpgroup_m(fields) // SUBTILE_M * (integer(fields, "tile.n") // subtile_n(fields))
+    return warpgroup_m(fields) // SUBTILE_M * (tile_columns_d(fields) // subtile_n(fields))
 
 
 def c_buffers(fields: Fields) -> int:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
@@ -66,9 +67,20 @@ SPANS = (32, 64, 128)
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
-ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
-"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
-epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+ACCUMULATOR_LIMIT = {
+    (2, "no C and an n-major"): 192,
+    (2, "C or an m-major"): 160,
+    (2, "an expression and a"): 128,
+    (2, "an expression that reduces columns and a"): 96,
+    (3, "no C and an n-major"): 96,
+    (3, "C or an m-major"): 96,
+    (3, "an expression and a"): 64,
+    (3, "an expression that reduces columns and a"): 64,
+    (4, "an expression and a"): 32,
+    (4, "an expression that reduces columns and a"): 32,
+}
+"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
+epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
 MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
 ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more, and a D of 8 bits
@@ -324,19 +336,24 @@ def _epilogue_box(f: Fields) -> str | None:
     return None
 
 
-def _has_plain_epilogue(f: Fields) -> bool:
-    return resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
+def _epilogue_has(f: Fields) -> str:
+    if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
+        outputs = parse(str(f["epilogue"])).outputs
+        columns = any(output.is_reduction and output.kind == "column" for output in outputs)
+        return "an expression that reduces columns and a" if columns else "an expression and a"
+    plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
+    return "no C and an n-major" if plain else "C or an m-major"
 
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    consumers, plain = resources.consumer_warpgroups(fields), _has_plain_epilogue(fields)
+    consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
     narrow = resources.stored_bytes(fields, "d") == 1
-    limits = [ACCUMULATOR_LIMIT[consumers, plain]]
+    limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
-        limits.append(NARROW_D_LIMIT[consumers])
+        limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
     if fields["scheduler.decomposition"] == "stream":
-        limits.append(STREAM_LIMIT[consumers, plain and not narrow])
+        limits.append(STREAM_LIMIT[consumers, epilogue == "no C and an n-major" and not narrow])
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
         limits.append(SHALLOW_LIMIT)
@@ -346,7 +363,10 @@ def accumulator_limit(fields: Fields) -> int:
 def _accumulator_registers(f: Fields) -> str | None:
     registers = resources.accumulator_registers(f)
     if resources.is_mixed(f):
-        return _mixed_registers(f, registers)
+        refused = _mixed_registers(f, registers)
+        if refused or f["epilogue"] == LINEAR:
+            return refused
+        registers += resources.fragment_registers(f)
     limit = accumulator_limit(f)
     if registers <= limit:
         return None
@@ -355,7 +375,7 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
-    epilogue = f"{'no C and an n-major' if _has_plain_epilogue(f) else 'C or an m-major'} {f['d.dtype']} D"
+    epilogue = f"{_epilogue_has(f)} {f['d.dtype']} D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
         f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
@@ -395,7 +415,7 @@ def _shared_memory(f: Fields) -> str | None:
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
-    *("scheduler.decomposition", "accumulator"),
+    *("scheduler.decomposition", "accumulator", "epilogue"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
@@ -558,7 +578,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "epilogue-box",
-        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator"),
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator", "epilogue"),
         _epilogue_box,
         "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
         "wgmma",
@@ -574,7 +594,7 @@ RULES: tuple[Rule, ...] = (
         "accumulator-registers",
         (
             *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
-            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype"),
+            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "epilogue"),
         ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
