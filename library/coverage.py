@@ -138,11 +138,15 @@ def _sums(given: Mapping[str, Value]) -> str:
 
 
 def _product(pairings: Sequence[str]) -> str:
-    """``a x b`` and the like as the product of two lists where they are one."""
-    sides = [list(dict.fromkeys(pairing.split(" x ")[side] for pairing in pairings)) for side in (0, 1)]
-    if len(sides[0]) * len(sides[1]) == len(pairings):
-        return " x ".join(", ".join(side) for side in sides)
-    return " · ".join(pairings)
+    """``a x b`` and the like as few products of lists: left sides with equal right sides in one."""
+    rights: dict[str, list[str]] = {}
+    for pairing in pairings:
+        left, right = pairing.split(" x ")
+        rights.setdefault(left, []).append(right)
+    lefts: dict[tuple[str, ...], list[str]] = {}
+    for left, others in rights.items():
+        lefts.setdefault(tuple(others), []).append(left)
+    return " · ".join(f"{', '.join(left)} x {', '.join(right)}" for right, left in lefts.items())
 
 
 def _output_labels(rows: Sequence[Row]) -> _Labelled:

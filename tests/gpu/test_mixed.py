@@ -168,7 +168,7 @@ def test_selected_kernels_and_a_rebound_plan() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
 def test_what_the_profiler_measures_is_verified(config: GemmConfig, registry: Registry) -> None:
-    problem = problem_of(config, Shape(40, 264, 392))
+    problem = problem_of(config, Shape(40, 264, 416))
     (operands,) = make_operands(problem, 0, sets=1)
     options = (
         plan_options(problem, operands) | {"c": operands.c, "beta": 0.5}
