@@ -29,7 +29,7 @@ struct ReductionConfig {
   static constexpr int kAlignC = $align_c, kAlignD = $align_d;
   static constexpr int kSplits = $splits;
   using Partial = $partial;
-  using Epilogue = gemmill::$epilogue;
+  using Epilogue = $epilogue;
 };
 
 using Reduction = gemmill::Reduction<ReductionConfig>;

@@ -6,6 +6,7 @@ from string import Template
 from typing import Literal
 
 from gemmill.emitters import parts
+from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text, epilogue_type
 from gemmill.emitters.wgmma import wgmma_atom
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
@@ -19,7 +20,7 @@ _TEMPLATE = Template("""\
 
 // $summary
 $atom
-struct Config {
+${epilogue_text}struct Config {
   using A = $a;
   using B = $b;
   using C = $c;
@@ -45,7 +46,7 @@ struct Config {
   using Scheduler = gemmill::$scheduler;
 
   using Atom = ::Atom;
-  using Epilogue = gemmill::$epilogue;
+  using Epilogue = $epilogue;
 };
 
 using Kernel = gemmill::TmaWgmmaGemm<Config>;
@@ -67,7 +68,7 @@ _SCHEDULERS = {
 """The C++ scheduler of each kind of batch but the strided one, whose scheduler depends on the decomposition of K."""
 
 _PARAMETERS = {
-    **dict.fromkeys(("m", "n", "k", "batch", "batched", "alpha", "beta"), 4),
+    **dict.fromkeys(("m", "n", "k", "batch", "batched"), 4),
     **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
     **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
     "groups_pointer": 8,
@@ -154,6 +155,9 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         if resources.has_zeros(fields):
             boxes.append(_group_box(fields, "zero", params_bytes + TMA_BYTES))
         params_bytes += 2 * TMA_BYTES
+    # KernelParams aligns the epilogue's own parameters so that they begin here.
+    offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
+    params_bytes = resources.align_up(params_bytes + epilogue_bytes(config), 64)
     return LaunchSpec(
         entry=entry,
         threads=resources.threads(fields),
@@ -190,6 +194,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     for operand in ("scale", "zero"):
         constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
     constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
+    constants["offset_epilogue"] = launch.offsets["epilogue"]
     return constants | (parts.constants(launch.parts, launch.offsets) if launch.parts else {})
 
 
@@ -198,7 +203,7 @@ def text(config: GemmConfig) -> str:
     fields = fields_of(config)
     launch = launch_spec(config)
     reduction = launch.parts.reduction if launch.parts else None
-    epilogue = "IntegerEpilogue" if resources.computes_in_integers(fields) else "LinearEpilogue"
+    epilogue = epilogue_type(config)
     parts_spec = f"Kernel::parts_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
     stored_c = resources.stored_dtype(fields, "c")
     producer_registers, consumer_registers = resources.register_budget(fields)
@@ -232,7 +237,8 @@ def text(config: GemmConfig) -> str:
         swizzle=config.scheduler.swizzle,
         scheduler=_SCHEDULERS.get(config.scheduler.batching) or parts.scheduler(config),
         atom=wgmma_atom(config),
-        epilogue=f"Raw<{DTYPES[resources.partial_dtype(fields)].cpp}>" if reduction else epilogue,
+        epilogue=f"gemmill::Raw<{DTYPES[resources.partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
+        epilogue_text=epilogue_text(config),
         spec_type="gemmill::PartsSpec" if launch.parts else "gemmill::KernelSpec",
         spec=parts_spec if launch.parts else "Kernel::spec()",
         spec_symbol=f"{launch.entry}_spec",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from gemmill.library.arch import ARCHS, Arch, ArchName
 from gemmill.library.dtypes import DTYPES, DType, DTypeName
+from gemmill.library.epilogues.parse import LINEAR, canonical
+from gemmill.library.errors import ExpressionError
 
 MajorAB = Literal["k", "mn", "any"]
 MajorCD = Literal["n", "m", "any"]
@@ -18,7 +21,21 @@ ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "split", "fused", "stream"]
 BatchingName = Literal["strided", "array", "grouped", "masked", "kgrouped"]
-EpilogueName = Literal["linear"]
+
+
+def _epilogue(text: str) -> str:
+    try:
+        spelling = canonical(text)
+    except ExpressionError as error:
+        raise PydanticCustomError("epilogue", "{reason}", {"reason": str(error), "column": error.column}) from None
+    if spelling != text:
+        raise PydanticCustomError("epilogue", "is not canonical; write {spelling}", {"spelling": repr(spelling)})
+    return text
+
+
+EpilogueText = Annotated[str, AfterValidator(_epilogue)]
+"""The canonical text of an epilogue: ``linear`` or an expression (:mod:`gemmill.library.epilogues.parse`)."""
+
 
 FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
 FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
@@ -122,8 +139,8 @@ class GemmConfig(Frozen):
     stages: int = Field(gt=0)
     """Stages of the shared-memory pipeline of A and B tiles."""
     scheduler: Scheduler
-    epilogue: EpilogueName = "linear"
-    """``linear``: D = alpha * acc + beta * C."""
+    epilogue: EpilogueText = LINEAR
+    """What is done to each sum before it is stored. ``linear``: D = alpha * acc + beta * C."""
 
     @property
     def family(self) -> FamilyName:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from gemmill.library.config import FAMILIES
@@ -52,6 +53,7 @@ def schedules() -> tuple[str, ...]:
     return tuple(FAMILIES)
 
 
+@cache
 def tables() -> tuple[Table, ...]:
     """All views: operands by type and majorness, outputs by type, batches and decompositions of K."""
     return (
@@ -109,7 +111,7 @@ _Labelled = Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def _operand_labels(rows: Sequence[Row]) -> _Labelled:
-    """Pairings whose answers are equal for all majors share their rows; of those, equal ones are one."""
+    """Pairings whose answers are equal for all majors share their rows; of those, equal ones are one, for all sums."""
     answers: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         pairing = f"{row.given['a.dtype']} x {row.given['b.dtype']}"
@@ -117,26 +119,34 @@ def _operand_labels(rows: Sequence[Row]) -> _Labelled:
     alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for (pairing, sums), members in answers.items():
         alike.setdefault((sums, tuple(tuple(row.cells.values()) for row in members)), []).append(pairing)
+    merged: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (sums, cells), pairings in alike.items():
         for answer in dict.fromkeys(cells):
             majors = [" x ".join(pair) for pair, other in zip(MAJORS, cells, strict=True) if other == answer]
-            yield (_product(pairings), sums, "all" if len(majors) == len(MAJORS) else _product(majors)), answer
+            label = "all" if len(majors) == len(MAJORS) else _product(majors)
+            merged.setdefault((_product(pairings), label, answer), []).append(sums)
+    for (pairing, majors_label, answer), sums_of in merged.items():
+        yield (pairing, " · ".join(sums_of), majors_label), answer
 
 
 def _sums(given: Mapping[str, Value]) -> str:
     """The accumulator, and how it is promoted and scaled."""
     scales = [str(given[f"{operand}.scale"]) for operand in "ab"]
     promoted = ", promoted" if given["promote"] else ""
-    scaled = f", scaled {' by '.join(scales)}" if scales != ["none", "none"] else ""
+    scaled = f", scaled {' by '.join(scale for scale in scales if scale != 'none')}" if set(scales) != {"none"} else ""
     return f"{given['accumulator']}{promoted}{scaled}"
 
 
 def _product(pairings: Sequence[str]) -> str:
-    """``a x b`` and the like as the product of two lists where they are one."""
-    sides = [list(dict.fromkeys(pairing.split(" x ")[side] for pairing in pairings)) for side in (0, 1)]
-    if len(sides[0]) * len(sides[1]) == len(pairings):
-        return " x ".join(", ".join(side) for side in sides)
-    return " · ".join(pairings)
+    """``a x b`` and the like as few products of lists: left sides with equal right sides in one."""
+    rights: dict[str, list[str]] = {}
+    for pairing in pairings:
+        left, right = pairing.split(" x ")
+        rights.setdefault(left, []).append(right)
+    lefts: dict[tuple[str, ...], list[str]] = {}
+    for left, others in rights.items():
+        lefts.setdefault(tuple(others), []).append(left)
+    return " · ".join(f"{', '.join(left)} x {', '.join(right)}" for right, left in lefts.items())
 
 
 def _output_labels(rows: Sequence[Row]) -> _Labelled:

@@ -1,9 +1,8 @@
-"""The words that each field of text can hold, and how errors speak of them."""
+"""The words that each field of text can hold."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import get_args
 
@@ -11,7 +10,6 @@ from gemmill.library.arch import ArchName
 from gemmill.library.config import (
     BatchingName,
     DecompositionName,
-    EpilogueName,
     MajorAB,
     MajorCD,
     RasterName,
@@ -19,6 +17,9 @@ from gemmill.library.config import (
     ScheduleName,
 )
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.wording import one_of as one_of
+from gemmill.library.wording import suggest as suggest
 
 _DTYPES: tuple[str, ...] = get_args(DTypeName)
 
@@ -40,18 +41,10 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "scheduler.raster": get_args(RasterName),
         "scheduler.decomposition": get_args(DecompositionName),
         "scheduler.batching": get_args(BatchingName),
-        "epilogue": get_args(EpilogueName),
+        "epilogue": (LINEAR,),
     }
 )
 """What each field of text can hold. All other fields are integers."""
 
-
-def suggest(word: str, allowed: Iterable[str]) -> str:
-    """``", did you mean x?"`` where one of the allowed words is close, else nothing."""
-    close = difflib.get_close_matches(word, allowed, n=1)
-    return f", did you mean {close[0]}?" if close else ""
-
-
-def one_of(values: Sequence[object]) -> str:
-    """``x, y or z``."""
-    return " or ".join(filter(None, (", ".join(map(str, values[:-1])), str(values[-1]))))
+OPEN = frozenset({"epilogue"})
+"""Fields whose words are only the usual ones: an epilogue may be any expression."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from gemmill.library.domains import WORDS, one_of, suggest
+from gemmill.library.domains import OPEN, WORDS, one_of, suggest
 from gemmill.library.errors import ExpressionError
 from gemmill.library.fields import FIELD_NAMES, Fields, Value
 
@@ -191,7 +191,7 @@ class _Compiler:
         """Refuses a text constant that the field on the other side can never hold."""
         if isinstance(field, ast.Name | ast.Attribute) and isinstance(word, ast.Constant):
             allowed = WORDS.get(ast.unparse(field))
-            if allowed and word.value not in allowed:
+            if allowed and word.value not in allowed and ast.unparse(field) not in OPEN:
                 hint = suggest(str(word.value), allowed)
                 raise self.error(
                     word, f"{ast.unparse(field)} is never {word.value!r}{hint or ';'} it is {one_of(allowed)}"

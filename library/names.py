@@ -3,7 +3,8 @@
 ``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear`` reads: arch, A, B (dtype, major,
 alignment), accumulator, C, D, tile, cluster, schedule, stages, raster and swizzle, splits of K, epilogue. What is
 unusual is appended to its part: block scales of an operand (``e4m3k16s1x128``), promotion (``f32p4``), batching
-(``m8grouped``), the decomposition of K (``k4split``). Names are C identifiers.
+(``m8grouped``), the decomposition of K (``k4split``). An epilogue other than ``linear`` is spelled out, with capital
+letters for what is no letter or digit (``xdEreluPaccQ``). Names are C identifiers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pydantic import ValidationError
 
 from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.errors import ConfigError
+from gemmill.library.epilogues.encoding import decode, encode
+from gemmill.library.errors import ConfigError, ExpressionError
 from gemmill.library.fields import Value, config_of
 
 _INT = "([1-9][0-9]{0,17})"
@@ -40,7 +42,7 @@ _PARTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         "m8",
     ),
     ("splits", f"k{_INT}([a-z]+)?", ("scheduler.splits", "scheduler.decomposition"), "k1"),
-    ("epilogue", "([a-z][a-z0-9]*)", ("epilogue",), "linear"),
+    ("epilogue", "(linear|x[a-zA-Z0-9]+)", ("epilogue",), "linear"),
 )
 """For each part of a name: what it is, its pattern, the fields in the pattern's groups, an example."""
 
@@ -70,7 +72,7 @@ def kernel_name(config: GemmConfig) -> str:
             f"s{config.stages}",
             f"{scheduler.raster}{scheduler.swizzle}{_unless(scheduler.batching, 'strided')}",
             f"k{scheduler.splits}{_unless(scheduler.decomposition, 'tiles')}",
-            config.epilogue,
+            encode(config.epilogue),
         )
     )
 
@@ -93,7 +95,12 @@ def parse_name(name: str) -> GemmConfig:
         if match is None:
             raise ConfigError(f"{name!r} is not a kernel name: {part!r} is no {what}, which looks like {example}")
         for field, text in zip(names, match.groups(), strict=True):
-            if text is None:
+            if field == "epilogue":
+                try:
+                    fields[field] = decode(text)
+                except ExpressionError as error:
+                    raise ConfigError(f"{name!r} is not a kernel name: its epilogue {text!r}: {error}") from None
+            elif text is None:
                 fields[field] = _UNSAID.get(field, "none")
             else:
                 fields[field] = int(text) if text.isdecimal() else text

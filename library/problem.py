@@ -8,11 +8,19 @@ from math import gcd
 from types import MappingProxyType
 from typing import Literal
 
-from gemmill.library.config import BatchingName, EpilogueName, MajorAB, MajorCD, ScaleName
+from gemmill.library.config import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import LINEAR, parse, spelling
+from gemmill.library.epilogues.tree import transposed
 
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
+
+
+def is_mixed(a: DTypeName, b: DTypeName) -> bool:
+    """Whether one operand is widened to the other's type."""
+    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
+    return narrow <= 8 and wide == 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +54,24 @@ class GemmProblem:
     batching: BatchingName = "strided"
     """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`. ``m`` is the rows of all
     groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
-    epilogue: EpilogueName = "linear"
-    """What is done to each sum before it is stored."""
+    epilogue: str = LINEAR
+    """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
+
+    @property
+    def d_columns(self) -> int:
+        """Columns of D: N, or half of it where the epilogue is gated."""
+        return self.n // 2 if self.epilogue != LINEAR and parse(self.epilogue).gated else self.n
 
     def __str__(self) -> str:
         batch = f"x{self.batch}" if self.batch != 1 else ""
         if self.batching != "strided":
             batch = f" in {self.batch} groups ({self.batching})"
+        epilogue = "" if self.epilogue == LINEAR else f", {self.epilogue}"
         c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
         return (
             f"{self.m}x{self.n}x{self.k}{batch} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
-            f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator})"
+            f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator}"
+            f"{epilogue})"
         )
 
     @classmethod
@@ -111,8 +126,9 @@ class GemmProblem:
 
     @property
     def can_transpose(self) -> bool:
-        """Whether :attr:`transposed` can stand in for it: neither groups nor block scales have a transpose."""
-        return self.batching == "strided" and self.a_scale == self.b_scale == "none"
+        """Whether :attr:`transposed` can stand in for it: groups, block scales and gates have no transpose."""
+        gated = self.epilogue != LINEAR and parse(self.epilogue).gated
+        return self.batching == "strided" and self.a_scale == self.b_scale == "none" and not gated
 
     @property
     def transposed(self) -> GemmProblem:
@@ -132,4 +148,5 @@ class GemmProblem:
             b_align=self.a_align,
             c_major=_TRANSPOSED[self.c_major] if self.c_major else None,
             d_major=_TRANSPOSED[self.d_major],
+            epilogue=LINEAR if self.epilogue == LINEAR else spelling(transposed(parse(self.epilogue))),
         )

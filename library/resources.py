@@ -15,6 +15,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.fields import Fields
 
 WARPGROUP = 128
@@ -58,7 +59,7 @@ def element_bits(fields: Fields, operand: str) -> int:
 
 def is_mixed(fields: Fields) -> bool:
     """Whether A is narrower than B, and widened to B's type on its way to the tensor cores."""
-    return element_bits(fields, "a") < element_bits(fields, "b")
+    return element_bits(fields, "a") <= 8 and element_bits(fields, "b") == 16
 
 
 def group_size(fields: Fields) -> int:
@@ -84,9 +85,14 @@ def transposes(fields: Fields, operand: str) -> bool:
 
 
 def slices(fields: Fields) -> int:
-    """Parts of a stage's K that consumer warpgroups multiply each for itself: 2 where they share 64 rows."""
+    """Parts of a stage's K that consumer warpgroups multiply each for itself: 4 where they share 64 rows."""
     shared = fields["schedule"] == "cooperative" and fields["tile.m"] == SUBTILE_M
-    return 2 if shared and is_mixed(fields) else 1
+    return 4 if shared and is_mixed(fields) else 1
+
+
+def storing_warpgroups(fields: Fields) -> int:
+    """Consumer warpgroups that store D: one where they share its rows."""
+    return 1 if slices(fields) > 1 else consumer_warpgroups(fields)
 
 
 def fragment_registers(fields: Fields) -> int:
@@ -97,7 +103,9 @@ def fragment_registers(fields: Fields) -> int:
 
 
 def consumer_warpgroups(fields: Fields) -> int:
-    """Warpgroups that issue WGMMAs: two, or three sharing a tile of 192 rows."""
+    """Warpgroups that issue WGMMAs: two, three sharing a tile of 192 rows, or as many as share the K of its stages."""
+    if slices(fields) > 1:
+        return slices(fields)
     return 3 if fields["schedule"] == "cooperative" and fields["tile.m"] == 192 else 2
 
 
@@ -118,7 +126,7 @@ def register_budget(fields: Fields) -> tuple[int, int]:
 
     With fewer than 56 the producer of a multicasting kernel spills.
     """
-    return (56, 224) if consumer_warpgroups(fields) == 2 else (56, 152)
+    return 56, {2: 224, 3: 152, 4: 104}[consumer_warpgroups(fields)]
 
 
 def accumulator_registers(fields: Fields) -> int:
@@ -158,6 +166,11 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
     )
 
 
+def tile_columns_d(fields: Fields) -> int:
+    """Columns of D in a tile: a gated epilogue makes one of two."""
+    return integer(fields, "tile.n") // (2 if parse(str(fields["epilogue"])).gated else 1)
+
+
 def stored_dtype(fields: Fields, operand: str) -> str:
     """The dtype of C or D as the main kernel sees it: split kernels store partial sums, and take no C."""
     if fields["scheduler.decomposition"] == "split":
@@ -183,7 +196,7 @@ def subtile_n(fields: Fields) -> int:
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
     operands = ((stored_dtype(fields, operand), str(fields[f"{operand}.major"])) for operand in "cd")
-    return _subtile_n(integer(fields, "tile.n"), *(pair for pair in operands if pair[0] != "none"))
+    return _subtile_n(tile_columns_d(fields), *(pair for pair in operands if pair[0] != "none"))
 
 
 @cache
@@ -225,7 +238,7 @@ def subtile_bytes(fields: Fields, operand: str) -> int:
 
 def subtiles(fields: Fields) -> int:
     """Subtiles in a warpgroup's part of a tile."""
-    return warpgroup_m(fields) // SUBTILE_M * (integer(fields, "tile.n") // subtile_n(fields))
+    return warpgroup_m(fields) // SUBTILE_M * (tile_columns_d(fields) // subtile_n(fields))
 
 
 def c_buffers(fields: Fields) -> int:
@@ -248,10 +261,10 @@ def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
     """Shared memory beside the A and B stages."""
     per_warpgroup = d_buffers * subtile_bytes(fields, "d") + c_buffers(fields) * subtile_bytes(fields, "c")
     turns = 2 if fields["schedule"] == "pingpong" else 0
-    sums = integer(fields, "tile.m") * integer(fields, "tile.n") * 4 if slices(fields) > 1 else 0
+    sums = (slices(fields) - 1) * integer(fields, "tile.m") * integer(fields, "tile.n") * 4
     rings = 3 if transposes(fields, "a") or transposes(fields, "b") else 2
-    barriers = 8 * (rings * stages + consumer_warpgroups(fields) * c_buffers(fields) + turns)
-    return consumer_warpgroups(fields) * per_warpgroup + sums + barriers + stages * scale_bytes(fields)
+    barriers = 8 * (rings * stages + storing_warpgroups(fields) * c_buffers(fields) + turns)
+    return storing_warpgroups(fields) * per_warpgroup + sums + barriers + stages * scale_bytes(fields)
 
 
 def auto_stages(fields: Fields) -> int:
@@ -267,7 +280,7 @@ def d_buffers(fields: Fields) -> int:
     capacity = ARCHS[str(fields["arch"])].shared_bytes
     stages = integer(fields, "stages")
     spare = capacity - stages * sum(stage_bytes(fields)) - fixed_bytes(fields, stages, MIN_D_BUFFERS)
-    extra = max(0, spare) // (consumer_warpgroups(fields) * subtile_bytes(fields, "d"))
+    extra = max(0, spare) // (storing_warpgroups(fields) * subtile_bytes(fields, "d"))
     return min(max(MIN_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
 
 

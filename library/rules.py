@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.footprint import FAMILY, family_of
@@ -86,6 +87,41 @@ def _batching(f: Fields) -> str | None:
     return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
+def _epilogue_c(f: Fields) -> str | None:
+    epilogue, has_c = str(f["epilogue"]), f["c.dtype"] != "none"
+    if epilogue == LINEAR or parse(epilogue).reads_c == has_c:
+        return None
+    return f"there is {'a' if has_c else 'no'} C, which the epilogue {'never reads' if has_c else 'reads'}: {epilogue}"
+
+
+def _epilogue_integers(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or f["d.dtype"] != "s32":
+        return None
+    return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {f['epilogue']}"
+
+
+def _epilogue_family(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
+        return None
+    return f"{f['schedule']} kernels have the linear epilogue only: {f['epilogue']}"
+
+
+def _epilogue_groups(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or f["scheduler.batching"] == "strided":
+        return None
+    return f"{f['scheduler.batching']} kernels have the linear epilogue only: {f['epilogue']}"
+
+
+def _epilogue_gated(f: Fields) -> str | None:
+    if not parse(str(f["epilogue"])).gated:
+        return None
+    if integer(f, "tile.n") % 16:
+        return f"tile N is {f['tile.n']}, and the epilogue pairs columns: it must be a multiple of 16"
+    if f["scheduler.decomposition"] != "split":
+        return None
+    return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
@@ -102,6 +138,21 @@ RULES: tuple[Rule, ...] = (
         "gemmill: emitters/include/gemmill/scheduler",
     ),
     Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
+    Rule(
+        "epilogue-gated",
+        ("tile.n", "scheduler.decomposition", "epilogue"),
+        _epilogue_gated,
+        "gemmill: partial sums have the columns of D",
+    ),
+    Rule("epilogue-integers", ("d.dtype", "epilogue"), _epilogue_integers, "gemmill: expressions compute in f32"),
+    Rule(
+        "epilogue-groups",
+        ("scheduler.batching", "epilogue"),
+        _epilogue_groups,
+        "gemmill: where a group's operands lie, and its rows end, is known for A to D alone",
+    ),
+    Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
+    Rule("epilogue-family", ("schedule", "epilogue"), _epilogue_family, "gemmill: kernels that take expressions"),
     *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""

@@ -32,7 +32,6 @@ from gemmill.library.arch import ArchName
 from gemmill.library.config import (
     BatchingName,
     DecompositionName,
-    EpilogueName,
     MajorAB,
     MajorCD,
     RasterName,
@@ -40,6 +39,7 @@ from gemmill.library.config import (
     ScheduleName,
 )
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
 from gemmill.library.expression import Expression
 
@@ -103,6 +103,19 @@ def _where(value: object) -> tuple[Expression, ...]:
 
 Where = Annotated[tuple[Expression, ...], PlainValidator(_where), WithJsonSchema({"type": "string"})]
 """A filter: comparisons and integer arithmetic over field names (``tile.m``, ``a.major``, ``schedule``, ...)."""
+
+
+def _epilogue(value: object) -> str:
+    if not isinstance(value, str):
+        raise PydanticCustomError("epilogue", "must be text, as in `epilogue: d = relu(acc + bias[n])`")
+    try:
+        return canonical(value)
+    except ExpressionError as error:
+        raise PydanticCustomError("epilogue", "{reason}", {"reason": str(error), "column": error.column}) from None
+
+
+EpilogueSpec = Annotated[str, PlainValidator(_epilogue), WithJsonSchema({"type": "string"})]
+"""``linear``, or assignments such as ``d = silu(alpha * acc + bias[n])``."""
 
 
 class Spec(BaseModel):
@@ -234,8 +247,9 @@ class SetSpec(Spec):
     stages: OneOrMore[Stages] | None = None
     """Depth of the shared-memory pipeline; auto, the default: as deep as fits."""
     scheduler: OneOrMore[SchedulerSpec] | None = None
-    epilogue: OneOrMore[EpilogueName] | None = None
-    """linear: D = alpha * A @ B + beta * C."""
+    epilogue: OneOrMore[EpilogueSpec] | None = None
+    """What is done to each sum before it is stored, as in ``d = relu(acc + bias[n])``; linear, the default: D = alpha *
+    A @ B + beta * C."""
 
 
 class FilteredSet(SetSpec):

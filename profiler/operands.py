@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 
 ROTATED_BYTES = 256 << 20
 """Bytes that all sets together exceed: more than twice the L2 of any Hopper (60 MB), with room to spare."""
@@ -48,14 +49,21 @@ class OperandSet:
     """None for a problem without C."""
     d: Any
     a_scale: Any = None
-    """Block scales of A in float32, an element for each block of A in the order of A's extents; None without."""
+    """Block scales of A in float32, an element for each block of A in the order of A's extents; None without. Of narrow
+    A: scales of groups in B's dtype, contiguous along M."""
     b_scale: Any = None
     """The same of B: along K first, then along N."""
+    a_zero: Any = None
+    """Zero points of the groups of narrow A."""
 
 
 def matrix(rows: int, columns: int, batch: int, row_major: bool, dtype: str, device: Any) -> Any:
-    """An uninitialised matrix (rows, columns), or (batch, rows, columns), contiguous along columns or along rows."""
+    """An uninitialised matrix (rows, columns), or (batch, rows, columns), contiguous along columns or along rows.
+
+    4-bit elements lie two in a byte along the contiguous extent.
+    """
     extents = (rows, columns) if row_major else (columns, rows)
+    extents = extents[0], -(-extents[1] * min(8, DTYPES[dtype].bits) // 8)
     shape = extents if batch == 1 else (batch, *extents)
     tensor = torch().empty(shape, dtype=torch_dtype(dtype), device=device)
     return tensor if row_major else tensor.transpose(-1, -2)
@@ -95,6 +103,11 @@ def random_scales(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
     return torch().empty(shape, dtype=torch().float32, device=device).uniform_(-1, 1, generator=generator).exp2_()
 
 
+def random_zeros(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
+    """Zero points about the middle of 4 unsigned bits."""
+    return torch().empty(shape, dtype=torch().float32, device=device).uniform_(4, 12, generator=generator).round_()
+
+
 def scale_block(scale: str) -> tuple[int, int]:
     """Elements along M (of A) or N (of B) and along K that share a block scale, from its name: ``128x128``."""
     across, along_k = scale.removesuffix("z").split("x")
@@ -131,7 +144,14 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
 
     def scales(operand: str) -> Any:
+        if is_mixed(problem.a_dtype, problem.b_dtype):
+            return groups(random_scales)
         return random_scales(scale_shape(problem, operand), generator, device)
+
+    def groups(draw: Callable[..., Any]) -> Any:
+        shape = scale_shape(problem, "a")
+        stored = draw((*shape[:-2], shape[-1], shape[-2]), generator, device)
+        return stored.to(torch_dtype(problem.b_dtype)).mT
 
     def one() -> OperandSet:
         a = matrix(m, k, batch, problem.a_major == "k", problem.a_dtype, device)
@@ -151,6 +171,7 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
             d,
             scales("a") if problem.a_scale != "none" else None,
             scales("b") if problem.b_scale != "none" else None,
+            groups(random_zeros) if problem.a_scale.endswith("z") else None,
         )
 
     return [one() for _ in range(set_count(problem) if sets is None else sets)]
@@ -158,7 +179,7 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
 
 def natural_alpha(problem: GemmProblem) -> float:
     """1, or the power of two that brings the sums of random integers to about 64 where D is too narrow for them."""
-    if not DTYPES[problem.a_dtype].is_integer or problem.d_dtype not in ("f16", "s8", "u8", "e4m3", "e5m2"):
+    if not DTYPES[problem.accumulator].is_integer or problem.d_dtype not in ("f16", "s8", "u8", "e4m3", "e5m2"):
         return 1.0
     # Uniform 8-bit integers have a root mean square of 74 with a sign; without one their sums grow along K.
     typical = problem.k * 128**2 if problem.a_dtype == problem.b_dtype == "u8" else math.sqrt(problem.k) * 74**2
@@ -173,4 +194,6 @@ def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
         "fast_accumulation": problem.promote == 0,
         "a_scale": operands.a_scale,
         "b_scale": operands.b_scale,
+        "a_zero": operands.a_zero,
+        "a_dtype": problem.a_dtype if DTYPES[problem.a_dtype].bits < 8 else None,
     }

@@ -17,7 +17,7 @@ from gemmill import __version__
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import RecordError
 from gemmill.library.names import kernel_name
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.process import WorkerError, WorkerProcess
@@ -34,10 +34,14 @@ TRANSPOSED_ROWS = 64
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
-    """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any."""
+    """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
+
+    The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
+    """
     a, b, c, d = config.a, config.b, config.c, config.d
+    m, n = (shape.n, shape.m) if is_mixed(a.dtype, b.dtype) else (shape.m, shape.n)
     packed = GemmProblem.packed(
-        (shape.m, shape.n, shape.k, shape.batch),
+        (m, n, shape.k, shape.batch),
         (a.dtype, "k" if a.major == "any" else a.major),
         (b.dtype, "k" if b.major == "any" else b.major),
         config.accumulator,

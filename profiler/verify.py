@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.library.resources import INSTRUCTION_K_BYTES
 from gemmill.profiler.operands import OperandSet, scale_block, torch, torch_dtype
 
@@ -82,14 +82,16 @@ class Reference:
 def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: float) -> Reference:
     """Compute alpha * A @ B + beta * C in float64 on the operands' device, and each element's bound."""
     shape = (problem.batch, problem.m, problem.n)
-    a, b = (_batched(tensor, problem.batch) for tensor in (operands.a, operands.b))
+    mixed = is_mixed(problem.a_dtype, problem.b_dtype)
+    widened_a = widened(problem, operands) if mixed else operands.a
+    a, b = (_batched(tensor, problem.batch) for tensor in (widened_a, operands.b))
     c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)
     expected = torch().empty(shape, dtype=torch().float64, device=a.device)
     bound = torch().empty(shape, dtype=torch().float32, device=a.device)
     lost, epsilon = summation_loss(problem), _epilogue_epsilon(problem)
     for batch, rows in _chunks(shape):
         left, right = (x.to(torch().float64, copy=True) for x in (a[batch, rows], b[batch]))
-        if operands.a_scale is not None:
+        if operands.a_scale is not None and not mixed:
             across, along_k = scale_block(problem.a_scale)
             scales = _batched(operands.a_scale, problem.batch)[batch].repeat_interleave(across, 0)
             left *= scales[rows].repeat_interleave(along_k, 1)[:, : problem.k]
@@ -110,6 +112,26 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
         expected[batch, rows] = product
         bound[batch, rows] = spread
     return Reference(expected, bound)
+
+
+def widened(problem: GemmProblem, operands: OperandSet) -> Any:
+    """Narrow A in B's dtype, as kernels compute it: (q - zero) * scale, rounded after each step."""
+    narrow, wide = problem.a_dtype, torch_dtype(problem.b_dtype)
+    if DTYPES[narrow].bits == 4:
+        nibbles = torch().stack((operands.a & 15, operands.a >> 4 & 15), dim=-1).flatten(-2)[..., : problem.k].int()
+        values = (nibbles - 16 * (nibbles > 7) if narrow == "s4" else nibbles).to(wide)
+    else:
+        values = operands.a.to(torch().float32).to(wide)
+    if operands.a_scale is None:
+        return values
+    _, group = scale_block(problem.a_scale)
+
+    def spread(groups: Any) -> Any:
+        return groups.repeat_interleave(group, -1)[..., : problem.k]
+
+    if operands.a_zero is not None:
+        values = values - spread(operands.a_zero)
+    return values * spread(operands.a_scale)
 
 
 def summation_loss(problem: GemmProblem) -> float:
@@ -145,7 +167,7 @@ def summation_loss(problem: GemmProblem) -> float:
     if "tf32" in (problem.a_dtype, problem.b_dtype):
         lost += SIGMAS * DTYPES["tf32"].epsilon
     steps = -(-k // max(1, products)) + 1
-    if problem.a_scale != "none" or problem.b_scale != "none":
+    if problem.b_scale != "none":
         steps *= 3  # two roundings more: of the product of the scales, and of what it multiplies
     return lost + SIGMAS * epsilon * (math.sqrt(steps) if problem.accumulator == "f16" else steps)
 

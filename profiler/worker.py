@@ -279,6 +279,7 @@ class _Bench:
                 out=operand.d,
                 a_scale=operand.a_scale,
                 b_scale=operand.b_scale,
+                a_zero=operand.a_zero,
             )
             prepared()
 

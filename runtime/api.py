@@ -14,11 +14,14 @@ from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
+from gemmill.library.epilogues.parse import PLAIN
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
+from gemmill.runtime.epilogues import NOTHING, Passed, bind_operands, read_passed
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
-from gemmill.runtime.operands import Gemm, bind, matmul_shape, unpacked
+from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults, needs_swap
@@ -121,6 +124,8 @@ def matmul(
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     sm_count: int | None = None,
+    epilogue: str | None = None,
+    **operands: Any,
 ) -> Any:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
@@ -143,6 +148,12 @@ def matmul(
     dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step; the
     group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous
     along M) and ``a_zero`` do the same for a narrow ``a``.
+
+    ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
+    follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
+    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16 or f16. Tensors of
+    outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of columns 2 j and
+    2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
 
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
     may run the transposed problem, D^T = B^T A^T, on the same memory.
@@ -169,8 +180,9 @@ def matmul(
         sm_count,
     )
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    if any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype)):
-        return multiply_views(a, b, c, out, stream, options, **scales)
+    if operands or any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype, epilogue)):
+        passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+        return multiply_views(a, b, c, out, stream, options, passed, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -203,16 +215,20 @@ def matmul(
     return out
 
 
-def multiply_views(a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, **others: Any) -> Any:
-    """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], **others)
-    key = (tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items()), options)
+def multiply_views(
+    a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, passed: Passed = NOTHING, **others: Any
+) -> Any:
+    """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses, an
+    epilogue's."""
+    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], passed.epilogue, **others)
+    layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
+    key = layout, options, passed.key
     ready = _ready.get(key)
     if ready is None:
-        ready = _prepare(tensors, handle, options)
+        ready = _prepare(tensors, handle, options, passed)
         _ready.put(key, ready)
     if ready.launch is not None:
-        ready.launch(handle, _addresses(tensors))
+        ready.launch(handle, (*_addresses(tensors), *passed.addresses))
     return out
 
 
@@ -241,6 +257,8 @@ def plan(
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     sm_count: int | None = None,
+    epilogue: str | None = None,
+    **operands: Any,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
@@ -251,15 +269,16 @@ def plan(
     dtypes = a_dtype, b_dtype
     others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
-    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, **others)
+    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel, sm_count
-    gemm, choice, launcher = _choose(tensors, handle, options)
+    gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
         follow = functools.partial(_torch_stream(), tensors["a"].device)
     else:
         follow = functools.partial(_fixed_stream, handle, stream)
-    return Plan(gemm.problem, tensors, out, choice, launcher, follow)
+    return Plan(gemm.problem, tensors, out, choice, launcher, follow, passed)
 
 
 def stream_handle(stream: Stream) -> int:
@@ -295,6 +314,7 @@ def _read(
     out_dtype: Any,
     stream: Stream,
     dtypes: tuple[Any, Any] = (None, None),
+    epilogue: Epilogue = PLAIN,
     **others: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
@@ -319,7 +339,7 @@ def _read(
         if kind == "addresses":
             raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
         shapes = tensors["a"].shape, tensors["b"].shape
-        shape = grouped_shape(*shapes, tensors[kind].shape, kind) if kind else matmul_shape(*shapes)
+        shape = grouped_shape(*shapes, tensors[kind].shape, kind) if kind else d_shape(*shapes, epilogue)
         out = _allocate(a, shape, dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
@@ -372,12 +392,11 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 
 def _choose(
-    tensors: dict[str, TensorView], handle: int, options: Options
+    tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, _, accumulator, tf32, fast, _, registry, named, sm_count = options
-    if "c" not in tensors and beta:
-        raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
+    beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
             raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
@@ -388,7 +407,7 @@ def _choose(
     if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
         raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if beta is None:
-        beta = 1.0 if "c" in tensors else 0.0
+        beta = 1.0 if beta_is_read else 0.0
     beta = float(beta)
     if tensors["out"].dtype == "s32":
         for factor, value in (("alpha", alpha), ("beta", beta)):
@@ -397,7 +416,13 @@ def _choose(
                     f"{factor} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
                 )
     kind = groups_kind(tensors)
-    binder = functools.partial(bind_groups, groups=tensors[kind], kind=kind) if kind else bind
+    if kind and passed is not NOTHING:
+        raise OperandError(f"an epilogue is passed beside {kind}; kernels of groups have none but alpha and beta")
+    binder = (
+        functools.partial(bind_groups, groups=tensors[kind], kind=kind)
+        if kind
+        else functools.partial(bind, epilogue=passed.epilogue, may_stack=passed.may_stack)
+    )
     gemm = binder(
         tensors["a"],
         tensors["b"],
@@ -410,6 +435,9 @@ def _choose(
         b_scale=tensors.get("b_scale"),
         a_zero=tensors.get("a_zero"),
         b_zero=tensors.get("b_zero"),
+    )
+    extras = bind_operands(
+        passed.epilogue, passed.values, tensors["out"], len(tensors["a"].shape) > 1, len(tensors["b"].shape) > 1
     )
     if is_empty(gemm.problem):
         return gemm, None, None
@@ -430,12 +458,29 @@ def _choose(
             raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
         swapped = needed
     kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count)
+    return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count, extras)
 
 
-def _prepare(tensors: dict[str, TensorView], handle: int, options: Options) -> _Ready:
+def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed) -> bool:
+    """Whether beta scales anything; OperandError where C, alpha or beta is passed and not read, or C is missing."""
+    epilogue = passed.epilogue
+    if passed.text is not None and epilogue.reads_c != has_c:
+        if has_c:
+            raise OperandError(f"c is passed, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(f"the epilogue `{epilogue}` reads c: pass c=")
+    if alpha != 1 and "alpha" not in epilogue.factors:
+        raise OperandError(f"alpha is {alpha}, but the epilogue `{epilogue}` does not read it")
+    beta_is_read = "beta" in epilogue.factors and (has_c or not epilogue.reads_c)
+    if beta and not beta_is_read:
+        if "beta" not in epilogue.factors:
+            raise OperandError(f"beta is {beta}, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(f"beta is {beta}, but there is no c to scale: pass c=, or leave beta out")
+    return beta_is_read
+
+
+def _prepare(tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING) -> _Ready:
     """What :func:`matmul` keeps of a call."""
-    _, _, launcher = _choose(tensors, handle, options)
+    _, _, launcher = _choose(tensors, handle, options, passed)
     out = tensors["out"]
     return _Ready(launcher, out.device, out.shape, out.dtype)
 

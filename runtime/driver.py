@@ -138,6 +138,12 @@ def is_capturing(device: int, stream: int) -> bool:
     return bool(capture)
 
 
+def fill(device: int, stream: int, address: int, word: int, count: int) -> None:
+    """Fill ``count`` 32-bit words with one value, in the order of a stream of the GPU."""
+    with current(device):
+        check(bindings().cuMemsetD32Async(address, word, count, stream), f"filling {count} words at {address:#x}")
+
+
 def load(device: int, artifact: Artifact) -> Kernel:
     """Load a kernel on a GPU, once; it stays for the life of the process, since CUDA graphs may refer to it.
 

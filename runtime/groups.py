@@ -9,13 +9,13 @@ from typing import Literal
 from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
+from gemmill.library.problem import is_mixed
 from gemmill.runtime.operands import (
     Gemm,
     assemble,
     block_scales,
     check_devices,
     check_out,
-    is_mixed,
     matmul_shape,
     matrices,
     spread,

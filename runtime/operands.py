@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import PLAIN, spelling
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
@@ -135,6 +137,17 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
+def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
+    """Shape of D: that of ``a @ b``, with half its columns where the epilogue is gated."""
+    shape = matmul_shape(a, b)
+    if not epilogue.gated:
+        return shape
+    if len(b) < 2 or b[-1] % 2:
+        columns = b[-1] if len(b) > 1 else 1
+        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
+    return (*shape[:-1], shape[-1] // 2)
+
+
 def bind(
     a: TensorView,
     b: TensorView,
@@ -148,30 +161,33 @@ def bind(
     b_scale: TensorView | None = None,
     a_zero: TensorView | None = None,
     b_zero: TensorView | None = None,
+    epilogue: Epilogue = PLAIN,
+    may_stack: bool = True,
 ) -> Gemm:
-    """The GEMM that writes ``alpha * a @ b + beta * c`` to ``d``.
+    """The GEMM that writes ``alpha * a @ b + beta * c``, or what ``epilogue`` makes of the sums, to ``d``.
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``d`` as :func:`matmul_shape` says, ``c`` broadcasts to
-    ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. OperandError
-    names the operand and the way out.
+    ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. With
+    ``may_stack`` a batch that shares ``b`` may become one matrix. OperandError names the operand and the way out.
     """
     others = {"b": b, "c": c, "out": d, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     check_devices(a, **others)
-    shape = matmul_shape(a.shape, b.shape)
+    shape = d_shape(a.shape, b.shape, epilogue)
     check_out(a, b, d, shape)
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, k = (a.shape[-2] if row_axis else 1), a.shape[-1]
     n = b.shape[-1] if column_axis else 1
+    d_columns = n // 2 if epilogue.gated else n
     batch_shape = shape[: len(shape) - row_axis - column_axis]
     batch = 1
     for extent in batch_shape:
         batch *= extent
     matrices_a = matrices("a", a, batch_shape, m, k, row_axis, True)
     matrices_b = matrices("b", b, batch_shape, k, n, True, column_axis)
-    matrices_d = matrices("out", d, batch_shape, m, n, row_axis, column_axis)
+    matrices_d = matrices("out", d, batch_shape, m, d_columns, row_axis, column_axis)
     matrices_c = None
     if c is not None:
-        matrices_c = matrices("c", spread(c, shape), batch_shape, m, n, row_axis, column_axis)
+        matrices_c = matrices("c", spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis)
 
     groups = scales = None
     if is_mixed(a.dtype, b.dtype):
@@ -183,7 +199,7 @@ def bind(
         scales = block_scales(a_scale, b_scale, (m, n, k), batch_shape, batch_shape)
 
     stacked = [x for x in (matrices_a, matrices_d, matrices_c) if x is not None]
-    stackable = 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and scales is None
+    stackable = may_stack and 1 < batch <= MAX_EXTENT // max(m, 1) and matrices_b.batch_stride == 0 and scales is None
     stackable = stackable and (groups is None or groups.name == "b")
     if stackable and all(_stacks(x) for x in stacked):
         # One B for all: the batch is more rows of A, C and D.
@@ -194,9 +210,16 @@ def bind(
     extents = m, n, k, batch
     abcd = matrices_a, matrices_b, matrices_c, matrices_d
     gemm = assemble(extents, *abcd, accumulator, tf32=tf32, promote=promote, scales=scales)
+    if epilogue is not PLAIN:
+        gemm = replace(gemm, problem=replace(gemm.problem, epilogue=spelling(epilogue)))
     if groups is None:
         return gemm
     if groups.name == "b":
+        if epilogue.gated:
+            raise OperandError(
+                f"the epilogue `{epilogue}` pairs columns of b, and kernels that widen b compute the transpose: apply "
+                "it to the result, or widen b beforehand"
+            )
         gemm = gemm.transposed
     problem = replace(gemm.problem, a_scale=groups.scaling)
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
@@ -240,7 +263,7 @@ def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...
 
 def spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
     """C, broadcast to a shape."""
-    return replace(c, shape=shape, strides=_broadcast("c", c, shape))
+    return replace(c, shape=shape, strides=broadcast("c", c, shape))
 
 
 def assemble(
@@ -293,12 +316,6 @@ def assemble(
     )
     a_scale, b_scale = scales or (None, None)
     return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
-
-
-def is_mixed(a: DTypeName, b: DTypeName) -> bool:
-    """Whether one operand is widened to the other's type."""
-    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
-    return narrow <= 8 and wide == 16
 
 
 def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:
@@ -371,7 +388,7 @@ def _groups(
                 f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, as {other} is"
             )
         outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
-        batch_stride = _collapse(f"{name}_{kind}", batch, _broadcast(f"{name}_{kind}", outer, batch))
+        batch_stride = collapse(f"{name}_{kind}", batch, broadcast(f"{name}_{kind}", outer, batch))
         along_rows, along_k = tensor.strides[-2 if name == "a" else -1], tensor.strides[k_axis]
         if bool(batch_stride) != bool(narrow.batch_stride):
             raise OperandError(
@@ -399,7 +416,7 @@ def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[i
     if tensor.shape[-2:] != shape:
         raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
     outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
-    batch_stride = _collapse(name, batch, _broadcast(name, outer, batch))
+    batch_stride = collapse(name, batch, broadcast(name, outer, batch))
     strides = tensor.strides[-2:]
     return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride)
 
@@ -409,7 +426,7 @@ def _literal(major: str) -> Any:
     return major
 
 
-def _broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tensor expanded to a shape: 0 along the extents it lacks."""
     missing = len(shape) - len(tensor.shape)
     if missing < 0 or any(e not in (1, f) for e, f in zip(tensor.shape, shape[missing:], strict=True)):
@@ -426,7 +443,7 @@ def matrices(
     outer = len(tensor.shape) - axes
     shape = tensor.shape[:outer]
     matrix_strides = tensor.strides[outer:]
-    outer_strides = _broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    outer_strides = broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
     return Matrices(
         name,
         tensor,
@@ -434,11 +451,11 @@ def matrices(
         columns,
         row_stride=matrix_strides[0] if row_axis else 0,
         column_stride=matrix_strides[-1] if column_axis else 0,
-        batch_stride=_collapse(name, batch, outer_strides),
+        batch_stride=collapse(name, batch, outer_strides),
     )
 
 
-def _collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+def collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
     """The one stride of several batch extents."""
     count, stride = 1, 0
     for extent, step in zip(reversed(shape), reversed(strides), strict=True):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import parts, tma
+from gemmill.runtime import driver, parts, tma
 from gemmill.runtime.driver import Kernel
+from gemmill.runtime.epilogues import NOTHING, Bound, Passed
 from gemmill.runtime.exchange import Exchange
 from gemmill.runtime.groups import GROUPS
 from gemmill.runtime.operands import Gemm, unpacked
@@ -20,7 +22,7 @@ from gemmill.runtime.selector import Choice
 from gemmill.runtime.tensors import TensorView, as_words, view
 
 Addresses = tuple[int, ...]
-"""Addresses of :data:`OPERANDS`; 0 where a GEMM lacks one."""
+"""Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of what is passed to the epilogue."""
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the tensors of a GEMM are called."""
@@ -109,6 +111,7 @@ class Launcher:
         beta: float,
         swapped: bool = False,
         sm_count: int | None = None,
+        extras: Sequence[Bound] = (),
     ) -> None:
         if swapped:
             gemm = gemm.transposed
@@ -125,7 +128,9 @@ class Launcher:
             operand = getattr(gemm, box.operand)
             # Without a K tile A and B are not read, and may have no address.
             unread = problem.k == 0 and box.operand not in ("c", "d")
-            extents = getattr(problem, box.contiguous), -(-getattr(problem, box.strided) // box.group)
+            n = problem.d_columns if box.operand in ("c", "d") else problem.n
+            sizes = {"m": problem.m, "n": n, "k": problem.k}
+            extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
             name = gemm.name(box.operand)
             batch = problem.batch if operand.batch_stride else 1
             address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
@@ -134,7 +139,7 @@ class Launcher:
             if not (unread or box.anywhere):
                 descriptors.append((_INDEX[name], block.address + box.offset, described.address - address))
         batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
-        layout = "i" if problem.d_dtype == "s32" else "f"
+        layout = "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
         scalars = [
             ("m", "i", problem.m),
             ("n", "i", problem.n),
@@ -164,9 +169,16 @@ class Launcher:
                     (f"{name}_k_stride", "q", scale.k_stride),
                     (f"{name}_batch_stride", "q", scale.batch_stride),
                 ]
-        for name, layout, value in scalars:
+        for name, kind, value in scalars:
             if name in spec.offsets:
-                block.write(spec.offsets[name], layout, value)
+                block.write(spec.offsets[name], kind, value)
+        for extra in extras:
+            at = spec.offsets[f"epilogue.{extra.name}"]
+            block.write(at, "Q", extra.address)
+            for i, stride in enumerate(extra.transposed if gemm.is_transposed else extra.strides):
+                block.write(at + 8 + 8 * i, "q", stride)
+            if not extra.strides:
+                block.write(at + 8, layout, extra.value)
         self.kernel = kernel
         self._block = block  # the prepared launch points into it
         self._descriptors = tuple(descriptors)
@@ -183,8 +195,15 @@ class Launcher:
         self._pointers = tuple(
             (_INDEX[name], ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]))
             for operand, name in pointers.items()
+        ) + tuple(
+            (len(OPERANDS) + i, ctypes.c_uint64.from_address(block.address + spec.offsets[f"epilogue.{extra.name}"]))
+            for i, extra in enumerate(extras)
         )
-        self._addresses: Addresses = tuple(addresses.get(name, 0) for name in OPERANDS)
+        self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
+        self._addresses: Addresses = (
+            *(addresses.get(name, 0) for name in OPERANDS),
+            *(extra.address for extra in extras),
+        )
         self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
         self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
@@ -199,6 +218,8 @@ class Launcher:
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses
+            for index, word, count in self._resets:
+                driver.fill(self.kernel.device, stream, addresses[index], word, count)
             if self._exchange is None:
                 self._launch(stream)
             else:
@@ -219,6 +240,7 @@ class Plan:
         choice: Choice | None,
         launcher: Launcher | None,
         stream: Callable[[], int],
+        passed: Passed = NOTHING,
     ) -> None:
         self.problem = problem
         """What it solves."""
@@ -233,6 +255,7 @@ class Plan:
         self.out = out
         """The tensor it writes."""
         self._tensors = tensors
+        self._passed = passed
         self._launcher = launcher
         self._stream = stream
         self._addresses = self._current_addresses()
@@ -260,16 +283,21 @@ class Plan:
         offsets: Any = None,
         counts: Any = None,
         addresses: Any = None,
+        **operands: Any,
     ) -> None:
-        """Use other tensors from the next call on, each with the shape, strides, dtype and GPU of the one it replaces.
+        """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
+        GPU of the one it replaces.
 
         OperandError where one has not; the plan is then unchanged.
         """
         if self._closed:
             raise self._error()
         tensors = dict(self._tensors)
+        values = dict(self._passed.values)
+        tensors |= {name: value for name, value in values.items() if not isinstance(value, float)}
         others = a_scale, b_scale, a_zero, b_zero, offsets, counts, addresses
-        for name, tensor in zip(OPERANDS, (a, b, c, out, *others), strict=True):
+        given = dict(zip(OPERANDS, (a, b, c, out, *others), strict=True)) | operands
+        for name, tensor in given.items():
             if tensor is None:
                 continue
             if name not in tensors:
@@ -281,12 +309,13 @@ class Plan:
                 new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
-            if name == "out" and not new.writable:
-                raise OperandError("out is read-only")
+            if (name == "out" or name in self._passed.outputs) and not new.writable:
+                raise OperandError(f"{name} is read-only")
             if 0 not in new.shape and name in ("a", "b", "c", "out"):
                 self._check_address(name, new.ptr)
             tensors[name] = new
-        self._tensors = tensors
+        self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
+        self._passed = replace(self._passed, values={name: tensors.get(name, value) for name, value in values.items()})
         self._addresses = self._current_addresses()
         if out is not None:
             self.out = out
@@ -296,6 +325,7 @@ class Plan:
         self._closed = True
         self._launcher = None
         self._tensors = {}
+        self._passed = NOTHING
         self.out = None
 
     def __enter__(self) -> Plan:
@@ -315,7 +345,8 @@ class Plan:
             )
 
     def _current_addresses(self) -> Addresses:
-        return tuple(self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)
+        own = (self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)
+        return (*own, *self._passed.addresses)
 
     @staticmethod
     def _error() -> GemmillError:

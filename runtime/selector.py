@@ -14,8 +14,11 @@ import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
+from gemmill.library.rules import legal, verdicts
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
@@ -93,7 +96,9 @@ class Selector:
 
     def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, decisions: Iterable[Decision] = ()) -> None:
         self.gpu = gpu
-        self._configs = configs
+        self.configs = configs
+        """The kernels by name."""
+        """The kernels by name."""
         members: dict[Format, list[str]] = defaultdict(list)
         for name in sorted(configs):
             if configs[name].target.capability == gpu.capability:
@@ -129,15 +134,25 @@ class Selector:
     def _offers(self, problem: GemmProblem, sm_count: int | None, swapped: bool) -> Iterator[_Offer]:
         """Groups with kernels for a problem: those of its formats first, then those that take any majors."""
         for key in _served_by(problem):
-            group = self._groups.get(key)
+            group = self._group_at(key)
             if group is not None and (serving := group.serving(problem, sm_count)).size:
                 yield _Offer(group, serving, problem, swapped)
+
+    def _group_at(self, key: Format) -> _Group | None:
+        """The kernels of a format: those declared with its epilogue, or else the linear ones with it in
+        place of theirs, as far as rules allow."""
+        group = self._groups.get(key)
+        if group is None and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
+            configs = [config.model_copy(update={"epilogue": key[-1]}) for config in linear.configs]
+            if own := {kernel_name(config): config for config in configs if legal(config)}:
+                group = self._groups[key] = _group(sorted(own), own)  # several threads at once would find the same
+        return group
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions
         times = sorted((decision.us, decision.kernel) for decision in decisions)
         (us, best), *others = times
-        config, problem = self._configs[best], decisions[0].problem
+        config, problem = self.configs[best], decisions[0].problem
         swapped = needs_swap(config, problem) is True
         reason = (
             f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us{_as(swapped)}"
@@ -180,14 +195,14 @@ class Selector:
         if not self._groups:
             target = ".".join(map(str, self.gpu.capability))
             return UnsupportedProblemError(
-                f"none of {len(self._configs)} kernels is made for {self.gpu.name} (compute capability {target})"
+                f"none of {len(self.configs)} kernels is made for {self.gpu.name} (compute capability {target})"
             )
-        wanting = {
-            name: faults(config, problem)
-            for group in self._groups.values()
-            for name, config in zip(group.names, group.configs, strict=True)
-        }
+        plain = replace(problem, epilogue=LINEAR)
+        wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
+        changed = self.configs[nearest].model_copy(update={"epilogue": problem.epilogue})
+        if not wanting[nearest] and (refusals := verdicts(changed)):
+            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
         needs = " and ".join(wanting[nearest])
         if "alignment" in needs:
             needs += ": pad the contiguous extents, or copy the operands into aligned memory"

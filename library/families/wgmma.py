@@ -9,6 +9,7 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
@@ -38,8 +39,12 @@ D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Types the epilogue converts sums to, by the accumulator's."""
-MIXED_TILE_K = (64, 128)
-"""Depths of a stage with a narrow A: its rows lie within one swizzle span, in whole chunks of 16 bytes."""
+MIXED_TILE_K = (64, 128, 256)
+"""Depths of a stage with a narrow A."""
+NARROW_ROW = 128
+"""Most bytes of a row of such a stage: one swizzle span."""
+NARROW_CHUNK = 16
+"""Bytes along K of its rows that a lane reads at a time."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
 TILE_N = tuple(range(8, 257, 8))
@@ -62,14 +67,29 @@ SPANS = (32, 64, 128)
 SLICE_ROWS = 8
 """Rows of a swizzle atom: a multicast slice must hold whole atoms."""
 MIN_STAGES = 2
-ACCUMULATOR_LIMIT = {(2, True): 192, (2, False): 160, (3, True): 96, (3, False): 96}
-"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and whether the
-epilogue is plain (no C, D n-major): what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
-MIXED_LIMIT = {(2, 32): 160, (2, 64): 144, (3, 32): 96}
+ACCUMULATOR_LIMIT = {
+    (2, "no C and an n-major"): 192,
+    (2, "C or an m-major"): 160,
+    (2, "an expression and a"): 128,
+    (2, "an expression that reduces columns and a"): 96,
+    (3, "no C and an n-major"): 96,
+    (3, "C or an m-major"): 96,
+    (3, "an expression and a"): 64,
+    (3, "an expression that reduces columns and a"): 64,
+    (4, "an expression and a"): 32,
+    (4, "an expression that reduces columns and a"): 32,
+}
+"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
+epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
-ptxas holds more of the narrow words at a time."""
+ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more, and a D of 8 bits
+takes 16 of any."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
+STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
+"""The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
+what their scheduler holds, ptxas spills first."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -135,13 +155,6 @@ def _mixed_batching(f: Fields) -> str | None:
     if f["scheduler.batching"] == "strided" or not resources.is_mixed(f):
         return None
     return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
-
-
-def _group_decomposition(f: Fields) -> str | None:
-    batching, decomposition = f["scheduler.batching"], f["scheduler.decomposition"]
-    if batching == "strided" or decomposition == "tiles":
-        return None
-    return f"the {decomposition} decomposition knows no {batching} batching; one of the two must be plain"
 
 
 def _mma_types(f: Fields) -> str | None:
@@ -232,7 +245,12 @@ def _tile_n(f: Fields) -> str | None:
 def _tile_k(f: Fields) -> str | None:
     k, size = integer(f, "tile.k"), resources.element_bytes(f, "b")
     if resources.is_mixed(f):
-        return None if k in MIXED_TILE_K else f"tile K is {k}; with {f['a.dtype']} A it must be {one_of(MIXED_TILE_K)}"
+        bits, slices = resources.element_bits(f, "a"), resources.slices(f)
+        depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * slices) == 0]
+        if k in depths:
+            return None
+        shared = f", shared by {slices} warpgroups," if slices > 1 else ""
+        return f"tile K is {k}; with {f['a.dtype']} A{shared} it must be {one_of(tuple(depths))}"
     if k * size in TILE_K_BYTES:
         return None
     low, high, step = (depth // size for depth in (TILE_K_BYTES[0], TILE_K_BYTES[-1], resources.INSTRUCTION_K_BYTES))
@@ -281,9 +299,9 @@ def _parts_batching(f: Fields) -> str | None:
 
 def _mixed_parts(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
-    if decomposition == "tiles" or not resources.is_mixed(f):
+    if decomposition in ("tiles", "split") or not resources.is_mixed(f):
         return None
-    return f"{decomposition} kernels sum parts of K of operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}"
+    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -318,16 +336,24 @@ def _epilogue_box(f: Fields) -> str | None:
     return None
 
 
-def _has_plain_epilogue(f: Fields) -> bool:
-    return resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
+def _epilogue_has(f: Fields) -> str:
+    if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
+        outputs = parse(str(f["epilogue"])).outputs
+        columns = any(output.is_reduction and output.kind == "column" for output in outputs)
+        return "an expression that reduces columns and a" if columns else "an expression and a"
+    plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
+    return "no C and an n-major" if plain else "C or an m-major"
 
 
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    consumers = resources.consumer_warpgroups(fields)
-    limits = [ACCUMULATOR_LIMIT[consumers, _has_plain_epilogue(fields)]]
-    if resources.element_bytes(fields, "d") == 1:
-        limits.append(NARROW_D_LIMIT[consumers])
+    consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
+    narrow = resources.stored_bytes(fields, "d") == 1
+    limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
+    if narrow:
+        limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
+    if fields["scheduler.decomposition"] == "stream":
+        limits.append(STREAM_LIMIT[consumers, epilogue == "no C and an n-major" and not narrow])
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
         limits.append(SHALLOW_LIMIT)
@@ -335,9 +361,13 @@ def accumulator_limit(fields: Fields) -> int:
 
 
 def _accumulator_registers(f: Fields) -> str | None:
-    registers, limit = resources.accumulator_registers(f), accumulator_limit(f)
+    registers = resources.accumulator_registers(f)
     if resources.is_mixed(f):
-        return _mixed_registers(f, registers)
+        refused = _mixed_registers(f, registers)
+        if refused or f["epilogue"] == LINEAR:
+            return refused
+        registers += resources.fragment_registers(f)
+    limit = accumulator_limit(f)
     if registers <= limit:
         return None
     if f["promote"]:
@@ -345,7 +375,7 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"{resources.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
-    epilogue = f"{'no C and an n-major' if _has_plain_epilogue(f) else 'C or an m-major'} {f['d.dtype']} D"
+    epilogue = f"{_epilogue_has(f)} {f['d.dtype']} D"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
         f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
@@ -355,6 +385,10 @@ def _accumulator_registers(f: Fields) -> str | None:
 def _mixed_registers(f: Fields, accumulators: int) -> str | None:
     fragments, consumers = resources.fragment_registers(f), resources.consumer_warpgroups(f)
     limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
+    if consumers == 4 and f["c.dtype"] != "none":
+        limit -= 8
+    if resources.element_bytes(f, "d") == 1:
+        limit = max(0, limit - 16)
     if accumulators + fragments <= limit:
         return None
     return (
@@ -381,7 +415,7 @@ def _shared_memory(f: Fields) -> str | None:
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
-    *("scheduler.decomposition", "accumulator"),
+    *("scheduler.decomposition", "accumulator", "epilogue"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
@@ -451,13 +485,6 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
-        "group-decomposition",
-        ("scheduler.decomposition", "scheduler.batching"),
-        _group_decomposition,
-        "gemmill: the tile schedulers that exist",
-        "wgmma",
-    ),
-    Rule(
         "tma-alignment",
         ("a.align", "b.align", "d.align", "c.align", "c.dtype", "scheduler.decomposition"),
         _alignment,
@@ -489,7 +516,7 @@ RULES: tuple[Rule, ...] = (
         "mixed-parts",
         ("scheduler.decomposition", "a.dtype", "b.dtype"),
         _mixed_parts,
-        "gemmill: the tile schedulers that kernels with a narrow A were verified with",
+        "gemmill: no register is left to add parts beside widened fragments",
         "wgmma",
     ),
     Rule(
@@ -507,7 +534,13 @@ RULES: tuple[Rule, ...] = (
         "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
         "wgmma",
     ),
-    Rule("tile-k", ("tile.k", "b.dtype", "a.dtype"), _tile_k, "PTX ISA, wgmma.mma_async: K is 32 bytes", "wgmma"),
+    Rule(
+        "tile-k",
+        ("tile.k", "b.dtype", "a.dtype", "tile.m", "schedule"),
+        _tile_k,
+        "PTX ISA, wgmma.mma_async: K is 32 bytes",
+        "wgmma",
+    ),
     Rule(
         "promotion",
         ("promote", "tile.k", "accumulator", "a.dtype", "b.dtype"),
@@ -545,7 +578,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "epilogue-box",
-        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator"),
+        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator", "epilogue"),
         _epilogue_box,
         "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
         "wgmma",
@@ -561,7 +594,7 @@ RULES: tuple[Rule, ...] = (
         "accumulator-registers",
         (
             *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
-            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype"),
+            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "epilogue"),
         ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
@@ -579,7 +612,8 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "abcd"},
+        **{f"{operand}.align": (TMA_ALIGN,) for operand in "ab"},
+        **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,
         "tile.k": tuple(sorted({depth // size for depth in TILE_K_BYTES for size in (1, 2, 4)})),

@@ -249,3 +249,29 @@ def test_descriptors_that_begin_before_an_operand_reach_nothing_there(config: Ge
             gemmill.grouped_matmul(a, b[:, :n].mT, values, out=out, registry=registry, kernel=config)
             torch.cuda.synchronize()
             assert (out == 64).all()
+
+
+def test_calls_that_leave_all_to_the_selector() -> None:
+    def integers(*shape: int) -> Any:
+        return torch.randint(-2, 3, shape, device="cuda").bfloat16()
+
+    offsets = torch.tensor([30, 30, 100], dtype=torch.int32, device="cuda")
+    parts = [slice(0, 30), slice(30, 30), slice(30, 100)]
+    a, weights = integers(100, 64), integers(3, 80, 64).mT
+    wanted = torch.cat([a[rows] @ weights[i] for i, rows in enumerate(parts)])
+    for _ in range(2):
+        assert torch.equal(gemmill.grouped_matmul(a, weights, offsets), wanted)
+    left, right = integers(100, 72), integers(100, 80)
+    for dtype in (torch.bfloat16, torch.float32):
+        product = gemmill.grouped_matmul(left.T, right, offsets, out_dtype=dtype)
+        for i, rows in enumerate(parts):
+            assert torch.equal(product[i], (left[rows].float().T @ right[rows].float()).to(dtype))
+    slots, counts = integers(3, 40, 64), torch.tensor([7, 0, 40], dtype=torch.int32, device="cuda")
+    product = gemmill.grouped_matmul(slots, weights, counts=counts)
+    for i, count in enumerate((7, 0, 40)):
+        assert torch.equal(product[i, :count], slots[i, :count] @ weights[i])
+    out = torch.empty(3, 40, 80, device="cuda", dtype=torch.bfloat16)
+    operands = (slots, weights, out)
+    table = torch.tensor([[x[i].data_ptr() for i in range(3)] for x in operands], dtype=torch.int64, device="cuda")
+    gemmill.array_matmul(slots[0], weights[0], out[0], table)
+    assert torch.equal(out, slots @ weights)

@@ -15,12 +15,18 @@ import gemmill
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
+from gemmill.profiler.operands import make_operands, plan_options
+from gemmill.profiler.shapes import Shape
+from gemmill.profiler.sweep import problem_of
+from gemmill.profiler.verify import reference
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
 
 BF16: dict[str, Any] = {"b__dtype": "bf16", "d__dtype": "bf16", "d__major": "m"}
 F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
+
+SPLIT: dict[str, Any] = {"scheduler__decomposition": "split", "scheduler__splits": 3}
 
 CONFIGS: tuple[GemmConfig, ...] = (
     # Every narrow type to both wide ones, without scales.
@@ -35,10 +41,12 @@ CONFIGS: tuple[GemmConfig, ...] = (
     # Groups of every size, with and without zero points; tiles of every M; both depths; multicast of A and of B.
     kernel("128x16x128", a__dtype="u4", a__scale="1x128z", **BF16),
     kernel("64x16x128", "cooperative", "2x1", a__dtype="u4", a__scale="1x32z", **F16),
-    kernel("64x64x64", "cooperative", "1x2", a__dtype="u4", a__scale="1x64z", **BF16),
+    kernel("64x64x128", "cooperative", "1x2", a__dtype="u4", a__scale="1x64z", **BF16),
+    kernel("64x16x256", a__dtype="u4", a__scale="1x128z", **BF16),
+    kernel("64x32x256", "cooperative", "2x1", a__dtype="s4", a__scale="1x32", **F16),
     kernel("64x16x128", a__dtype="u4", a__scale="1x64", **BF16),
     kernel("128x256x64", "cooperative", "2x1", a__dtype="s4", a__scale="1x64", **BF16),
-    kernel("128x160x128", "cooperative", "1x2", a__dtype="s4", a__scale="1x128", **F16),
+    kernel("128x128x128", "cooperative", "1x2", a__dtype="s4", a__scale="1x128", **F16),
     kernel("64x128x64", "pingpong", a__dtype="s4", a__scale="1x32", **F16),
     kernel("128x64x64", "pingpong", "1x2", a__dtype="u4", a__scale="1x128", **BF16),
     kernel("256x64x64", a__dtype="s8", a__scale="1x128", **BF16),
@@ -50,6 +58,11 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x128x64", "pingpong", a__dtype="s8", **(F16 | {"d__dtype": "f32", "d__major": "n"})),
     kernel("128x32x64", a__dtype="u4", a__scale="1x64z", c__dtype="bf16", c__major="m", **BF16),
     kernel("64x16x128", a__dtype="u4", a__scale="1x128z", c__dtype="f32", c__major="m", **BF16),
+    # Parts of K, which need not end with a group.
+    kernel("64x16x128", a__dtype="u4", a__scale="1x128z", **SPLIT, **BF16),
+    kernel("128x32x64", a__dtype="s4", a__scale="1x128", c__dtype="f16", c__major="m", **SPLIT, **F16),
+    kernel("64x64x64", "pingpong", a__dtype="e4m3", **SPLIT, **BF16),
+    kernel("64x16x128", "cooperative", "2x1", a__dtype="s8", **SPLIT, **F16),
 )
 
 
@@ -151,6 +164,23 @@ def test_selected_kernels_and_a_rebound_plan() -> None:
         wanted = a[:, :256].double() @ s8.double().T
         bound = 2.0**-8 * wanted.abs() + 2.0**-14 * (a[:, :256].double().abs() @ s8.double().abs().T)
         assert ((plain.double() - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
+def test_what_the_profiler_measures_is_verified(config: GemmConfig, registry: Registry) -> None:
+    problem = problem_of(config, Shape(40, 264, 416))
+    (operands,) = make_operands(problem, 0, sets=1)
+    options = (
+        plan_options(problem, operands) | {"c": operands.c, "beta": 0.5}
+        if config.c
+        else plan_options(problem, operands)
+    )
+    with gemmill.plan(operands.a, operands.b, out=operands.d, registry=registry, kernel=config, **options) as launch:
+        assert (launch.problem.m, launch.problem.n) == (264, 40)
+        launch()
+    torch.cuda.synchronize()
+    found = reference(problem, operands, 1.0, 0.5 if config.c else 0.0).compare(operands.d)
+    assert found.passed, found.says
 
 
 def test_bad_calls_are_refused_by_name() -> None:

@@ -162,6 +162,7 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         (GOOD + "    cluster: {q: 1}\n", ["10:15: sets[0].cluster.q: unknown field, allowed: m, n"]),
         (GOOD + "    c: noen\n", ["10:8: sets[0].c: is 'noen'; it must be none, same (as D) or a mapping of"]),
         (GOOD + "    where: 3\n", ["10:12: sets[0].where: must be text, as in"]),
+        (GOOD + "    epilogue: d = relu(acc) + foo(acc)\n", ["10:31: sets[0].epilogue: unknown function 'foo'"]),
         (GOOD + "    where: tile.m == 128\n", ["10:12: sets[0].where: no candidate passes"]),
         (GOOD + "    where: 64 == tile.q\n", ["10:18: sets[0].where: unknown field 'tile.q', did you"]),
         (GOOD + '    where: "64 == tile.q"\n', ["10:19: sets[0].where: unknown field 'tile.q', did you mean"]),

@@ -30,9 +30,12 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"a.major": "mn"}, "mma-majors", "a narrow A must be K-major"),
         (U4, {"a.scale": "1x128", "b.scale": "1x128"}, "block-scales", "B none"),
         (U4, {"a.scale": "128x128"}, "block-scales", "A may be 1x32, 1x64"),
-        (U4, {"tile.k": 96}, "tile-k", "with u4 A it must be 64 or 128"),
+        (U4, {"tile.k": 64}, "tile-k", "with u4 A, shared by 4 warpgroups, it must be 128 or 256"),
+        (U4, {"tile.k": 96, "tile.m": 128}, "tile-k", "with u4 A it must be 64, 128 or 256"),
+        (U4, {"tile.k": 256, "a.dtype": "s8"}, "tile-k", "it must be 64 or 128"),
+        (U4, {"tile.n": 80}, "accumulator-registers", "4 consumer warpgroups have at most 48 free"),
         (U4, {"accumulator": "f16"}, "mma-types", "only in f32"),
-        (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "at most 144 free"),
+        (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "at most 128 free"),
         (U4, {"tile.m": 256, "tile.n": 32}, "accumulator-registers", "at most 0 free"),
         (U4, {"a.dtype": "bf16", "a.scale": "none"}, "tile-m", "tile M is 64; cooperative kernels take 128"),
         (S8, {"tile.n": 80}, "mma-majors", "80 bytes along tile.n by 128 along K"),
@@ -60,8 +63,9 @@ def test_only_what_wgmma_cannot_read_is_transposed() -> None:
     assert resources.stage_bytes(changed(S8, bf16)) == (128 * 64 * 2, 128 * 64 * 2)
 
 
-def test_two_warpgroups_share_64_rows_by_slices_of_k() -> None:
-    assert resources.slices(changed(U4, {})) == 2
+def test_four_warpgroups_share_64_rows_by_slices_of_k() -> None:
+    assert resources.slices(changed(U4, {})) == resources.consumer_warpgroups(changed(U4, {})) == 4
+    assert resources.storing_warpgroups(changed(U4, {})) == 1
     assert resources.warpgroup_m(changed(U4, {})) == 64
     assert resources.slices(changed(U4, {"schedule": "pingpong"})) == 1
     assert legal(changed(U4, {"schedule": "pingpong"}))

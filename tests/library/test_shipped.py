@@ -58,7 +58,7 @@ def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
     assert len(served) == 32
 
 
-@pytest.mark.parametrize("name", ["bf16", "f16"])
+@pytest.mark.parametrize("name", SIXTEEN)
 def test_few_rows_of_any_strides_and_alignment_are_served(name: str) -> None:
     gemv = [*load_manifest(name).expand(where="schedule == 'gemv'")]
     for b, align, dtype, with_c in itertools.product(("k", "mn"), (2, 16), (name, "f32"), (False, True)):

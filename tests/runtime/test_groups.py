@@ -137,10 +137,16 @@ def test_every_kind_of_groups_is_served_and_the_grid_fits_its_tiles() -> None:
         bound("offsets", 8, tensor(512, 8192, transposed=True), tensor(8192, 768), tensor(8, 512, 768, dtype=d))
         for d in ("bf16", "f32")
     ]
+    gemms += [
+        bound(
+            "addresses", 0, tensor(300, 64), tensor(64, 80), tensor(300, 80), c=c, groups=tensor(rows, 10, dtype="s32")
+        )
+        for rows, c in ((3, None), (4, tensor(300, 80)))
+    ]
     for gemm in gemms:
         choice = selector.select(gemm.problem)
         assert choice.config.scheduler.batching == gemm.problem.batching
-        assert "groups" in str(gemm.problem)
+        assert gemm.problem.batching in str(gemm.problem)
         assert grid_blocks(launch_spec(choice.config), gemm.problem, 132) <= 132
     choice = selector.select(gemms[0].problem)
     assert choice.config.tile.m == 64, "64 rows a group are the average"

@@ -296,7 +296,7 @@ def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> Non
     assert selector.select(gemm, 132) == selector.select(gemm, 10_000) == selector.select(gemm)
     one = selector.select(gemm, 1).config.cluster
     assert (one.m, one.n) == (1, 1)
-    clusters = {n: c for n, c in selector._configs.items() if c.cluster.m == 2}
+    clusters = {n: c for n, c in selector.configs.items() if c.cluster.m == 2}
     with pytest.raises(UnsupportedProblemError):
         Selector(clusters, H200).select(gemm, 1)
 
@@ -306,3 +306,28 @@ def test_measurements_of_all_sms_say_nothing_of_fewer(kernels: dict[str, GemmCon
     measuring = Selector(kernels, H200, [Decision(problem=gemm, gpu=H200.name, kernel=KERNELS[1], us=7.0)])
     assert measuring.select(gemm).source == "measured"
     assert measuring.select(gemm, 100).source == "model"
+
+
+def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> None:
+    plain = problem(4096, 4096, 4096)
+    fused = selector.select(replace(plain, epilogue="d = gelu(acc + bias[n])"))
+    assert fused.config.epilogue == "d = gelu(acc + bias[n])"
+    assert fused.name == kernel_name(fused.config)
+    assert fused.config.model_copy(update={"epilogue": "linear"}) in selector.configs.values()
+    with pytest.raises(UnsupportedProblemError, match="epilogue-c: there is no C, which the epilogue reads"):
+        selector.select(replace(plain, epilogue="d = acc + c"))
+
+
+def test_a_declared_epilogue_is_served(kernels: dict[str, GemmConfig]) -> None:
+    wgmma = next(config for config in kernels.values() if config.family == "wgmma" and config.c is None)
+    declared = wgmma.model_copy(update={"epilogue": "d = relu(acc)"})
+    selector = Selector({kernel_name(declared): declared}, H200)
+    wanted = GemmProblem.packed(
+        (512, 512, 512, 1),
+        (declared.a.dtype, declared.a.major),
+        (declared.b.dtype, declared.b.major),
+        declared.accumulator,
+        (declared.c.dtype, declared.c.major) if declared.c else None,
+        (declared.d.dtype, declared.d.major),
+    )
+    assert selector.select(replace(wanted, epilogue="d = relu(acc)")).config == declared

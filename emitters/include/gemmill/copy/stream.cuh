@@ -44,7 +44,7 @@ struct alignas(max_of(Count * int(sizeof(Element)), 4)) Vector {
 
 /// An element as it is in memory.
 template <class Element>
-__device__ uint32_t bits_of(Element const& element) {
+__device__ uint32_t raw_bits(Element const& element) {
   if constexpr (sizeof(Element) == 1) return reinterpret_cast<uint8_t const&>(element);
   if constexpr (sizeof(Element) == 2) return reinterpret_cast<uint16_t const&>(element);
 }

@@ -1,8 +1,11 @@
-/// Element-wise epilogues: what happens between an accumulator and an element of D.
+/// The plain epilogue, and what every epilogue offers to the kernels.
+///
+/// `Params` is what the host passes; `Compute` the type of the arithmetic; `needs_c()` whether C must be loaded; the call
+/// takes a sum, the element of C (anything where it is not needed) and its place, and returns the element of D. What else
+/// an epilogue writes it writes then: the place must lie inside D, and be visited once.
 #pragma once
 
 #include <gemmill/kernel/direct_params.cuh>
-#include <gemmill/kernel/params.cuh>
 
 namespace gemmill {
 
@@ -10,11 +13,17 @@ namespace gemmill {
 template <class Compute_>
 struct Linear {
   using Compute = Compute_;
+  struct Params {
+    Compute alpha, beta;
+  };
+  static constexpr bool kIsExpression = false;
+  static constexpr bool kGated = false;
+  static constexpr bool kIsPartial = false;
+
   Compute alpha;
   Compute beta;
 
-  __device__ explicit Linear(GemmParams const& params)
-      : alpha(reinterpret_cast<Compute const&>(params.alpha)), beta(reinterpret_cast<Compute const&>(params.beta)) {}
+  __device__ explicit Linear(Params const& params) : alpha(params.alpha), beta(params.beta) {}
   __device__ explicit Linear(DirectParams const& params) : alpha(Compute(params.alpha)), beta(Compute(params.beta)) {}
 
   /// C is neither loaded nor read when this is false, so it may hold NaN or be unmapped.
@@ -30,12 +39,17 @@ struct Linear {
 using LinearEpilogue = Linear<float>;
 using IntegerEpilogue = Linear<int32_t>;
 
-/// The accumulator itself: a partial sum, stored in a workspace whose contiguous extent is whole units of 16 bytes.
-template <class Compute_>
+/// The accumulator itself: a partial sum, stored in a workspace whose contiguous extent is whole units of 16 bytes. The
+/// parameters are those of the epilogue that the second kernel applies.
+template <class Compute_, class Epilogue>
 struct Raw {
   using Compute = Compute_;
+  using Params = typename Epilogue::Params;
+  static constexpr bool kIsExpression = false;
+  static constexpr bool kGated = false;
+  static constexpr bool kIsPartial = true;
 
-  __device__ explicit Raw(GemmParams const&) {}
+  __device__ explicit Raw(Params const&) {}
 
   __device__ Compute operator()(Compute accumulator, Compute = {}) const { return accumulator; }
 };

@@ -3,6 +3,7 @@
 
 #include <cutlass/arch/barrier.h>
 
+#include <gemmill/epilogue/expression.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/subtile.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
@@ -24,16 +25,18 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 ///
 /// One thread of the warpgroup issues every TMA copy. A single barrier a subtile orders three things: D's subtile is
 /// written, C's has been read, and the D buffer that comes next has left shared memory.
+/// `TileN` are columns of D.
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
   static constexpr bool kHasC = SubtileC::kBytes > 0;
-  static constexpr bool kPartial = cute::is_same_v<Operation, Raw<typename Operation::Compute>>;
+  static constexpr bool kPartial = Operation::kIsPartial;
   static constexpr int kColumns = TileN / SubtileN;
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 2, "one D buffer is written while another is stored");
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
   GemmParams const& params;
+  typename Operation::Params const& operation_params;
   char* buffers_c;
   char* buffers_d;
   /// One mbarrier for each C buffer.
@@ -47,10 +50,18 @@ struct StagedEpilogue {
   __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
   __device__ static int warp() { return threadIdx.x / 32 % 4; }
   __device__ static int lane() { return threadIdx.x % 32; }
+  /// Where a thread's first or second column lies in a group of eight.
+  __device__ static int column_of(int j) {
+    if constexpr (Operation::kGated) return FragmentEpilogue<Operation>::column_of(j);
+    return lane() % 4 * 2 + j;
+  }
 
-  /// Starts loading the first C subtiles of a tile; call it before the mainloop, which hides the latency.
+  /// Starts loading the first C subtiles of a tile, and what an expression reads; call it before the mainloop, which
+  /// hides the latency.
   template <Matrices Found>
   __device__ void prefetch(int m, int n, int batch) {
+    if constexpr (Operation::kIsExpression)
+      Operation(operation_params).touch(m, Blocks * kSubtileM, params.m, n, TileN, n_end(), batch, threadIdx.x % 128);
     if constexpr (kHasC) {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
@@ -61,32 +72,39 @@ struct StagedEpilogue {
   /// Writes the tile at (m, n): m is the first row of this warpgroup's part. Matrices that are cut end at row `end`.
   template <Matrices Found, class Accumulators>
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end) {
-    Operation const operation(params);
+    auto operation = begin_tile(batch);
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
+      if constexpr (Operation::kIsExpression) {
+        if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
+      }
       char* const subtile_d = buffers_d + at_d.stage * SubtileD::kBytes;
       char const* subtile_c = nullptr;
       bool needs_c = false;
       if constexpr (kHasC) {
         subtile_c = buffers_c + at_c.stage * SubtileC::kBytes;
-        needs_c = operation.needs_c();
+        needs_c = Operation(operation_params).needs_c();
         if (needs_c) FullC::wait(&full_c[at_c.stage], at_c.phase);
       }
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = i % kColumns * SubtileN;
 #pragma unroll
       for (int column = 0; column + 16 <= SubtileN; column += 16)
-        convert<2>(operation, registers, first, column, subtile_c, needs_c, subtile_d);
-      if constexpr (SubtileN % 16 != 0) convert<1>(operation, registers, first, SubtileN - 8, subtile_c, needs_c, subtile_d);
+        convert<2>(operation, registers, first, column, n, subtile_c, needs_c, subtile_d);
+      if constexpr (SubtileN % 16 != 0)
+        convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, subtile_d);
+      if constexpr (Operation::kIsExpression) {
+        if (i % kColumns == kColumns - 1) operation.end_rows();
+      }
 
       cute::tma_store_fence();
       if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
       cutlass::arch::NamedBarrier::sync(128, barrier);
       int const row = m + i / kColumns * kSubtileM;
-      bool const ragged = !kPartial && SubtileD::is_ragged(params, row, n + first);
+      bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
       if (ragged) {
         int const m_end = Found == Matrices::Cut ? end : params.m;
-        SubtileD::store_ragged(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end);
+        SubtileD::store_ragged(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
       }
       if (is_leader()) {
         if (!ragged) {
@@ -108,6 +126,7 @@ struct StagedEpilogue {
         at_c.advance();
       }
     }
+    if constexpr (Operation::kIsExpression) operation.end_tile();
   }
 
   /// Waits until every store is visible; a block must not exit before.
@@ -116,6 +135,18 @@ struct StagedEpilogue {
   }
 
  private:
+  /// Columns of D.
+  __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
+
+  /// What applies the operation to the fragments of a tile.
+  __device__ auto begin_tile(int batch) const {
+    if constexpr (Operation::kIsExpression) {
+      return FragmentEpilogue<Operation>(operation_params, params.m, n_end(), batch);
+    } else {
+      return Operation(operation_params);
+    }
+  }
+
   /// First element of a matrix of D.
   template <Matrices Found>
   __device__ typename SubtileD::Element* matrix_d(int batch) const {
@@ -129,7 +160,7 @@ struct StagedEpilogue {
 
   template <Matrices Found>
   __device__ void load_c(int i, int stage, int m, int n, int batch) {
-    if (is_leader() && Operation(params).needs_c()) {
+    if (is_leader() && Operation(operation_params).needs_c()) {
       FullC::arrive_and_expect_tx(&full_c[stage], SubtileC::kDataBytes);
       char* const subtile_c = buffers_c + stage * SubtileC::kBytes;
       int const row = m + i / kColumns * kSubtileM;
@@ -147,8 +178,8 @@ struct StagedEpilogue {
     }
   }
 
-  template <int Units, class Register>
-  __device__ void convert(Operation const& operation, Register const* registers, int first, int column,
+  template <int Units, class Tile, class Register>
+  __device__ void convert(Tile& operation, Register const* registers, int first, int column, int n,
                           char const* subtile_c, bool needs_c, char* subtile_d) {
     using Compute = typename Operation::Compute;
     Compute values[4 * Units];
@@ -156,12 +187,21 @@ struct StagedEpilogue {
     for (int unit = 0; unit < Units; ++unit) {
       Compute c[4] = {};
       if constexpr (kHasC) {
-        if (needs_c) SubtileC::read(subtile_c, warp(), lane(), column + unit * 8, c);
+        int const at = column + unit * 8;
+        if (needs_c) SubtileC::read(subtile_c, warp(), lane(), at + column_of(0), at + column_of(1), c);
       }
+      int const at = first + column + unit * 8;
+      if constexpr (Operation::kIsExpression) {
+        auto const sum = [&](int i) {
+          return accumulator_value<Compute>(registers, (Operation::kGated ? at : at / 2) + i);
+        };
+        operation.apply(sum, n + at, c, values + unit * 4);
+      } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        Compute const accumulator = accumulator_value<Compute>(registers, (first + column + unit * 8) / 2 + j);
-        values[unit * 4 + j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+        for (int j = 0; j < 4; ++j) {
+          Compute const accumulator = accumulator_value<Compute>(registers, at / 2 + j);
+          values[unit * 4 + j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+        }
       }
     }
     SubtileD::template write<Units>(subtile_d, warp(), lane(), column, values);

@@ -96,13 +96,13 @@ struct Subtile {
     }
   }
 
-  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`.
+  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`; `first` and `second`: its columns.
   template <class Compute>
-  __device__ static void read(char const* subtile, int warp, int lane, int column, Compute (&values)[4]) {
+  __device__ static void read(char const* subtile, int warp, int lane, int first, int second, Compute (&values)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const row = warp * 16 + lane / 4 + i / 2 * 8;
-      int const at = offset(row, column + lane % 4 * 2 + i % 2);
+      int const at = offset(row, i % 2 ? second : first);
       values[i] = to_compute(Compute{}, *reinterpret_cast<Element const*>(subtile + at));
     }
   }
@@ -129,20 +129,20 @@ struct Subtile {
 
   /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip: it clips to 16 bytes, and would write
   /// zeros beside a D that ends within them.
-  __device__ static bool is_ragged(GemmParams const& params, int m, int n) {
-    int const extent = Major == MajorOut::N ? params.n : params.m;
+  __device__ static bool is_ragged(int m_end, int n_end, int m, int n) {
+    int const extent = Major == MajorOut::N ? n_end : m_end;
     int const end = Major == MajorOut::N ? n + N : m + kSubtileM;
     return end > extent && extent % (16 / int(sizeof(Element))) != 0;
   }
 
-  /// Every thread of a warpgroup: copies what lies inside the matrix D, above row `m_end`, element by element.
+  /// Every thread of a warpgroup: copies what lies inside the matrix D, before `m_end` and `n_end`, element by element.
   __device__ static void store_ragged(GemmParams const& params, char const* subtile, int m, int n, Element* d,
-                                      int m_end) {
+                                      int m_end, int n_end) {
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < kSubtileM * N; i += 128) {
       int const row = Major == MajorOut::N ? i / N : i % kSubtileM;
       int const column = Major == MajorOut::N ? i % N : i / kSubtileM;
-      if (m + row >= m_end || n + column >= params.n) continue;
+      if (m + row >= m_end || n + column >= n_end) continue;
       int64_t const at = Major == MajorOut::N ? (m + row) * params.d_stride + n + column
                                               : (n + column) * params.d_stride + m + row;
       d[at] = *reinterpret_cast<Element const*>(subtile + offset(row, column));

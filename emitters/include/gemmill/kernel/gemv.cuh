@@ -181,7 +181,7 @@ struct Gemv {
     } else {
 #pragma unroll
       for (int i = first; i < first + kRun; ++i) {
-        uint32_t const bits = present ? bits_of(row[(k + i - first) * params.a.column_stride]) : 0;
+        uint32_t const bits = present ? raw_bits(row[(k + i - first) * params.a.column_stride]) : 0;
         uint32_t& word = a[i / kPerWord];
         word = i % kPerWord ? word | bits << i % kPerWord * 8 * int(sizeof(A)) : bits;
       }

@@ -12,13 +12,12 @@ struct ScaleParams {
   int64_t stride, k_stride, batch_stride;
 };
 
-/// The kernel's only parameter. Descriptors first: they need 64-byte alignment.
+/// What every GEMM takes. Descriptors first: they need 64-byte alignment.
 struct GemmParams {
   cute::TmaDescriptor a, b, c, d;
   int m, n, k, batch;
   /// Bit 0: A has a batch extent, bit 1: B, bit 2: C. A clear bit broadcasts the operand over the batch.
   uint32_t batched;
-  float alpha, beta;
   /// Address of D, and strides in elements of its strided extent and its batch.
   char* d_pointer;
   int64_t d_stride, d_batch_stride;
@@ -42,6 +41,12 @@ struct PartialParams : GemmParams {
 template <class Base>
 struct GroupParams : Base {
   cute::TmaDescriptor scale, zero;
+};
+
+/// The kernel's only parameter: all of the above that it takes, and what its epilogue takes.
+template <class Base, class Epilogue>
+struct KernelParams : Base {
+  alignas(64) typename Epilogue::Params epilogue;
 };
 
 }  // namespace gemmill

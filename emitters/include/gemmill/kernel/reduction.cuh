@@ -33,7 +33,8 @@ struct Reduction {
     Partial values[4];
   };
 
-  __device__ static void run(PartialParams const& params) {
+  template <class Params>
+  __device__ static void run(Params const& params) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     uint32_t const contiguous = kRows ? params.n : params.m;
@@ -74,9 +75,10 @@ struct Reduction {
 
  private:
   /// Applies the epilogue to four neighbours along the contiguous extent of D, and stores those that are inside.
-  __device__ static void store(PartialParams const& params, Vector const& sum, int along, int across, int batch,
+  template <class Params>
+  __device__ static void store(Params const& params, Vector const& sum, int along, int across, int batch,
                                int contiguous) {
-    Operation const operation(params);
+    Operation const operation(params.epilogue);
     int const inside = min(4, contiguous - along);
     Compute results[4];
     union alignas(4 * sizeof(D)) {
@@ -92,7 +94,11 @@ struct Reduction {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       Compute const accumulator = to_compute(Compute{}, sum.values[j]);
-      results[j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+      if constexpr (!Operation::kIsExpression) {
+        results[j] = needs_c ? operation(accumulator, c[j]) : operation(accumulator);
+      } else if (j < inside) {
+        results[j] = operation(accumulator, c[j], kRows ? across : along + j, kRows ? along + j : across, batch);
+      }
     }
     if constexpr (sizeof(D) < 4) {
       out.pairs[0] = pack(D{}, results[0], results[1]);

@@ -30,7 +30,7 @@ namespace gemmill {
 struct KernelSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, cluster_m, cluster_n, params_bytes;
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_m, offset_n, offset_k, offset_batch, offset_batched,
-      offset_alpha, offset_beta, offset_d_pointer, offset_d_stride, offset_d_batch_stride,
+      offset_d_pointer, offset_d_stride, offset_d_batch_stride,
       offset_a_scale_pointer, offset_a_scale_stride, offset_a_scale_k_stride, offset_a_scale_batch_stride,
       offset_b_scale_pointer, offset_b_scale_stride, offset_b_scale_k_stride, offset_b_scale_batch_stride,
       offset_groups_pointer;
@@ -38,6 +38,7 @@ struct KernelSpec {
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, window_c, box_d_contiguous, box_d_strided, swizzle_d, window_d;
   /// Of a's group scales and zero points, 0 without: where their descriptors are, and the groups of a stage.
   uint32_t offset_scale, offset_zero, groups;
+  uint32_t offset_epilogue;
 };
 
 /// The same of a kernel that sums parts of K, and of its reduction kernel.
@@ -65,7 +66,8 @@ struct TmaWgmmaGemm {
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   /// Tiles of 64 rows: the consumers split the K of each stage instead.
-  static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? 2 : 1;
+  static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? kConsumers : 1;
+  static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
   static constexpr int kSliceK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
@@ -74,11 +76,13 @@ struct TmaWgmmaGemm {
   static constexpr uint32_t kSliceBarrier = 1 + kConsumers;
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
+  /// Columns of D in a tile.
+  static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1);
   static constexpr int kSubtileN =
-      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD>(Config::kTileN);
+      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD>(kTileColumnsD);
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, kSubtileN>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, kSubtileN>;
-  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, Config::kTileN, kSubtileN,
+  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD, kSubtileN,
                                   Config::kBuffersC, Config::kBuffersD>;
 
   using Scales = ScaleStage<Config::kTileM>;
@@ -93,9 +97,10 @@ struct TmaWgmmaGemm {
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   using Groups = GroupLayout<typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
-  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it, and group scales to that.
-  using Params = cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>,
-                                     typename Scheduler::Params>;
+  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it, group scales to that, and the epilogue's.
+  using Params = KernelParams<
+      cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
+      typename Config::Epilogue>;
   using Unit = decltype(cute::declval<Scheduler&>().work(0));
   /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
@@ -123,8 +128,8 @@ struct TmaWgmmaGemm {
   static constexpr int kTransposers = 4 - kFirstTransposer;
   using Ready = ReadyStages<Config::kStages, kTransposers>;
 
-  static constexpr int kOffsetC = kConsumers * Config::kBuffersD * SubtileD::kBytes;
-  static constexpr int kOffsetA = kOffsetC + kConsumers * Config::kBuffersC * SubtileC::kBytes;
+  static constexpr int kOffsetC = kStorers * Config::kBuffersD * SubtileD::kBytes;
+  static constexpr int kOffsetA = kOffsetC + kStorers * Config::kBuffersC * SubtileC::kBytes;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
   static constexpr int kOffsetRawA = StagesA::kTransposed ? kOffsetB + Config::kStages * B::kBytes : kOffsetA;
   static constexpr int kOffsetRawB =
@@ -134,9 +139,9 @@ struct TmaWgmmaGemm {
   static constexpr int kOffsetSlices =
       kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
   static constexpr int kOffsetBarriers =
-      kOffsetSlices + (kSlices > 1 ? Config::kTileM * Config::kTileN * int(sizeof(float)) : 0);
+      kOffsetSlices + (kSlices - 1) * Config::kTileM * Config::kTileN * int(sizeof(float));
   static constexpr int kOffsetTurns =
-      kOffsetBarriers + int(sizeof(StagePipeline)) + kConsumers * Config::kBuffersC * int(sizeof(uint64_t));
+      kOffsetBarriers + int(sizeof(StagePipeline)) + kStorers * Config::kBuffersC * int(sizeof(uint64_t));
   static constexpr int kOffsetReady = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
   static constexpr int kSharedBytes = kOffsetReady + (kTransposes ? int(sizeof(Ready)) : 0);
 
@@ -148,8 +153,7 @@ struct TmaWgmmaGemm {
     return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
             sizeof(Params), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
-            offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, alpha),
-            offsetof(GemmParams, beta), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
+            offsetof(GemmParams, batch), offsetof(GemmParams, batched), offsetof(GemmParams, d_pointer), offsetof(GemmParams, d_stride),
             offsetof(GemmParams, d_batch_stride), offsetof(GemmParams, a_scale.pointer),
             offsetof(GemmParams, a_scale.stride), offsetof(GemmParams, a_scale.k_stride),
             offsetof(GemmParams, a_scale.batch_stride), offsetof(GemmParams, b_scale.pointer),
@@ -158,7 +162,8 @@ struct TmaWgmmaGemm {
             RawA::kSpan, kWindowK, RawB::kPanelExtent, LoadB::kRows, RawB::kSpan, kWindowK, SubtileC::kBoxContiguous,
             SubtileC::kBoxStrided, SubtileC::kSpan, 0, SubtileD::kBoxContiguous, SubtileD::kBoxStrided, SubtileD::kSpan,
             kRowGroups ? kSubtileM : 0, Groups::kGroups > 0 ? kOffsetScale : 0,
-            Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0, Groups::kGroups};
+            Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0, Groups::kGroups,
+            offsetof(Params, epilogue)};
   }
 
   template <class Reduction>
@@ -183,7 +188,7 @@ struct TmaWgmmaGemm {
       cute::prefetch_tma_descriptor(&params.b);
       cute::prefetch_tma_descriptor(&params.d);
       pipeline.init();
-      for (int i = 0; i < kConsumers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
+      for (int i = 0; i < kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
       if constexpr (kPingpong) turns.init();
       if constexpr (kTransposes) ready.init();
       cutlass::arch::fence_barrier_init();
@@ -337,6 +342,7 @@ struct TmaWgmmaGemm {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
+                      params.epilogue,
                       shared + kOffsetC + warpgroup * Config::kBuffersC * SubtileC::kBytes,
                       shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
                       full_c + warpgroup * Config::kBuffersC,
@@ -360,7 +366,8 @@ struct TmaWgmmaGemm {
     for (; index < scheduler.total; index += stride) {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
-      if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, work.n, work.batch);
+      int const n_d = work.n / (Config::kTileN / kTileColumnsD);
+      if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, n_d, work.batch);
 
       Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
@@ -415,10 +422,10 @@ struct TmaWgmmaGemm {
         Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
         if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
       }
-      if constexpr (kSlices > 1) reduce_slices(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
+      if constexpr (kSlices > 1) reduce_slices<kSlices>(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
       int row_end = 0;
       if constexpr (kRowGroups) row_end = work.end;
-      if (stores) epilogue.template store<kMatrices>(accumulators, m, work.n, work.batch_d, row_end);
+      if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end);
     }
     epilogue.finish();
   }

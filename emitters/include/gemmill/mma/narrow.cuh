@@ -118,27 +118,26 @@ struct NarrowOperand {
   }
 };
 
-/// Adds up what two warpgroups summed over their slices of K; the first holds the result.
+/// Adds up what `Slices` warpgroups summed over their slices of K, always in the same order; the first holds the result.
 ///
-/// `scratch` holds an accumulator tile. Both warpgroups, 256 threads, call it.
-template <class Accumulators>
+/// `scratch` holds an accumulator tile of each but the first. All of the warpgroups call it.
+template <int Slices, class Accumulators>
 __device__ void reduce_slices(Accumulators& accumulators, char* scratch, int warpgroup, uint32_t barrier) {
+  constexpr int kValues = sizeof(accumulators.values) / sizeof(float);
   auto* const values = reinterpret_cast<float*>(scratch) + threadIdx.x % 128;
+  auto& sums = reinterpret_cast<float(&)[kValues]>(accumulators.values);
   // The first warpgroup has read the tile before.
-  cutlass::arch::NamedBarrier::sync(256, barrier);
-  int at = 0;
-  if (warpgroup == 1) {
+  cutlass::arch::NamedBarrier::sync(128 * Slices, barrier);
+  if (warpgroup > 0) {
 #pragma unroll
-    for (auto& block : accumulators.values)
-#pragma unroll
-      for (auto& value : block) values[128 * at++] = value;
+    for (int i = 0; i < kValues; ++i) values[((warpgroup - 1) * kValues + i) * 128] = sums[i];
   }
-  cutlass::arch::NamedBarrier::sync(256, barrier);
+  cutlass::arch::NamedBarrier::sync(128 * Slices, barrier);
   if (warpgroup == 0) {
 #pragma unroll
-    for (auto& block : accumulators.values)
+    for (int slice = 0; slice < Slices - 1; ++slice)
 #pragma unroll
-      for (auto& value : block) value += values[128 * at++];
+      for (int i = 0; i < kValues; ++i) sums[i] += values[(slice * kValues + i) * 128];
   }
 }
 

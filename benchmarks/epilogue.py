@@ -1,0 +1,133 @@
+"""What fused epilogues cost: the same kernel with the plain epilogue and with expressions, interleaved in one run.
+
+Prints the time of each and its ratio to the plain one, with quartiles over rounds. Needs an NVIDIA GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+KERNELS = (
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_pingpong_s6_m8_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x256x64_2x1_pingpong_s4_m8_k1_linear",
+)
+"""Kernels that serve large problems best."""
+SETS = 3
+"""Operand sets that launches rotate over, so that none is in L2."""
+LAUNCHES = 12
+"""Launches in one replay."""
+EPILOGUES = (
+    "d = acc + bias.bf16[n]",
+    "d = relu(acc + bias.bf16[n])",
+    "d = gelu(acc + bias.bf16[n])",
+    "d = gelu_tanh(acc + bias.bf16[n])",
+    "d = silu(acc + bias.bf16[n])",
+    "d = acc * row[m] * column[n]",
+    "d = silu(alpha * acc * row[m] * column[n] + bias.bf16[n])",
+    "d = silu(gate) * up",
+    "d = relu(acc + bias.bf16[n]); amax = max(abs(d))",
+    "d = acc + bias.bf16[n]; rows[m] = sum(d)",
+    "d = acc + residual.bf16[m, n]",
+    "aux.bf16 = acc + bias.bf16[n]; d = gelu(acc + bias.bf16[n])",
+)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=4096, help="M, N and K (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds over all candidates (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args()
+
+    import torch
+
+    from gemmill.library.epilogues.parse import LINEAR, canonical
+    from gemmill.library.names import kernel_name, parse_name
+    from gemmill.profiler.timing import capture, time_rounds
+    from gemmill.runtime.registry import Registry
+
+    plain = [parse_name(name) for name in KERNELS]
+    configs = [
+        config.model_copy(update={"epilogue": text})
+        for config in plain
+        for text in (LINEAR, *map(canonical, EPILOGUES))
+    ]
+    registry = Registry()
+    registry.warm(configs)
+    sets = [_operands(torch, arguments.size, seed) for seed in range(SETS)]
+    stream = torch.cuda.Stream()
+    plans = {kernel_name(config): [_plan(registry, config, x) for x in sets] for config in configs}
+    graphs = {name: capture(_in_turn(own), SETS, LAUNCHES, stream) for name, own in plans.items()}
+    time_rounds(graphs, LAUNCHES, 3)  # until clocks have settled
+    times = time_rounds(graphs, LAUNCHES, arguments.rounds)
+    rows = []
+    for config in configs:
+        name = kernel_name(config.model_copy(update={"epilogue": LINEAR}))
+        samples = times[kernel_name(config)]
+        low, median, high = statistics.quantiles((x / y for x, y in zip(samples, times[name], strict=True)), n=4)
+        us = statistics.median(samples)
+        rows.append({"kernel": name, "epilogue": config.epilogue, "us": us, "ratio": median, "low": low, "high": high})
+    if arguments.json:
+        print(json.dumps({"gpu": torch.cuda.get_device_name(), "size": arguments.size, "rows": rows}, indent=2))
+        return
+    print(f"{torch.cuda.get_device_name()}, {arguments.size}^3 bf16; ratio to the plain epilogue, its quartiles")
+    for row in rows:
+        if row["epilogue"] == LINEAR:
+            print(row["kernel"])
+        print(f"  {row['us']:8.1f} us  {row['ratio']:6.3f} ({row['low']:.3f} to {row['high']:.3f})  {row['epilogue']}")
+
+
+def _operands(torch: Any, size: int, seed: int) -> dict[str, Any]:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+
+    def normal(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+        return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+    return {
+        "a": normal(size, size),
+        "b": normal(size, size).t(),
+        "out": torch.empty(size, size, dtype=torch.bfloat16, device="cuda"),
+        "gated": torch.empty(size, size // 2, dtype=torch.bfloat16, device="cuda"),
+        "bias": normal(size),
+        "row": normal(size, dtype=torch.float32),
+        "column": normal(size, dtype=torch.float32),
+        "residual": normal(size, size),
+        "aux": torch.empty(size, size, dtype=torch.bfloat16, device="cuda"),
+        "amax": torch.empty(1, device="cuda"),
+        "rows": torch.empty(size, device="cuda"),
+    }
+
+
+def _in_turn(plans: list[Any]) -> Callable[[int], None]:
+    def launch(index: int) -> None:
+        plans[index]()
+
+    return launch
+
+
+def _plan(registry: Any, config: Any, x: dict[str, Any]) -> Any:
+    """The plan of a kernel on one operand set."""
+    import gemmill
+    from gemmill.library.epilogues.parse import parse
+
+    epilogue = parse(config.epilogue)
+    out = x["gated"] if epilogue.gated else x["out"]
+    if config.epilogue == "linear":
+        return gemmill.plan(x["a"], x["b"], out=out, registry=registry, kernel=config)
+    passed = {o.name: x[o.name] for o in epilogue.passed}
+    return gemmill.plan(x["a"], x["b"], out=out, registry=registry, kernel=config, epilogue=config.epilogue, **passed)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "src"))
+    main()

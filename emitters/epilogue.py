@@ -1,0 +1,245 @@
+"""The source of an epilogue: ``LinearEpilogue``, or a functor emitted from an expression; and how its parameters lie.
+
+Every epilogue's parameters begin with alpha and beta; then come an expression's operands, its output matrices and its
+reductions, in that order, each a struct of epilogue/operands.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from string import Template
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.tree import FUNCTIONS, Assignment, Call, Epilogue, Kind, Node, Number, Operand, Value
+
+_COMPUTE = {"f32": "float", "f64": "double", "s32": "int32_t"}
+_BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
+"""Bytes of the struct that an operand of each kind is passed in: an address, then a value or strides."""
+
+_TEMPLATE = Template("""\
+// $expression
+struct Epilogue {
+  using Compute = $compute;
+  static constexpr bool kIsExpression = true;
+  static constexpr bool kIsPartial = false;
+  static constexpr bool kGated = $gated;
+  static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
+  static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
+  __device__ static constexpr gemmill::Reduce reduce(int i) { return $reduce; }
+
+  struct Params {
+    Compute alpha, beta;$parameters
+  };
+  struct Uniform {$uniform_members};
+  struct Row {$row_members};
+  struct Column {$column_members};
+  struct Element {$element_members};
+  struct Extras {$extras_members};
+
+  Params const& params;
+
+  __device__ explicit Epilogue(Params const& params_) : params(params_) {}
+  __device__ bool needs_c() const { return $needs_c; }
+  __device__ Uniform uniform(int batch) const { return {$uniform}; }
+  __device__ Row row(int m, int batch) const { return {$row}; }
+  __device__ Column column(int n, int batch) const { return {$column}; }
+  __device__ void columns(int n0, int n1, int end, int batch, Column& first, Column& second) const {$columns}
+  __device__ Element element(int m, int n, int batch) const { return {$element}; }
+  __device__ void elements(int m, int n0, int n1, int end, int batch, Element& first, Element& second) const {$elements}
+  __device__ void touch(int m, int rows, int m_end, int n, int columns, int n_end, int batch, int thread) const {$touch}
+  __device__ void store(Extras const& extras, int m, int n, int batch) const {$store}
+  __device__ void store_two(Extras const& first, Extras const& second, int m, int n0, int n1, int end,
+                            int batch) const {$store_two}
+
+  __device__ Compute compute($sums, Compute c, Uniform const& uniform, Row const& row, Column const& column,
+                             Element const& element, Extras& extras) const {
+    using namespace gemmill;
+$statements
+  }
+  __device__ Compute operator()(Compute accumulator, Compute c, int m, int n, int batch) const {
+    return gemmill::evaluate(*this, accumulator, c, m, n, batch);
+  }
+};
+static_assert(sizeof(Epilogue::Params) == $bytes, "the host lays out the same members, without padding");
+""")
+
+
+def compute_type(config: GemmConfig) -> str:
+    """The dtype that a kernel's epilogue computes in: f32; f64 where the sums are; s32 where sums and D are."""
+    if config.accumulator == "f64":
+        return "f64"
+    return "s32" if config.accumulator == config.d.dtype == "s32" and config.epilogue == LINEAR else "f32"
+
+
+def epilogue_type(config: GemmConfig) -> str:
+    """C++ type of a config's epilogue."""
+    if config.epilogue != LINEAR:
+        return "::Epilogue"
+    compute = compute_type(config)
+    named = {"f32": "gemmill::LinearEpilogue", "s32": "gemmill::IntegerEpilogue"}
+    return named.get(compute) or f"gemmill::Linear<{_COMPUTE[compute]}>"
+
+
+def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
+    """Byte offsets within the epilogue's parameters: of ``epilogue`` itself, ``alpha``, ``beta``, ``epilogue.NAME``.
+
+    At each of these lies an address; 8 bytes on, of scalars the value for when the address is 0, of matrices the
+    strides along M, N and the batch, of all else the stride along the batch, in elements.
+    """
+    size = DTYPES[compute_type(config)].bytes
+    offsets, end = {"epilogue": 0, "alpha": 0, "beta": size}, 2 * size
+    for name, kind in _passed(parse(config.epilogue)):
+        offsets[f"epilogue.{name}"] = end
+        end += _BYTES[kind]
+    return offsets
+
+
+def epilogue_bytes(config: GemmConfig) -> int:
+    """Size of the epilogue's parameters."""
+    passed = _passed(parse(config.epilogue))
+    return 2 * DTYPES[compute_type(config)].bytes + sum(_BYTES[kind] for _, kind in passed)
+
+
+def epilogue_text(config: GemmConfig) -> str:
+    """The functor of an expression, to stand before the config; nothing for ``linear``."""
+    if config.epilogue == LINEAR:
+        return ""
+    epilogue = parse(config.epilogue)
+    reductions = _reductions(epilogue)
+    stores = [a for a in epilogue.outputs if not a.is_reduction]
+    kinds: dict[Kind, list[Operand]] = {kind: [o for o in epilogue.operands if o.kind == kind] for kind in _BYTES}
+    uniform = [*kinds["scalar"], *kinds["batch"]]
+    factors = [name for name in ("alpha", "beta") if name in epilogue.factors]
+    names: dict[str, str] = {x: x for x in ("acc", "c", "gate", "up")}
+    names |= {a.name: f"{a.name}_" for a in epilogue.assignments}
+    places: dict[str, str] = {
+        **{name: f"uniform.{name}" for name in factors},
+        **{o.name: f"uniform.{o.name}_" for o in uniform},
+        **{o.name: f"row.{o.name}_" for o in kinds["row"]},
+        **{o.name: f"column.{o.name}_" for o in kinds["column"]},
+        **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
+    }
+    statements = [
+        *(f"Compute const {names[a.name]} = {_cpp(a.value, names, places)};" for a in epilogue.assignments),
+        *(f"extras.{a.name}_ = {names[a.name]};" for a in stores),
+        *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(reductions)),
+        "return d_;",
+    ]
+    reduced = f" Compute reduced[{len(reductions)}];" if reductions else ""
+    return _TEMPLATE.substitute(
+        expression=config.epilogue,
+        compute=_COMPUTE[compute_type(config)],
+        gated=str(epilogue.gated).lower(),
+        totals=sum(a.kind in ("scalar", "batch") for a in reductions),
+        row_totals=sum(a.kind == "row" for a in reductions),
+        column_totals=sum(a.kind == "column" for a in reductions),
+        reduce="".join(f"i == {i} ? gemmill::Reduce::{a.role.capitalize()} : " for i, a in enumerate(reductions))
+        + "gemmill::Reduce::Sum",
+        parameters=_parameters(epilogue),
+        uniform_members=_struct([*factors, *(f"{o.name}_" for o in uniform)]),
+        row_members=_struct(f"{o.name}_" for o in kinds["row"]),
+        column_members=_struct(f"{o.name}_" for o in kinds["column"]),
+        element_members=_struct(f"{o.name}_" for o in kinds["matrix"]),
+        extras_members=_struct(f"{a.name}_" for a in stores)[:-1] + reduced + " " if stores or reductions else "",
+        needs_c="params.beta != 0" if epilogue.reads_c and epilogue.c_is_scaled else str(epilogue.reads_c).lower(),
+        uniform=", ".join(
+            (
+                *(f"params.{name}" for name in factors),
+                *(f"gemmill::load<Compute>(params.{o.name}_)" for o in kinds["scalar"]),
+                *(f"gemmill::load<Compute>(params.{o.name}_, 0, batch)" for o in kinds["batch"]),
+            )
+        ),
+        row=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, batch)" for o in kinds["row"]),
+        column=", ".join(f"gemmill::load<Compute>(params.{o.name}_, n, batch)" for o in kinds["column"]),
+        columns=_block(
+            f"gemmill::load_two<Compute>(params.{o.name}_, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
+            for o in kinds["column"]
+        ),
+        element=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in kinds["matrix"]),
+        elements=_block(
+            f"gemmill::load_two<Compute>(params.{o.name}_, m, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
+            for o in kinds["matrix"]
+        ),
+        touch=_block(
+            (
+                *(f"gemmill::touch(params.{o.name}_, thread);" for o in kinds["scalar"]),
+                *(f"gemmill::touch(params.{o.name}_, 0, 1, 1, batch, thread);" for o in kinds["batch"]),
+                *(f"gemmill::touch(params.{o.name}_, m, rows, m_end, batch, thread);" for o in kinds["row"]),
+                *(f"gemmill::touch(params.{o.name}_, n, columns, n_end, batch, thread);" for o in kinds["column"]),
+            )
+        ),
+        store=_block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in stores),
+        store_two=_block(
+            f"gemmill::store_two(params.{a.name}_, m, n0, n1, end, batch, first.{a.name}_, second.{a.name}_);"
+            for a in stores
+        ),
+        sums="Compute gate, Compute up" if epilogue.gated else "Compute acc, Compute",
+        statements="\n".join(f"    {statement}" for statement in statements),
+        bytes=epilogue_bytes(config),
+    )
+
+
+def _reductions(epilogue: Epilogue) -> list[Assignment]:
+    """Reductions in the order in which they are passed: of all, of rows, of columns."""
+    order = ("scalar", "batch", "row", "column")
+    return sorted((a for a in epilogue.outputs if a.is_reduction), key=lambda a: max(1, order.index(a.kind)))
+
+
+def _members(epilogue: Epilogue) -> list[tuple[str, Kind]]:
+    """What has a struct of its own name."""
+    stores = [(a.name, a.kind) for a in epilogue.outputs if not a.is_reduction]
+    return [(o.name, o.kind) for o in epilogue.operands] + stores
+
+
+def _passed(epilogue: Epilogue) -> list[tuple[str, Kind]]:
+    """Name and kind of all that is passed, in order."""
+    if str(epilogue) == "d = alpha * acc + beta * c":
+        return []
+    return _members(epilogue) + [(a.name, a.kind) for a in _reductions(epilogue)]
+
+
+def _parameters(epilogue: Epilogue) -> str:
+    lines = []
+    for o in epilogue.operands:
+        element = DTYPES[o.dtype].cpp
+        struct = "Scalar" if o.kind == "scalar" else "Matrix" if o.kind == "matrix" else "Vector"
+        argument = f"{element}, Compute" if o.kind == "scalar" else f"{element} const"
+        lines.append(f"gemmill::{struct}<{argument}> {o.name}_;")
+    lines += [f"gemmill::Matrix<{DTYPES[a.dtype].cpp}> {a.name}_;" for a in epilogue.outputs if not a.is_reduction]
+    if reductions := _reductions(epilogue):
+        lines.append(f"gemmill::Vector<float> reductions[kReductions];  // {', '.join(a.name for a in reductions)}")
+    return "".join(f"\n    {line}" for line in lines)
+
+
+def _struct(members: Iterable[str]) -> str:
+    """The members of a struct."""
+    listed = list(members)
+    return f" Compute {', '.join(listed)}; " if listed else ""
+
+
+def _block(statements: Iterable[str]) -> str:
+    """The inside of a function's braces."""
+    lines = "".join(f"\n    {statement}" for statement in statements)
+    return f"{lines}\n  " if lines else ""
+
+
+_OPERATORS = {"and": "&&", "or": "||", "not": "!"}
+
+
+def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str]) -> str:
+    """A node in C++, every operator in parentheses."""
+    match node:
+        case Number(value):
+            return f"Compute({value!r})"
+        case Operand(name):
+            return places[name]
+        case Value(name):
+            return names[name]
+        case Call(name, arguments):
+            function, texts = FUNCTIONS[name], [_cpp(argument, names, places) for argument in arguments]
+            operator = _OPERATORS.get(name, function.symbol)
+            if not operator or name == "div":
+                return f"math::{name}({', '.join(texts)})"
+            return f"({operator}{texts[0]})" if len(texts) == 1 else f"({texts[0]} {operator} {texts[1]})"

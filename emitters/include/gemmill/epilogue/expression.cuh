@@ -1,0 +1,183 @@
+/// Epilogues emitted from expressions (emitters/epilogue.py): their place in other kernels, and in a warpgroup's fragments.
+///
+/// An emitted epilogue loads what depends on nothing (`uniform`), on the row (`row`), on the column (`column`, `columns`)
+/// and on the element (`element`, `elements`), computes D's element and the other outputs from that (`compute`), and stores the latter
+/// (`store`). `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions, which `reductions` has in this order.
+#pragma once
+
+#include <gemmill/epilogue/linear.cuh>
+#include <gemmill/epilogue/operands.cuh>
+
+namespace gemmill {
+
+/// One element on its own.
+template <class Epilogue, class Compute>
+__device__ Compute evaluate(Epilogue const& epilogue, Compute accumulator, Compute c, int m, int n, int batch) {
+  typename Epilogue::Extras extras;
+  Compute const d = epilogue.compute(accumulator, accumulator, c, epilogue.uniform(batch), epilogue.row(m, batch),
+                                     epilogue.column(n, batch), epilogue.element(m, n, batch), extras);
+  epilogue.store(extras, m, n, batch);
+  if constexpr (Epilogue::kReductions > 0) {
+#pragma unroll
+    for (int i = 0; i < Epilogue::kReductions; ++i) {
+      int const index = i < Epilogue::kTotals ? 0 : i < Epilogue::kTotals + Epilogue::kRowTotals ? m : n;
+      reduce_into(Epilogue::reduce(i), epilogue.params.reductions[i].at(index, batch), float(extras.reduced[i]));
+    }
+  }
+  return d;
+}
+
+/// The epilogue of one warpgroup on one tile: 64-row blocks of WGMMA fragments, subtile by subtile.
+///
+/// A thread holds, of each 16 x 8 fragment, two neighbouring columns of rows r and r + 8. In a gated epilogue they are
+/// `gate` and `up`, so it holds one column of D of each of two fragments, four apart; the four threads of a row exchange
+/// their results, so that D is written as always.
+template <class Operation>
+struct FragmentEpilogue {
+  using Compute = typename Operation::Compute;
+  static constexpr int kReductions = Operation::kReductions;
+  static constexpr int kFirstRow = Operation::kTotals;
+  static constexpr int kFirstColumn = kFirstRow + Operation::kRowTotals;
+
+  Operation const operation;
+  typename Operation::Uniform const uniform;
+  typename Operation::Row rows[2];
+  /// D's extents, and the first of this thread's two rows.
+  int const m_end, n_end;
+  int batch;
+  int m = 0;
+  float totals[Operation::kTotals + 1];
+  float row_totals[Operation::kRowTotals + 1][2];
+
+  __device__ FragmentEpilogue(typename Operation::Params const& params, int m_end_, int n_end_, int batch_)
+      : operation(params), uniform(operation.uniform(batch_)), m_end(m_end_), n_end(n_end_), batch(batch_) {
+    // All that is loaded below depends on this, and so on the wait for the kernel before.
+    asm volatile("" : "+r"(batch));
+#pragma unroll
+    for (int i = 0; i < Operation::kTotals; ++i) totals[i] = identity_of(Operation::reduce(i));
+  }
+
+  /// Starts the 64 rows from `block` on.
+  __device__ void begin_rows(int block) {
+    m = block + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows[half] = operation.row(min(m + half * 8, m_end - 1), batch);
+#pragma unroll
+      for (int i = 0; i < Operation::kRowTotals; ++i)
+        row_totals[i][half] = identity_of(Operation::reduce(kFirstRow + i));
+    }
+  }
+
+  /// Four elements of D of one fragment: rows m and m + 8, two columns that `columns_at` names. `sums` holds them in the
+  /// order of the fragment, in a gated epilogue those of two fragments.
+  template <class Sums>
+  __device__ void apply(Sums const& sum, int n, Compute const (&c)[4], Compute* values) {
+    constexpr bool kGated = Operation::kGated;
+    // What depends on the column alone is loaded anew for each block of rows: kept, it would fill the registers.
+    asm("" : "+r"(n) : "r"(m));
+    int const n0 = n + column_of(0), n1 = n + column_of(1);
+    typename Operation::Column columns[2];
+    operation.columns(n0, n1, n_end, batch, columns[0], columns[1]);
+    float column_totals[Operation::kColumnTotals + 1][2];
+#pragma unroll
+    for (int i = 0; i < Operation::kColumnTotals; ++i)
+      column_totals[i][0] = column_totals[i][1] = identity_of(Operation::reduce(kFirstColumn + i));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const row = m + half * 8;
+      typename Operation::Extras extras[2];
+      typename Operation::Element elements[2];
+      operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[0], elements[1]);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        int const column = j == 0 ? n0 : n1;
+        int const first = kGated ? j * 4 + half * 2 : half * 2 + j;
+        values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
+                                                 uniform, rows[half], columns[j], elements[j], extras[j]);
+        if constexpr (kReductions > 0) {
+          if (row < m_end && column < n_end) {
+#pragma unroll
+            for (int i = 0; i < kReductions; ++i) {
+              float& into = i < kFirstRow      ? totals[i]
+                            : i < kFirstColumn ? row_totals[i - kFirstRow][half]
+                                               : column_totals[i - kFirstColumn][j];
+              into = combine(Operation::reduce(i), into, float(extras[j].reduced[i]));
+            }
+          }
+        }
+      }
+      if (row < m_end) operation.store_two(extras[0], extras[1], row, n0, n1, n_end, batch);
+      if constexpr (kGated) exchange(values[half * 2], values[half * 2 + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < Operation::kColumnTotals; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        Reduce const reduce = Operation::reduce(kFirstColumn + i);
+        float const total = combine_lanes<4, 32>(reduce, column_totals[i][j]);
+        int const column = j == 0 ? n0 : n1;
+        if (threadIdx.x % 32 < 4 && column < n_end)
+          output(kFirstColumn + i, column, total);
+      }
+    }
+  }
+
+  /// Ends the rows that `begin_rows` began.
+  __device__ void end_rows() {
+#pragma unroll
+    for (int i = 0; i < Operation::kRowTotals; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Reduce const reduce = Operation::reduce(kFirstRow + i);
+        float const total = combine_lanes<1, 4>(reduce, row_totals[i][half]);
+        if (threadIdx.x % 4 == 0 && m + half * 8 < m_end)
+          output(kFirstRow + i, m + half * 8, total);
+      }
+    }
+  }
+
+  __device__ void end_tile() {
+#pragma unroll
+    for (int i = 0; i < Operation::kTotals; ++i) {
+      float const total = combine_lanes<1, 32>(Operation::reduce(i), totals[i]);
+      if (threadIdx.x % 32 == 0) output(i, 0, total);
+    }
+  }
+
+  /// Where a thread's first or second column of D lies in a group of eight.
+  __device__ static int column_of(int j) {
+    int const quad = threadIdx.x % 4;
+    return Operation::kGated ? quad + j * 4 : quad * 2 + j;
+  }
+
+ private:
+  __device__ void output(int i, int index, float total) const {
+    if constexpr (kReductions > 0)
+      reduce_into(Operation::reduce(i), operation.params.reductions[i].at(index, batch), total);
+  }
+
+  /// From columns q and q + 4 of the thread at q, to 2 q and 2 q + 1: in each of two rounds, every thread of the four
+  /// sends one value and receives one.
+  __device__ static void exchange(Compute& low, Compute& high) {
+    int const quad = threadIdx.x % 4;
+    bool const odd = quad % 2;
+    // First the even threads' low and the odd ones' high columns travel: 0, 2 to threads 0, 1, and 5, 7 to 2, 3.
+    int const base = threadIdx.x % 32 - quad;
+    Compute const first = __shfl_sync(~0u, odd ? high : low, base + (quad < 2 ? quad * 2 : quad * 2 - 3));
+    // Then the others: 1, 3 to threads 0, 1, and 4, 6 to 2, 3.
+    Compute const second = __shfl_sync(~0u, odd ? low : high, base + (quad < 2 ? quad * 2 + 1 : quad * 2 - 4));
+    low = quad < 2 ? first : second;
+    high = quad < 2 ? second : first;
+  }
+
+  /// Combines lanes whose numbers differ in the bits from `From` to below `To`.
+  template <int From, int To>
+  __device__ static float combine_lanes(Reduce reduce, float value) {
+#pragma unroll
+    for (int mask = From; mask < To; mask *= 2) value = combine(reduce, value, __shfl_xor_sync(~0u, value, mask));
+    return value;
+  }
+};
+
+}  // namespace gemmill

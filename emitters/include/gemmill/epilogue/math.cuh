@@ -1,0 +1,143 @@
+/// The functions of epilogue expressions. Single precision takes the fast hardware instructions where they are exact to
+/// a few ulps (library/epilogues/reference.py has the bounds); double precision takes CUDA's.
+#pragma once
+
+#include <gemmill/types.cuh>
+
+namespace gemmill::math {
+
+/// NaN if either is, as PyTorch and numpy have it (PTX ISA, "max.NaN").
+__device__ inline float max(float x, float y) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+__device__ inline float min(float x, float y) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+__device__ inline double max(double x, double y) { return x != x || x > y ? x : y; }
+__device__ inline double min(double x, double y) { return x != x || x < y ? x : y; }
+template <class T, class... More>
+__device__ inline T max(T x, T y, T z, More... more) {
+  return max(max(x, y), z, more...);
+}
+template <class T, class... More>
+__device__ inline T min(T x, T y, T z, More... more) {
+  return min(min(x, y), z, more...);
+}
+
+__device__ inline float div(float x, float y) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+__device__ inline float reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ inline float sqrt(float x) {
+  float result;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ inline float rsqrt(float x) { return rsqrtf(x); }
+__device__ inline float exp(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
+}
+__device__ inline float log(float x) { return logf(x); }
+__device__ inline float erf(float x) { return erff(x); }
+__device__ inline float tanh(float x) { return tanhf(x); }
+__device__ inline float abs(float x) { return fabsf(x); }
+__device__ inline float round(float x) { return rintf(x); }
+
+__device__ inline double div(double x, double y) { return x / y; }
+__device__ inline double reciprocal(double x) { return 1 / x; }
+__device__ inline double sqrt(double x) { return ::sqrt(x); }
+__device__ inline double rsqrt(double x) { return ::rsqrt(x); }
+__device__ inline double exp(double x) { return ::exp(x); }
+__device__ inline double log(double x) { return ::log(x); }
+__device__ inline double erf(double x) { return ::erf(x); }
+__device__ inline double tanh(double x) { return ::tanh(x); }
+__device__ inline double abs(double x) { return ::fabs(x); }
+__device__ inline double round(double x) { return ::rint(x); }
+
+template <class T>
+__device__ inline T relu(T x) {
+  return max(x, T(0));
+}
+template <class T>
+__device__ inline T clamp(T x, T low, T high) {
+  return min(max(x, low), high);
+}
+template <class T>
+__device__ inline T where(bool condition, T x, T y) {
+  return condition ? x : y;
+}
+template <class T>
+__device__ inline T sigmoid(T x) {
+  return reciprocal(1 + exp(-x));
+}
+template <class T>
+__device__ inline T silu(T x) {
+  return x * sigmoid(x);
+}
+__device__ inline double gelu(double x) { return 0.5 * x * (1 + ::erf(x * 0.70710678118654752)); }
+/// max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2, with erfc to 1.5e-7 (Abramowitz and Stegun, "Handbook of Mathematical
+/// Functions", 7.1.26): half the instructions of erff.
+__device__ inline float gelu(float x) {
+  float const magnitude = fabsf(x);
+  float const t = reciprocal(1 + 0.3275911f * 0.70710678f * magnitude);
+  float const series =
+      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  return max(x, 0.0f) - 0.5f * magnitude * series * exp(-0.5f * x * x);
+}
+/// 0.5 x (1 + tanh(u)) = x sigmoid(2 u), which loses no digits where tanh(u) is near -1.
+template <class T>
+__device__ inline T gelu_tanh(T x) {
+  return x * sigmoid(T(2 * 0.79788456080286536) * (x + T(0.044715) * x * x * x));
+}
+
+/// Conversions to a narrower type and back: the nearest value, ties to even; saturated to 8 bits.
+template <class T>
+__device__ inline T f32(T x) {
+  return T(float(x));
+}
+template <class T>
+__device__ inline T bf16(T x) {
+  return to_float(gemmill::bf16{uint16_t(pack(gemmill::bf16{}, float(x), 0.0f))});
+}
+template <class T>
+__device__ inline T f16(T x) {
+  return to_float(gemmill::f16{uint16_t(pack(gemmill::f16{}, float(x), 0.0f))});
+}
+template <class T>
+__device__ inline T s8(T x) {
+  return clamp(round(x), T(-128), T(127));
+}
+template <class T>
+__device__ inline T u8(T x) {
+  return clamp(round(x), T(0), T(255));
+}
+template <class T>
+__device__ inline T e4m3(T x) {
+  uint16_t packed;
+  uint32_t halves;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(0.0f), "f"(float(x)));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(packed));
+  return to_float(gemmill::f16{uint16_t(halves)});
+}
+template <class T>
+__device__ inline T e5m2(T x) {
+  uint16_t packed;
+  uint32_t halves;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(0.0f), "f"(float(x)));
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(packed));
+  return to_float(gemmill::f16{uint16_t(halves)});
+}
+
+}  // namespace gemmill::math

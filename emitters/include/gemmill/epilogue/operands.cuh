@@ -1,0 +1,187 @@
+/// Operands and outputs of epilogue expressions in global memory.
+#pragma once
+
+#include <gemmill/epilogue/math.cuh>
+
+namespace gemmill {
+
+/// One value: the host's, or where there is an address the one that lies there.
+template <class Element, class Compute>
+struct Scalar {
+  Element const* data;
+  Compute value;
+};
+
+/// A value for each row or column, or with an extent of 1 for each matrix of the batch.
+template <class Element>
+struct Vector {
+  Element* data;
+  int64_t batch_stride;
+
+  __device__ Element* at(int index, int batch) const { return data + (batch * batch_stride + index); }
+};
+
+/// A value for each element.
+template <class Element>
+struct Matrix {
+  Element* data;
+  int64_t stride_m, stride_n, batch_stride;
+
+  __device__ Element* at(int m, int n, int batch) const {
+    return data + (batch * batch_stride + m * stride_m + n * stride_n);
+  }
+};
+
+// Volatile, so that none of them moves above the wait for the kernel before.
+__device__ inline float load_element(float const* at) {
+  float value;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
+}
+template <class Element>
+__device__ float load_element(Element const* at) {
+  uint16_t bits;
+  asm volatile("ld.global.nc.b16 %0, [%1];" : "=h"(bits) : "l"(at));
+  return to_float(Element{bits});
+}
+
+/// Two elements, 0 where a flag is not set: with `as_one` neighbours in a single access. Predicates instead of branches,
+/// and not volatile, so that many loads can be in flight; addresses must depend on something volatile (see above).
+__device__ inline float2 load_two(float const* first, float const* second, bool as_one, bool has_first, bool has_second) {
+  float2 x;
+  asm("{\n.reg .pred p, q, r;\nsetp.ne.s32 p, %4, 0;\nsetp.ne.s32 q, %5, 0;\nsetp.ne.s32 r, %6, 0;\n"
+      "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
+      "@q ld.global.nc.f32 %0, [%2];\n@r ld.global.nc.f32 %1, [%3];\n}"
+      : "=f"(x.x), "=f"(x.y)
+      : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
+  return x;
+}
+template <class Element>
+__device__ float2 load_two(Element const* first, Element const* second, bool as_one, bool has_first, bool has_second) {
+  uint32_t both;
+  asm("{\n.reg .pred p, q, r;\n.reg .b16 x, y;\nsetp.ne.s32 p, %3, 0;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\n"
+      "mov.b16 x, 0;\nmov.b16 y, 0;\n@q ld.global.nc.b16 x, [%1];\n@r ld.global.nc.b16 y, [%2];\n"
+      "mov.b32 %0, {x, y};\n@p ld.global.nc.b32 %0, [%1];\n}"
+      : "=r"(both)
+      : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
+  return make_float2(to_float(Element{uint16_t(both)}), to_float(Element{uint16_t(both >> 16)}));
+}
+
+template <class Compute, class Element>
+__device__ Compute load(Scalar<Element, Compute> const& x) {
+  return x.data ? Compute(load_element(x.data)) : x.value;
+}
+template <class Compute, class Element>
+__device__ Compute load(Vector<Element const> const& x, int index, int batch) {
+  return load_element(x.at(index, batch));
+}
+template <class Compute, class Element>
+__device__ Compute load(Matrix<Element const> const& x, int m, int n, int batch) {
+  return load_element(x.at(m, n, batch));
+}
+
+/// True where two elements may be accessed as one.
+template <class Element>
+__device__ bool is_pair(Element const* at) {
+  return reinterpret_cast<uintptr_t>(at) % (2 * sizeof(Element)) == 0;
+}
+
+/// The elements of two columns, 0 from column `end` on: as one where they are neighbours in memory.
+template <class Compute, class Element>
+__device__ void load_two(Vector<Element const> const& x, int n0, int n1, int end, int batch, Compute& first,
+                         Compute& second) {
+  Element const* const at = x.at(n0, batch);
+  float2 const both = load_two(at, at + (n1 - n0), n1 == n0 + 1 && n1 < end && is_pair(at), n0 < end, n1 < end);
+  first = both.x;
+  second = both.y;
+}
+template <class Compute, class Element>
+__device__ void load_two(Matrix<Element const> const& x, int m, int n0, int n1, int end, int batch, Compute& first,
+                         Compute& second) {
+  Element const* const at = x.at(m, n0, batch);
+  bool const as_one = n1 == n0 + 1 && n1 < end && x.stride_n == 1 && is_pair(at);
+  float2 const both = load_two(at, at + (n1 - n0) * x.stride_n, as_one, n0 < end, n1 < end);
+  first = both.x;
+  second = both.y;
+}
+
+/// Brings the sector of an element into L1.
+template <class Element>
+__device__ void touch(Element const* at) {
+  uint32_t unused;
+  if constexpr (sizeof(Element) == 4) {
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(unused) : "l"(at));
+  } else {
+    asm volatile("{ .reg .b16 x; ld.global.nc.b16 x, [%1]; cvt.u32.u16 %0, x; }" : "=r"(unused) : "l"(at));
+  }
+}
+template <class Element, class Compute>
+__device__ void touch(Scalar<Element, Compute> const& x, int thread) {
+  if (thread == 0 && x.data) touch(x.data);
+}
+/// The same for `count` elements from `index` on, a sector for each thread.
+template <class Element>
+__device__ void touch(Vector<Element const> const& x, int index, int count, int end, int batch, int thread) {
+  constexpr int kSector = 32 / sizeof(Element);
+  int const mine = index + min(thread * kSector, count - 1);
+  if (thread * kSector < count + kSector && mine < end) touch(static_cast<Element const*>(x.at(mine, batch)));
+}
+
+__device__ inline void store_element(float* at, float value) { *at = value; }
+template <class Element>
+__device__ void store_element(Element* at, float value) {
+  at->bits = uint16_t(pack(Element{}, value, 0.0f));
+}
+template <class Element, class Compute>
+__device__ void store(Matrix<Element> const& x, int m, int n, int batch, Compute value) {
+  store_element(x.at(m, n, batch), float(value));
+}
+
+/// Stores the elements of two columns, what lies before `end`: as one where they are neighbours in memory.
+template <class Element, class Compute>
+__device__ void store_two(Matrix<Element> const& x, int m, int n0, int n1, int end, int batch, Compute first,
+                          Compute second) {
+  Element* const at = x.at(m, n0, batch);
+  if (n1 == n0 + 1 && n1 < end && x.stride_n == 1 && is_pair(at)) {
+    if constexpr (sizeof(Element) == 4) {
+      *reinterpret_cast<float2*>(at) = make_float2(float(first), float(second));
+    } else {
+      *reinterpret_cast<uint32_t*>(at) = pack(Element{}, float(first), float(second));
+    }
+  } else {
+    if (n0 < end) store_element(at, float(first));
+    if (n1 < end) store_element(at + (n1 - n0) * x.stride_n, float(second));
+  }
+}
+
+/// What an output of few values is made of many with.
+enum class Reduce { Max, Min, Sum };
+
+/// What changes nothing.
+__device__ inline float identity_of(Reduce reduce) {
+  return reduce == Reduce::Sum ? 0.0f : __int_as_float(reduce == Reduce::Max ? 0xff800000 : 0x7f800000);
+}
+__device__ inline float combine(Reduce reduce, float x, float y) {
+  return reduce == Reduce::Max ? math::max(x, y) : reduce == Reduce::Min ? math::min(x, y) : x + y;
+}
+
+/// Combines a value with the one in memory. The bits of floats are ordered as integers are, those of negative ones the
+/// other way round, so maxima and minima do not depend on the order; sums do, in their last bits.
+__device__ inline void reduce_into(Reduce reduce, float* at, float value) {
+  if (reduce == Reduce::Sum) {
+    atomicAdd(at, value);
+    return;
+  }
+  // No -0, and a NaN that wins: of the greatest magnitude, positive for maxima, negative for minima.
+  bool const largest = reduce == Reduce::Max;
+  int const bits = value != value ? (largest ? 0x7fffffff : -1) : __float_as_int(value + 0.0f);
+  auto* const as_signed = reinterpret_cast<int*>(at);
+  auto* const as_unsigned = reinterpret_cast<unsigned*>(at);
+  if (largest) {
+    bits >= 0 ? atomicMax(as_signed, bits) : int(atomicMin(as_unsigned, unsigned(bits)));
+  } else {
+    bits >= 0 ? atomicMin(as_signed, bits) : int(atomicMax(as_unsigned, unsigned(bits)));
+  }
+}
+
+}  // namespace gemmill

@@ -1,0 +1,268 @@
+"""The typed tree of an epilogue, its one canonical text, and the problem it becomes when M and N are swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from gemmill.library.dtypes import DTypeName
+
+Kind = Literal["scalar", "row", "column", "batch", "matrix"]
+"""What an operand or output has one value for: the problem, a row, a column, a matrix of the batch, an element."""
+
+INDEX: Mapping[Kind, str] = MappingProxyType(
+    {"scalar": "", "row": "[m]", "column": "[n]", "batch": "[batch]", "matrix": "[m, n]"}
+)
+"""How each kind is written."""
+
+Type = Literal["number", "condition"]
+
+OPERAND_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
+"""Element types of operands and outputs; the first is what a name without one has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What may be called, operators included."""
+
+    arguments: tuple[Type, ...]
+    result: Type = "number"
+    variadic: bool = False
+    """Whether the last argument may be repeated."""
+    symbol: str = ""
+    """How an operator is written."""
+    precedence: int = 0
+    """How tightly an operator binds; 0 for functions, which need no parentheses around them."""
+
+
+_X: tuple[Type, ...] = ("number",)
+_XY: tuple[Type, ...] = ("number", "number")
+_PQ: tuple[Type, ...] = ("condition", "condition")
+
+FUNCTIONS: Mapping[str, Function] = MappingProxyType(
+    {
+        "or": Function(_PQ, "condition", symbol="or", precedence=1),
+        "and": Function(_PQ, "condition", symbol="and", precedence=2),
+        "not": Function(("condition",), "condition", symbol="not", precedence=3),
+        "lt": Function(_XY, "condition", symbol="<", precedence=4),
+        "le": Function(_XY, "condition", symbol="<=", precedence=4),
+        "gt": Function(_XY, "condition", symbol=">", precedence=4),
+        "ge": Function(_XY, "condition", symbol=">=", precedence=4),
+        "eq": Function(_XY, "condition", symbol="==", precedence=4),
+        "ne": Function(_XY, "condition", symbol="!=", precedence=4),
+        "add": Function(_XY, symbol="+", precedence=5),
+        "sub": Function(_XY, symbol="-", precedence=5),
+        "mul": Function(_XY, symbol="*", precedence=6),
+        "div": Function(_XY, symbol="/", precedence=6),
+        "neg": Function(_X, symbol="-", precedence=7),
+        "min": Function(_XY, variadic=True),
+        "max": Function(_XY, variadic=True),
+        "abs": Function(_X),
+        "exp": Function(_X),
+        "log": Function(_X),
+        "sqrt": Function(_X),
+        "rsqrt": Function(_X),
+        "erf": Function(_X),
+        "tanh": Function(_X),
+        "sigmoid": Function(_X),
+        "relu": Function(_X),
+        "gelu": Function(_X),
+        "gelu_tanh": Function(_X),
+        "silu": Function(_X),
+        "clamp": Function(("number", "number", "number")),
+        "where": Function(("condition", "number", "number")),
+        "round": Function(_X),
+        **{dtype: Function(_X) for dtype in ("f32", "bf16", "f16", "e4m3", "e5m2", "s8", "u8")},
+    }
+)
+"""Functions by name. ``gelu`` is the form with erf. Names of dtypes convert, and saturate to 8 bits."""
+
+REDUCTIONS = ("max", "min", "sum")
+"""What an output of fewer values than D has is made with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor or scalar that the caller passes; ``alpha`` and ``beta`` among them."""
+
+    name: str
+    kind: Kind
+    dtype: DTypeName
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """``acc``, ``c``, ``gate``, ``up``, or what an earlier assignment has computed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function or operator applied."""
+
+    function: str
+    arguments: tuple[Node, ...]
+
+
+Node = Number | Operand | Value | Call
+
+Role = Literal["d", "local", "store", "max", "min", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One statement."""
+
+    name: str
+    role: Role
+    """``d``; a local value; an output matrix; or the reduction that an output is made with."""
+    kind: Kind
+    """What an output has one value for; ``matrix`` for D and locals."""
+    dtype: DTypeName
+    """Element type of an output; f32 for D, whose type the config says, and locals."""
+    value: Node
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it is made of many elements."""
+        return self.role in REDUCTIONS
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the caller passes a tensor that it is written to; D aside."""
+        return self.role not in ("d", "local")
+
+    def __str__(self) -> str:
+        target = _reference(self.name, self.kind, self.dtype) if self.is_output else self.name
+        value = f"{self.role}({expression(self.value)})" if self.is_reduction else expression(self.value)
+        return f"{target} = {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """An epilogue that has been checked: names exist, types agree, D is assigned once."""
+
+    assignments: tuple[Assignment, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.assignments))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What the caller passes, less ``alpha`` and ``beta``, in the order of first use."""
+        named = {node.name: node for node in self._nodes() if isinstance(node, Operand)}
+        return tuple(operand for operand in named.values() if operand.name not in ("alpha", "beta"))
+
+    @property
+    def outputs(self) -> tuple[Assignment, ...]:
+        """What is written beside D."""
+        return tuple(assignment for assignment in self.assignments if assignment.is_output)
+
+    @property
+    def passed(self) -> tuple[Operand | Assignment, ...]:
+        """Operands, then outputs: whatever the caller gives by name."""
+        return (*self.operands, *self.outputs)
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """Which of ``alpha`` and ``beta`` are read."""
+        return frozenset(n.name for n in self._nodes() if isinstance(n, Operand)) & {"alpha", "beta"}
+
+    @property
+    def gated(self) -> bool:
+        """Whether pairs of neighbouring columns, ``gate`` and ``up``, become one, so that D has N / 2 columns."""
+        return bool({Value("gate"), Value("up")} & set(self._nodes()))
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether C is read."""
+        return Value("c") in self._nodes()
+
+    @property
+    def c_is_scaled(self) -> bool:
+        """Whether C stands nowhere but in ``beta * c``, so that it need not be read where beta is 0."""
+        beta = Operand("beta", "scalar", "f32")
+        pairs = [node.arguments for node in self._nodes() if isinstance(node, Call) and node.function == "mul"]
+        scaled = sum({beta, Value("c")} == set(pair) for pair in pairs)
+        return scaled == sum(node == Value("c") for node in self._nodes())
+
+    def _nodes(self) -> list[Node]:
+        return [node for assignment in self.assignments for node in walk(assignment.value)]
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all below it, from left to right."""
+    yield node
+    if isinstance(node, Call):
+        for argument in node.arguments:
+            yield from walk(argument)
+
+
+def expression(node: Node) -> str:
+    """The canonical text of a node: single spaces, no parentheses but those that change the meaning."""
+    match node:
+        case Number(value):
+            return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+        case Operand(name, kind, dtype):
+            return _reference(name, kind, dtype)
+        case Value(name):
+            return name
+        case Call(name, arguments):
+            function = FUNCTIONS[name]
+            if not function.symbol:
+                return f"{name}({', '.join(map(expression, arguments))})"
+            if len(arguments) == 1:
+                return ("not " if name == "not" else "-") + _within(arguments[0], function.precedence)
+            # Comparisons do not chain; the others are left-associative.
+            left = function.precedence + (function.precedence == 4)
+            first, second = _within(arguments[0], left), _within(arguments[1], function.precedence + 1)
+            return f"{first} {function.symbol} {second}"
+
+
+def _within(node: Node, precedence: int) -> str:
+    """A node as an operand of an operator."""
+    text = expression(node)
+    binding = FUNCTIONS[node.function].precedence if isinstance(node, Call) else 0
+    return f"({text})" if 0 < binding < precedence else text
+
+
+def _reference(name: str, kind: Kind, dtype: DTypeName) -> str:
+    return f"{name}{'' if dtype == OPERAND_DTYPES[0] else '.' + dtype}{INDEX[kind]}"
+
+
+def with_dtypes(epilogue: Epilogue, dtypes: Mapping[str, DTypeName]) -> Epilogue:
+    """The epilogue with other element types of some operands and outputs."""
+    return _changed(epilogue, lambda name, kind, dtype: (kind, dtypes.get(name, dtype)))
+
+
+def transposed(epilogue: Epilogue) -> Epilogue:
+    """The epilogue of the problem with M and N swapped: rows become columns. ValueError for a gated one."""
+    if epilogue.gated:
+        raise ValueError("a gated epilogue pairs columns, which a transposed problem has as rows")
+    swap: dict[Kind, Kind] = {"row": "column", "column": "row"}
+    return _changed(epilogue, lambda _, kind, dtype: (swap.get(kind, kind), dtype))
+
+
+def _changed(epilogue: Epilogue, change: Callable[[str, Kind, DTypeName], tuple[Kind, DTypeName]]) -> Epilogue:
+    """The epilogue with other kinds and element types of operands and outputs."""
+
+    def changed(node: Node) -> Node:
+        if isinstance(node, Operand):
+            return Operand(node.name, *change(node.name, node.kind, node.dtype))
+        return replace(node, arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
+
+    assignments = []
+    for a in epilogue.assignments:
+        kind, dtype = change(a.name, a.kind, a.dtype) if a.is_output else (a.kind, a.dtype)
+        assignments.append(replace(a, kind=kind, dtype=dtype, value=changed(a.value)))
+    return Epilogue(tuple(assignments))

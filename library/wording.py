@@ -1,0 +1,17 @@
+"""How errors speak of words: what was meant, and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def suggest(word: str, allowed: Iterable[str]) -> str:
+    """``", did you mean x?"`` where one of the allowed words is close, else nothing."""
+    close = difflib.get_close_matches(word, allowed, n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def one_of(values: Sequence[object]) -> str:
+    """``x, y or z``."""
+    return " or ".join(filter(None, (", ".join(map(str, values[:-1])), str(values[-1]))))

@@ -1,0 +1,360 @@
+"""Epilogue expressions: each element of D and of every output against float64, in bounds that follow each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+from tests.gpu.harness import Guarded, fill, guarded, kernel
+
+import gemmill
+from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import canonical, parse
+from gemmill.library.epilogues.reference import Bounded, evaluate, rounded
+from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.errors import OperandError
+from gemmill.library.names import kernel_name
+from gemmill.library.rules import legal
+from gemmill.runtime.registry import Registry
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+TILES: tuple[dict[str, str], ...] = (
+    {"tile": "128x128x64"},
+    {"tile": "128x256x64", "cluster": "2x1"},
+    {"tile": "128x128x64", "schedule": "pingpong"},
+    {"tile": "64x112x64", "schedule": "pingpong"},
+    {"tile": "192x96x64"},
+)
+EPILOGUES: tuple[str, ...] = (
+    "d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c + bias.bf16[n])",
+    "t = acc * s + bias[n]; aux.bf16[m, n] = t; d = gelu(t)",
+    "d = where(acc * k1 > 1 and not bias[n] < 0, min(acc, 40), acc - r.bf16[m, n]); aux.f16 = sb[batch] * acc",
+    "d = gelu_tanh(acc / 8) + tanh(x.f16[m]) * sigmoid(bias[n]); amax = max(abs(d)); low[batch] = min(acc)",
+    "d = clamp(acc, -s, s) / (1 + exp(-abs(bias[n]))); rows[m] = sum(d); top[n] = max(d)",
+    "d = erf(acc * 0.1) * sqrt(abs(x[m]) + 1) - rsqrt(1 + x[m] * x[m]) + log(1.5 + relu(bias[n])); cols[n] = sum(d)",
+    "d = bf16(acc) + f16(bias[n]) + e4m3(bias[n] * 3) + e5m2(x[m]) + s8(acc * 9) + u8(round(acc)) - max(acc, s, 1)",
+    "d = silu(gate) * up",
+    "d = silu(gate * ga[m] + bg[n]) * (up + bu[n]) + beta * c; amax = max(abs(d)); aux[m, n] = up",
+    "d = relu(gate) + r[m, n]; rows[m] = max(up); cols[n] = sum(gate)",
+)
+SHAPES = ((256, 256, 128), (200, 176, 72), (37, 70, 40))
+
+
+def config_of(epilogue: str, tile: dict[str, str], **fields: Any) -> GemmConfig:
+    text = canonical(epilogue)
+    if parse(text).reads_c:
+        fields.setdefault("c__dtype", "bf16")
+    return kernel(**tile, epilogue=text, **fields)
+
+
+def members() -> Iterator[GemmConfig]:
+    """Every epilogue with every kind of tile, majors and types of D taken in turn."""
+    for index, (epilogue, tile) in enumerate(product(EPILOGUES, TILES)):
+        fields = ({}, {"d__dtype": "f32"}, {"d__major": "m"}, {"d__dtype": "f16", "a__major": "mn"})[index % 4]
+        if fields.get("d__dtype") == "f16":
+            fields = {**fields, "c__dtype": "f32"} if parse(canonical(epilogue)).reads_c else fields
+        elif "d__dtype" in fields and parse(canonical(epilogue)).reads_c:
+            fields = {**fields, "c__dtype": "f32"}
+        config = config_of(epilogue, tile, **fields)
+        if legal(config):
+            yield config
+
+
+EIGHT_BITS = tuple(
+    kernel(ab=ab, accumulator=accumulator, d__dtype=d, tile="128x128x64", epilogue=canonical(epilogue))
+    for ab, accumulator, d, epilogue in (
+        ("e4m3", "f32", "bf16", "d = acc * row[m] * column[n]"),
+        ("e4m3", "f32", "e4m3", "t = gelu(acc * 0.1 + bias[n]); amax = max(abs(t)); d = t * s"),
+        ("e4m3", "f32", "e5m2", "d = silu(gate) * up"),
+        ("s8", "s32", "s8", "d = acc * row[m] * column[n] + bias[n]"),
+        ("s8", "s32", "bf16", "d = relu(acc * 0.01 + bias.bf16[n]); aux.f16 = acc"),
+    )
+)
+"""Operands and D of 8 bits: D is rounded to the nearest and saturated."""
+
+
+PARTS = tuple(
+    kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits, **fields)
+    for decomposition, splits in (("split", 3), ("fused", 3), ("stream", 1))
+    for epilogue, fields in (
+        ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); rows[m] = sum(d); aux = acc", {}),
+        ("d = gelu(acc + s) + beta * c", {"c__dtype": "bf16", "d__major": "m"}),
+        *((("d = silu(gate) * up", {}),) if decomposition != "split" else ()),
+    )
+)
+"""Epilogues after the parts of K have been added up."""
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    registry = Registry()
+    registry.warm([*members(), *EIGHT_BITS, *PARTS])
+    return registry
+
+
+@dataclass
+class Case:
+    """A GEMM with an epilogue, its operands in guarded memory."""
+
+    config: GemmConfig
+    epilogue: Epilogue
+    a: Guarded
+    b: Guarded
+    c: Guarded | None
+    d: Guarded
+    passed: dict[str, Any]
+    guards: dict[str, Guarded]
+    alpha: float
+    beta: float | None
+
+    def run(self, registry: Registry) -> None:
+        arguments: dict[str, Any] = dict(self.passed)
+        if "alpha" in self.epilogue.factors:
+            arguments["alpha"] = self.alpha
+        if "beta" in self.epilogue.factors:
+            arguments["beta"] = self.beta
+        with gemmill.plan(
+            self.a.tensor,
+            self.b.tensor,
+            out=self.d.tensor,
+            c=self.c.tensor if self.c else None,
+            accumulator=self.config.accumulator,
+            registry=registry,
+            kernel=self.config,
+            epilogue=self.config.epilogue,
+            **arguments,
+        ) as launch:
+            launch()
+            launch()  # reductions start anew
+        torch.cuda.synchronize()
+
+    def inputs(self) -> dict[str, Any]:
+        sums = self.a.tensor.double() @ self.b.tensor.double()  # exact: small integers
+        known: dict[str, Any] = {"acc": sums}
+        if self.epilogue.gated:
+            known = {"gate": sums[..., 0::2], "up": sums[..., 1::2]}
+        if self.c is not None:
+            known["c"] = self.c.tensor.double()
+        like = next(iter(known.values())) * 0
+        known |= {"alpha": like + self.alpha, "beta": like + (self.beta or 0.0)}
+        shapes = {"row": (..., None), "column": (..., None, slice(None)), "batch": (..., None, None)}
+        for o in self.epilogue.operands:
+            value = self.passed[o.name]
+            value = value.double() if hasattr(value, "double") else torch.tensor(value, device="cuda").float().double()
+            value = value.reshape(()) if o.kind == "scalar" else value[shapes[o.kind]] if o.kind in shapes else value
+            known[o.name] = value + like
+        return known
+
+    def check(self) -> None:
+        outputs = evaluate(self.epilogue, self.inputs(), torch)
+        actual = {"d": self.d.tensor, **{o.name: self.passed[o.name] for o in self.epilogue.outputs}}
+        dtypes = {"d": self.config.d.dtype, **{o.name: o.dtype for o in self.epilogue.outputs}}
+        for name, wanted in outputs.items():
+            got = actual[name].double()
+            low, high = bounds(wanted, dtypes[name])
+            wrong = ~((got >= low.reshape(got.shape)) & (got <= high.reshape(got.shape)))  # so that a NaN is wrong
+            first = tuple(wrong.nonzero()[0].tolist()) if wrong.any() else ()
+            assert not wrong.any(), (
+                f"{name} of `{self.epilogue}`: {int(wrong.sum())} of {wrong.numel()} wrong, first at {first}: "
+                f"{got[first]} is not in [{low.reshape(got.shape)[first]}, {high.reshape(got.shape)[first]}]"
+            )
+        assert self.d.intact(), "memory around D was written"
+        assert all(guard.intact() for guard in self.guards.values()), "memory around an output was written"
+
+
+def bounds(wanted: Bounded, dtype: str) -> tuple[Any, Any]:
+    """What a value may be after its conversion, which keeps the order."""
+    low, high = wanted.value - wanted.error, wanted.value + wanted.error
+    if dtype == "f32":
+        return low - 2.0**-23 * abs(low) - 2.0**-126, high + 2.0**-23 * abs(high) + 2.0**-126
+    return rounded(low, dtype, torch), rounded(high, dtype, torch)
+
+
+def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = None, seed: int = 0) -> Case:
+    epilogue = parse(config.epilogue)
+    n_d = n // 2 if epilogue.gated else n
+
+    def matrix(rows: int, columns: int, dtype: str, columns_contiguous: bool = True) -> Guarded:
+        return guarded(rows, columns, dtype, columns_contiguous=columns_contiguous, batch=batch)
+
+    a = matrix(m, k, config.a.dtype, config.a.major == "k")
+    b = matrix(k, n, config.b.dtype, config.b.major == "mn")
+    fill(a.tensor, "integers", seed, config.a.dtype)
+    fill(b.tensor, "integers", seed + 1, config.b.dtype)
+    c = matrix(m, n_d, config.c.dtype, config.c.major == "n") if config.c else None
+    if config.c is not None and c is not None:
+        fill(c.tensor, "random", seed + 2, config.c.dtype)
+    d = matrix(m, n_d, config.d.dtype, config.d.major == "n")
+
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    outer = () if batch is None else (batch,)
+    passed: dict[str, Any] = {}
+    guards = {}
+    for index, o in enumerate(epilogue.operands):
+        dtype = getattr(torch, DTYPES[o.dtype].torch)
+        own = outer if index % 2 == 0 or o.kind in ("batch", "matrix") else ()
+        shape = {"scalar": (1,), "row": (*own, m), "column": (*own, n_d), "batch": own, "matrix": (*own, m, n_d)}[
+            o.kind
+        ]
+        # Off the alignment of pairs now and then.
+        flat = torch.randn(torch.Size(shape).numel() + 1, generator=generator, device="cuda").to(dtype)
+        passed[o.name] = flat[(index + m) % 2 :][: torch.Size(shape).numel()].reshape(shape)
+        if o.kind == "scalar" and m % 2 == 0:
+            passed[o.name] = 2.5
+        elif o.kind == "scalar":
+            passed[o.name] = passed[o.name].abs() + 1
+    for output in epilogue.outputs:
+        if output.is_reduction:
+            shape = {"scalar": (1,), "batch": outer, "row": (*outer, m), "column": (*outer, n_d)}[output.kind]
+            passed[output.name] = torch.full(shape, float("nan"), device="cuda")
+        else:
+            guards[output.name] = matrix(m, n_d, output.dtype, columns_contiguous=config.d.major == "n")
+            passed[output.name] = guards[output.name].tensor
+    return Case(config, epilogue, a, b, c, d, passed, guards, alpha=0.25, beta=-1.5)
+
+
+@pytest.mark.parametrize("config", list(members()), ids=kernel_name)
+def test_expressions(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k) in enumerate(SHAPES):
+        case = make_case(config, m, n, k, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+@pytest.mark.parametrize("config", EIGHT_BITS, ids=lambda config: f"{config.a.dtype} {config.epilogue}")
+def test_eight_bits(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k) in enumerate(((256, 256, 128), (200, 160, 96))):
+        case = make_case(config, m, n, k, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+@pytest.mark.parametrize("config", PARTS, ids=kernel_name)
+def test_parts_of_k(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k) in enumerate(((256, 256, 512), (200, 176, 456))):
+        case = make_case(config, m, n, k, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+@pytest.mark.parametrize("config", list(members())[::3], ids=kernel_name)
+def test_batches(config: GemmConfig, registry: Registry) -> None:
+    case = make_case(config, 130, 144, 64, batch=3, seed=7)
+    case.run(registry)
+    case.check()
+
+
+def test_c_is_not_read_where_beta_is_0(registry: Registry) -> None:
+    config = config_of(EPILOGUES[0], TILES[0])
+    case = make_case(config, 256, 128, 64)
+    assert case.c is not None
+    case.c.tensor.fill_(float("nan"))
+    case.beta = 0.0
+    case.run(registry)
+    case.c.tensor.fill_(0.0)
+    case.check()
+
+
+def test_matmul_selects_a_kernel_and_takes_types_from_tensors() -> None:
+    a = torch.randn(3, 64, 256, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(512, device="cuda", dtype=torch.bfloat16)
+    aux = torch.empty(3, 64, 512, device="cuda", dtype=torch.bfloat16)
+    amax = torch.empty((), device="cuda")
+    for _ in range(2):
+        d = gemmill.matmul(
+            a, b, epilogue="aux[m, n] = acc + bias[n]; d = gelu(aux); amax = max(abs(d))", bias=bias, aux=aux, amax=amax
+        )
+    before = (a.double() @ b.double()) + bias.double()
+    wanted = torch.nn.functional.gelu(before)
+    torch.testing.assert_close(aux.double(), before, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(d.double(), wanted, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(amax.double(), wanted.abs().max(), rtol=1e-3, atol=0)
+    # A batch that shares B and whose operands do not depend on it is one tall matrix.
+    with gemmill.plan(a, b, epilogue="d = relu(acc + bias[n])", bias=bias) as plan:
+        assert (plan.problem.m, plan.problem.batch) == (192, 1)
+        plan()
+        torch.testing.assert_close(plan.out.double(), before.relu(), rtol=2**-7, atol=1e-3)
+        other = torch.randn_like(bias)
+        plan.rebind(bias=other)
+        plan()
+        wanted = (before - bias.double() + other.double()).relu()
+        torch.testing.assert_close(plan.out.double(), wanted, rtol=2**-7, atol=1e-3)
+        with pytest.raises(OperandError, match="this plan is for"):
+            plan.rebind(bias=bias.float())
+    gated = gemmill.matmul(a, b, epilogue="d = silu(gate) * up")
+    sums = a.double() @ b.double()
+    wanted = torch.nn.functional.silu(sums[..., 0::2]) * sums[..., 1::2]
+    torch.testing.assert_close(gated.double(), wanted, rtol=2**-7, atol=1e-3)
+
+
+def test_rows_and_columns_are_the_callers_where_the_kernel_transposes() -> None:
+    a = torch.randn(96, 128, device="cuda", dtype=torch.bfloat16)
+    b = torch.randint(-100, 100, (144, 128), device="cuda", dtype=torch.int8).t()
+    row, bias, r = (torch.randn(shape, device="cuda") for shape in ((96,), (144,), (96, 144)))
+    top = torch.empty(96, device="cuda")
+    epilogue = "d = acc * 0.125 * row[m] + bias[n] + r[m, n]; top[m] = max(acc)"
+    d = gemmill.matmul(a, b, epilogue=epilogue, row=row, bias=bias, r=r, top=top)
+    sums = a.double() @ b.double()
+    wanted = sums * 0.125 * row.double()[:, None] + bias.double() + r.double()
+    torch.testing.assert_close(d.double(), wanted, rtol=2**-7, atol=1e-2)
+    torch.testing.assert_close(top.double(), sums.amax(1), rtol=1e-4, atol=1e-2)
+
+
+def test_reductions_in_a_graph_and_over_again() -> None:
+    a = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+    amax, rows = torch.empty(1, device="cuda"), torch.empty(512, device="cuda")
+    plan = gemmill.plan(a, b, epilogue="d = acc; amax = max(abs(d)); rows[m] = min(d)", amax=amax, rows=rows)
+    plan()
+    torch.cuda.synchronize()
+    first = amax.clone(), rows.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan()
+        plan()
+    for _ in range(50):
+        amax.fill_(1e9)
+        rows.fill_(-1e9)
+        graph.replay()
+        assert torch.equal(amax, first[0])
+        assert torch.equal(rows, first[1])
+    a[3, 5] = float("nan")
+    graph.replay()
+    assert torch.isnan(amax).all()
+    assert torch.isnan(rows).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "passed", "says"),
+    [
+        ("d = acc + bias[n]", {}, "bias is missing"),
+        (
+            "d = acc + bias[n]",
+            {"bais": 1},
+            "bais is passed, but the epilogue `d = acc .* does not name it, did you mean bias",
+        ),
+        ("d = acc + bias[n]", {"bias": 1.0}, "is a tensor in GPU memory"),
+        ("d = acc + bias[n]", {"bias": (64,)}, r"bias has shape \(64,\); bias\[n\] takes \(128,\)"),
+        ("d = acc + bias.f16[n]", {"bias": (128,)}, r"bias is f32, but bias.f16 in the epilogue"),
+        ("d = acc + r[m, n]", {"r": (3, 128)}, "does not broadcast"),
+        ("d = acc; aux = acc", {"aux": (1, 128)}, "aux has shape"),
+        ("d = acc; top[m] = max(acc)", {"top": (1,)}, "top has shape"),
+        ("d = acc + beta * c", {}, "reads c: pass c="),
+        ("d = acc", {"alpha": 2.0}, "alpha is 2.0, but the epilogue `d = acc` does not read it"),
+        ("d = acc +", {}, "epilogue: invalid syntax"),
+        (None, {"bias": 1.0}, "unexpected argument 'bias'"),
+    ],
+)
+def test_wrong_operands_are_refused(epilogue: str | None, passed: dict[str, Any], says: str) -> None:
+    a = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16)
+    given = {name: torch.zeros(x, device="cuda") if isinstance(x, tuple) else x for name, x in passed.items()}
+    with pytest.raises((OperandError, TypeError), match=says):
+        gemmill.matmul(a, b, epilogue=epilogue, **given)

@@ -1,0 +1,255 @@
+import contextlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.encoding import decode, encode
+from gemmill.library.epilogues.parse import LINEAR, canonical, parse, spelling
+from gemmill.library.epilogues.reference import evaluate, rounded
+from gemmill.library.epilogues.tree import (
+    FUNCTIONS,
+    Assignment,
+    Call,
+    Epilogue,
+    Node,
+    Number,
+    Operand,
+    Value,
+    transposed,
+    with_dtypes,
+)
+from gemmill.library.errors import ConfigError, ExpressionError
+from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.rules import verdicts
+
+NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+
+KINDS = {"s": "scalar", "row": "row", "bias": "column", "per": "batch", "r": "matrix"}
+OPERANDS = [Operand(name, kind, dtype) for name, kind in KINDS.items() for dtype in ("f32", "bf16")]  # type: ignore[arg-type]
+LEAVES: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(Value("acc"), Value("c"), Operand("alpha", "scalar", "f32"), Operand("beta", "scalar", "f32")),
+        *(operand for operand in OPERANDS if operand.dtype == "f32"),
+    ]
+) | st.floats(-1e30, 1e30).map(lambda x: Number(x + 0.0))
+
+
+def calls(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def call(name: str, arguments: tuple[Node, ...]) -> Node:
+        if name == "neg" and isinstance(arguments[0], Number):
+            return Number(0.0 - arguments[0].value)  # as the parser folds it
+        return Call(name, arguments)
+
+    comparisons = st.tuples(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]), numbers, numbers).map(
+        lambda x: Call(x[0], x[1:])
+    )
+    conditions = st.recursive(
+        comparisons,
+        lambda inner: (
+            st.tuples(st.sampled_from(["and", "or"]), inner, inner).map(lambda x: Call(x[0], x[1:]))
+            | inner.map(lambda x: Call("not", (x,)))
+        ),
+        max_leaves=3,
+    )
+
+    def of(name: str) -> st.SearchStrategy[Any]:
+        kinds = {"number": numbers, "condition": conditions}
+        return st.tuples(*(kinds[kind] for kind in FUNCTIONS[name].arguments)).map(lambda x: call(name, x))
+
+    return st.sampled_from([n for n, f in FUNCTIONS.items() if f.result == "number"]).flatmap(of)
+
+
+NUMBERS: st.SearchStrategy[Any] = st.recursive(LEAVES, calls, max_leaves=12)
+EPILOGUES = NUMBERS.map(
+    lambda node: Epilogue((Assignment("d", "d", "matrix", "f32", Call("add", (Value("acc"), node))),))
+)
+
+
+@given(EPILOGUES)
+def test_the_text_of_a_tree_parses_back_to_it(epilogue: Epilogue) -> None:
+    assert parse(str(epilogue)) == epilogue
+
+
+@given(EPILOGUES)
+def test_text_is_canonical_and_a_name_holds_it(epilogue: Epilogue) -> None:
+    text = spelling(epilogue)
+    assert canonical(text) == text
+    part = encode(text)
+    assert re.fullmatch("[a-zA-Z][a-zA-Z0-9]*", part)
+    assert decode(part) == text
+    c = "bf16n16" if epilogue.reads_c else "none"
+    name = NAME.replace("linear", part).replace("_none_", f"_{c}_")
+    assert parse_name(name).epilogue == text
+    assert kernel_name(parse_name(name)) == name
+
+
+@given(EPILOGUES)
+def test_parentheses_are_minimal(epilogue: Epilogue) -> None:
+    text = str(epilogue)
+    for opening in (i for i, x in enumerate(text) if x == "(" and (i == 0 or not text[i - 1].isalnum())):
+        depth = 0
+        for closing in range(opening, len(text)):
+            depth += (text[closing] == "(") - (text[closing] == ")")
+            if depth == 0:
+                break
+        without = text[:opening] + text[opening + 1 : closing] + text[closing + 1 :]
+        with contextlib.suppress(ExpressionError):
+            assert parse(without) != epilogue
+
+
+@given(st.text(alphabet="acdbmn_silu()[]*+-=;., <>01", max_size=40))
+def test_any_text_is_an_epilogue_or_an_error_inside_it(text: str) -> None:
+    try:
+        spelled = canonical(text)
+    except ExpressionError as error:
+        column = error.column
+    else:
+        assert canonical(spelled) == spelled
+        column = 0
+    assert 0 <= column <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("d=alpha*acc+beta*c", LINEAR),
+        ("d = alpha*acc", LINEAR),
+        ("d = (((acc)) * 2.0)", "d = acc * 2"),
+        ("aux = acc; d = relu(acc)", "aux[m, n] = acc; d = relu(acc)"),
+        ("t = acc + 1\nd = t * t\n", "t = acc + 1; d = t * t"),
+        ("d = max(acc,\n  0)", "d = max(acc, 0)"),
+        ("aux.bf16 = acc + b1.f32[n]; d = aux", "aux.bf16[m, n] = acc + b1[n]; d = aux"),
+        ("amax = max( abs(acc) );d=acc", "amax = max(abs(acc)); d = acc"),
+        ("d = acc - (x[m] - y[n]) - (1 - 2)", "d = acc - (x[m] - y[n]) - (1 - 2)"),
+        ("d = -(-1) * acc - -2", "d = 1 * acc - -2"),
+        (
+            "d = where(not (acc < 0) and (s > 0 or s < -1), acc, 0)",
+            "d = where(not acc < 0 and (s > 0 or s < -1), acc, 0)",
+        ),
+    ],
+)
+def test_spellings(text: str, expected: str) -> None:
+    assert canonical(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "says"),
+    [
+        ("", 0, "the epilogue is empty"),
+        ("d = acc ** 2", 4, "no power operator"),
+        ("d = reul(acc)", 4, "unknown function 'reul', did you mean relu?"),
+        ("d = acc + bias[k]", 15, "[k] is no index"),
+        ("d = acc + n", 10, "'n' is an index"),
+        ("d = acc[n]", 4, "'acc' is a value of this element"),
+        ("d = acc + x.s8[n]", 10, "'s8' is no type of an operand"),
+        ("x = acc", 7, "nothing is assigned to d"),
+        ("d = 3 + s", 0, "the sums of products are not read"),
+        ("d = relu(acc, 1)", 4, "relu takes 1 argument, not 2"),
+        ("t = acc; d = t +", 16, "invalid syntax"),
+        ("d = acc; d = acc", 9, "'d' is assigned twice"),
+        ("d = sum(acc)", 4, "a reduction needs a name of its own"),
+        ("d = acc + sum(acc)", 10, "sum makes an output"),
+        ("d = acc; top.bf16 = max(acc)", 9, "whose type is f32"),
+        ("d = acc; top[m, n] = max(acc)", 9, "no value for each m and n"),
+        ("top = max(acc); d = acc / top", 0, "nothing reads it"),
+        ("rows[m] = acc; d = acc", 0, "an output of fewer values than D is a reduction"),
+        ("d = acc if acc else 1", 4, "where(condition, x, y)"),
+        ("d = acc < 1", 4, "is a condition"),
+        ("d = where(acc, 1, 2)", 10, "is a number"),
+        ("d = 0 < acc < 1", 4, "two numbers at a time"),
+        ("d = acc + x[n] + x[m]", 17, "stood with another index"),
+        ("d = acc + gate", 10, "acc cannot stand beside gate and up"),
+        ("d = x + acc; x = acc", 13, "has been read as an operand"),
+        ("d = acc; relu = acc", 9, "the name has a meaning"),
+        ("d = acc + out", 10, "cannot name an operand"),
+        ("d = acc + Bias[n]", 10, "lower-case"),
+        ("d = acc + alpha[m]", 10, "factor that the caller gives"),
+        ("d = acc * 1e39", 10, "beyond float32"),
+        ("d = acc + é", 10, "no character of an epilogue"),
+        ("d = acc # why", 8, "no comments"),
+        ("d = acc.__class__", 4, "'__class__' is no type"),
+        ("d = (lambda: acc)()", 4, "not allowed"),
+        ("__import__('os')", 0, "is no assignment"),
+        ("d = acc + True", 10, "not allowed"),
+    ],
+)
+def test_refusals_name_the_place_and_the_reason(text: str, column: int, says: str) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        parse(text)
+    assert says in str(refused.value)
+    assert refused.value.column == column
+
+
+def test_a_parsed_epilogue_says_what_it_takes() -> None:
+    epilogue = parse("t = alpha * acc * s[m] + beta * c; aux.f16 = t; d = t + r[m, n]; top = max(d)")
+    assert [(o.name, o.kind) for o in epilogue.operands] == [("s", "row"), ("r", "matrix")]
+    assert [(o.name, o.role, o.dtype) for o in epilogue.outputs] == [("aux", "store", "f16"), ("top", "max", "f32")]
+    assert epilogue.factors == {"alpha", "beta"}
+    assert epilogue.reads_c
+    assert epilogue.c_is_scaled
+    assert not parse("d = acc + c").c_is_scaled
+    assert not parse("d = beta * c + acc * c").c_is_scaled
+    assert parse("d = silu(gate) * up").gated
+
+
+def test_types_and_transposition() -> None:
+    epilogue = parse("d = acc * s[m] + x[n]; rows[m] = sum(d)")
+    assert str(with_dtypes(epilogue, {"x": "bf16"})) == "d = acc * s[m] + x.bf16[n]; rows[m] = sum(d)"
+    assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; rows[n] = sum(d)"
+    with pytest.raises(ValueError, match="gated"):
+        transposed(parse("d = gate * up"))
+
+
+def test_configs_hold_canonical_epilogues_that_read_c_where_there_is_one() -> None:
+    config = parse_name(NAME)
+    assert not verdicts(config.model_copy(update={"epilogue": "d = relu(acc)", "cluster": config.cluster}))
+    fields = config.model_dump()
+    with pytest.raises(ValueError, match="not canonical; write 'd = relu"):
+        GemmConfig.model_validate({**fields, "epilogue": "d=relu(acc)"})
+    with pytest.raises(ValueError, match="unknown function"):
+        GemmConfig.model_validate({**fields, "epilogue": "d = rleu(acc)"})
+    refused = verdicts(config.model_copy(update={"epilogue": "d = acc + c"}))
+    assert [v.rule for v in refused] == ["epilogue-c"]
+    with pytest.raises(ConfigError, match="its epilogue 'xdEreluPaccQQ'"):
+        parse_name(NAME.replace("linear", "xdEreluPaccQQ"))
+    with pytest.raises(ConfigError, match="is spelled"):
+        parse_name(NAME.replace("linear", "xdEPaccQ"))
+
+
+NARROW = {"bf16": (7, -126, 3e38), "f16": (10, -14, 65504), "e4m3": (3, -6, 448), "e5m2": (2, -14, 57344)}
+
+
+@given(st.floats(-1e5, 1e5), st.sampled_from([*NARROW]))
+def test_rounding_goes_to_the_nearest(x: float, dtype: str) -> None:
+    bits, least, most = NARROW[dtype]
+    y = float(rounded(np.array(x), dtype, np))
+    if abs(x) <= most:
+        step = 2.0 ** (max(np.frexp(x)[1] - 1, least) - bits)
+        assert abs(y - x) <= step / 2
+        assert (y / step).is_integer()
+    elif dtype in ("e4m3", "e5m2"):
+        assert abs(y) == most
+
+
+def test_the_reference_evaluates_and_bounds() -> None:
+    rng = np.random.default_rng(0)
+    acc, bias = rng.normal(size=(5, 7)), rng.normal(size=7)
+    results = evaluate(
+        parse("t = acc + bias[n]; d = silu(t); rows[m] = sum(t); top = max(abs(t))"), {"acc": acc, "bias": bias}, np
+    )
+    t = acc + bias
+    np.testing.assert_allclose(results["d"].value, t / (1 + np.exp(-t)))
+    np.testing.assert_allclose(results["rows"].value, t.sum(1))
+    assert results["top"].value == abs(t).max()
+    assert (results["d"].error > 0).all()
+    assert (results["d"].error < 2e-5).all()
+    # Single precision stays within the bound.
+    single = (acc.astype(np.float32) + bias.astype(np.float32)).astype(np.float32)
+    inputs = {"acc": acc.astype(np.float32).astype(float), "bias": bias.astype(np.float32).astype(float)}
+    exact = evaluate(parse("d = (acc + bias[n]) * (acc + bias[n]) / 3"), inputs, np)["d"]
+    assert (abs(single * single / np.float32(3) - exact.value) <= exact.error).all()

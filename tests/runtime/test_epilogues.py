@@ -1,0 +1,103 @@
+"""Operands of epilogues bound to memory, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from math import prod
+from typing import Any
+
+import pytest
+
+from gemmill.library.epilogues.parse import RESERVED, parse
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api import matmul, plan
+from gemmill.runtime.epilogues import Passed, bind_operands, read_epilogue, read_operands, typed
+from gemmill.runtime.plan import Plan
+from gemmill.runtime.tensors import TensorView
+
+
+def tensor(*shape: int, dtype: str = "f32", strides: tuple[int, ...] | None = None, **fields: Any) -> TensorView:
+    steps = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return TensorView(4096, shape, strides or steps, dtype, 0, **fields)  # type: ignore[arg-type]
+
+
+def bound(text: str, out: TensorView, **values: TensorView | float) -> dict[str, tuple[int, ...]]:
+    return {b.name: b.strides for b in bind_operands(parse(text), values, out, True, True)}
+
+
+def test_no_argument_of_the_api_can_name_an_operand() -> None:
+    parameters = (p for f in (matmul, plan, Plan.rebind) for p in inspect.signature(f).parameters.values())
+    named = {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
+    assert named - {"self"} <= RESERVED
+
+
+def test_strides_follow_shapes() -> None:
+    text = "d = acc * s * row[m] * per[batch] + bias[n] + r[m, n]; top[n] = max(acc)"
+    strides = bound(
+        text,
+        tensor(3, 8, 16),
+        s=2.0,
+        row=tensor(3, 8),
+        per=tensor(3),
+        bias=tensor(16),
+        r=tensor(8, 1),
+        top=tensor(3, 16),
+    )
+    assert strides == {"s": (), "row": (8,), "per": (1,), "bias": (0,), "r": (1, 0, 0), "top": (16,)}
+    one = bind_operands(parse("d = acc; top = max(acc)"), {"top": tensor()}, tensor(8, 16), True, True)
+    assert one[0].reset == (0xFF800000, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "says"),
+    [
+        ("d = acc + x[n]", {"x": tensor(15)}, r"x has shape \(15,\); x\[n\] takes \(16,\) or \(3, 16\)"),
+        ("d = acc + x[n]", {"x": tensor(2, 16)}, "does not broadcast"),
+        ("d = acc + x[n]", {"x": tensor(16, strides=(2,))}, "x has stride 2; its elements must be neighbours"),
+        ("d = acc + x", {"x": tensor(2)}, "it has no index, so it is one element"),
+        ("d = acc + x[m, n]", {"x": tensor(9, 16)}, "does not broadcast"),
+        ("d = acc; x = acc", {"x": tensor(8, 16)}, "it is written as out is"),
+        ("d = acc; x = acc", {"x": tensor(3, 8, 16, strides=(0, 16, 1))}, "its elements overlap"),
+        ("d = acc; x[m] = sum(acc)", {"x": tensor(3, 8, strides=(16, 1))}, "must be contiguous"),
+        ("d = acc; x[m] = sum(acc)", {"x": tensor(3, 8, writable=False)}, "x is read-only"),
+        ("d = acc + x[n]", {"x": TensorView(0, (16,), (1,), "f32", 1)}, "x is on GPU 1 and out on GPU 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(text: str, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        bound(text, tensor(3, 8, 16), **values)
+
+
+def test_types_come_from_tensors_unless_named() -> None:
+    epilogue = parse("d = acc + x[n] + y.bf16[n]; top = max(d)")
+    values = {"x": tensor(4, dtype="f16"), "y": tensor(4, dtype="bf16"), "top": tensor(1)}
+    assert str(typed(epilogue, values)) == "d = acc + x.f16[n] + y.bf16[n]; top = max(d)"
+    with pytest.raises(OperandError, match=r"y is f32, but y\.bf16 in the epilogue"):
+        typed(epilogue, {**values, "y": tensor(4)})
+    with pytest.raises(OperandError, match="top is bf16; here it may be f32"):
+        typed(epilogue, {**values, "top": tensor(1, dtype="bf16")})
+    with pytest.raises(OperandError, match="x is e4m3; here it may be f32, bf16, f16"):
+        typed(epilogue, {**values, "x": tensor(4, dtype="e4m3")})
+
+
+def test_values_are_missed_misnamed_or_too_large() -> None:
+    epilogue = parse("d = acc * scale")
+    assert read_operands(epilogue, {"scale": 2}, 0) == {"scale": 2.0}
+    with pytest.raises(OperandError, match="scale is missing"):
+        read_operands(epilogue, {}, 0)
+    with pytest.raises(OperandError, match="did you mean scale"):
+        read_operands(epilogue, {"scales": 2}, 0)
+    with pytest.raises(OperandError, match=r"at most 3\.403e"):
+        read_operands(epilogue, {"scale": 1e39}, 0)
+    with pytest.raises(OperandError, match=r"unknown function 'rulu'(.|\n)*\n    +\^"):
+        read_epilogue("d = rulu(acc)")
+
+
+def test_what_does_not_depend_on_rows_lets_a_batch_be_stacked() -> None:
+    def stacks(text: str, **values: TensorView | float) -> bool:
+        return Passed(parse(text), values, text).may_stack
+
+    assert stacks("d = acc * s + x[n]", s=1.0, x=tensor(16))
+    assert not stacks("d = acc + x[n]", x=tensor(3, 16))
+    assert not stacks("d = acc + x[m]", x=tensor(8))
+    assert not stacks("d = acc; aux = acc", aux=tensor(3, 8, 16))
