@@ -61,7 +61,7 @@ def warp_k(fields: Fields) -> int:
 
 def threads(fields: Fields) -> int:
     """Threads of a block: its warps split tile N and tile K between them."""
-    return 32 * (integer(fields, "tile.n") // warp_n(fields)) * (integer(fields, "tile.k") // warp_k(fields))
+    return 32 * (integer(fields, "tile.n") // warp_n(fields)) * (integer(fields, "tile.k") // max(1, warp_k(fields)))
 
 
 def stage_bytes(fields: Fields) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def gathers(fields: Fields) -> bool:
 
 def blocks_per_sm(fields: Fields) -> int:
     """Blocks that an SM holds at a time."""
-    return max(1, REGISTERS // (threads(fields) * registers(fields)))
+    return max(1, REGISTERS // max(1, threads(fields) * registers(fields)))
 
 
 def bytes_in_flight(fields: Fields) -> int:
