@@ -82,7 +82,7 @@ class Reference:
 def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: float) -> Reference:
     """Compute alpha * A @ B + beta * C in float64 on the operands' device, and each element's bound."""
     shape = (problem.batch, problem.m, problem.n)
-    mixed = is_mixed(problem.a_dtype, problem.b_dtype)
+    mixed = is_mixed(problem.a_dtype, problem.b_dtype) and DTYPES[problem.a_dtype].bits < DTYPES[problem.b_dtype].bits
     widened_a = widened(problem, operands) if mixed else operands.a
     a, b = (_batched(tensor, problem.batch) for tensor in (widened_a, operands.b))
     c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)

@@ -76,6 +76,8 @@ ACCUMULATOR_LIMIT = {
     (3, "C or an m-major"): 96,
     (3, "an expression and a"): 64,
     (3, "an expression that reduces columns and a"): 64,
+    (4, "no C and an n-major"): 48,
+    (4, "C or an m-major"): 48,
     (4, "an expression and a"): 32,
     (4, "an expression that reduces columns and a"): 32,
 }
