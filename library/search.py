@@ -24,6 +24,8 @@ ORDER: tuple[str, ...] = (
 """The fields in the order in which they are decided: what is multiplied first, and what a rule ties together nearby."""
 STEPS = 20_000
 """Values tried before a search gives up."""
+RESTARTS = 50
+"""Times that a draw starts anew, with its share of the steps: after an unlucky start, that beats going on."""
 
 assert set(ORDER) == set(FIELD_NAMES)
 
@@ -56,7 +58,8 @@ def draw_legal(generator: random.Random, given: Given) -> Fields | None:
     Each field in turn is drawn evenly from the values that leave a legal config: formats are even, whatever number of
     tiles each has.
     """
-    return _Search(RULES, generator).solve(given)
+    attempts = (_Search(RULES, generator, STEPS // RESTARTS).solve(given) for _ in range(RESTARTS))
+    return next((fields for fields in attempts if fields is not None), None)
 
 
 def obstacle(given: Given) -> Rule | None:
@@ -82,9 +85,9 @@ def obstacle(given: Given) -> Rule | None:
 class _Search:
     """One search."""
 
-    def __init__(self, rules: Sequence[Rule], generator: random.Random | None) -> None:
+    def __init__(self, rules: Sequence[Rule], generator: random.Random | None, steps: int = STEPS) -> None:
         self._generator = generator
-        self._steps = STEPS
+        self._steps = steps
         self._contradicted = dict.fromkeys(ORDER, 0)
         self._rules_of: dict[str, list[Rule]] = {name: [] for name in ORDER}
         self._domains: _Domains = {
