@@ -27,7 +27,6 @@ from gemmill.runtime.pool import compile_many
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.store import Store
 
-
 MOST_K = 4096
 """Least K that no kernel is run on: sums of longer ones would not be exact."""
 
