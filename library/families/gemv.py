@@ -28,6 +28,8 @@ AUTO_STAGES = 8
 MAX_THREADS = 1024
 REGISTERS = 65536
 """Registers of an SM."""
+SM_PARTS = 4
+"""Parts of an SM, among which registers and warps are divided."""
 SPARE_REGISTERS = 36
 """Registers of a thread beside operands and sums, for which ptxas was seen not to spill."""
 PAIRING_REGISTERS = 12
@@ -98,9 +100,14 @@ def gathers(fields: Fields) -> bool:
     return fields["a.major"] != "k" or integer(fields, "a.align") < 4
 
 
+def resident_warps(fields: Fields) -> int:
+    """Warps that an SM has registers for: each of its four parts holds whole warps only."""
+    return SM_PARTS * (REGISTERS // SM_PARTS // (32 * registers(fields)))
+
+
 def blocks_per_sm(fields: Fields) -> int:
     """Blocks that an SM holds at a time."""
-    return max(1, REGISTERS // max(1, threads(fields) * registers(fields)))
+    return max(1, resident_warps(fields) // max(1, threads(fields) // 32))
 
 
 def bytes_in_flight(fields: Fields) -> int:
@@ -152,7 +159,7 @@ def _warps(f: Fields) -> str | None:
 
 
 def _threads(f: Fields) -> str | None:
-    found, limit = threads(f), min(MAX_THREADS, REGISTERS // registers(f) // 32 * 32)
+    found, limit = threads(f), min(MAX_THREADS, 32 * resident_warps(f))
     if 0 < found <= limit:
         return None
     return (

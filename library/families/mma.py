@@ -30,6 +30,8 @@ ACCUMULATORS: Mapping[tuple[str, str], str] = MappingProxyType(
 TILE_MN = (16, 32, 64, 128, 256)
 TILE_K_BYTES = (32, 64, 128, 256)
 """Depths of a stage: whole MMAs."""
+MMA_K_BYTES: Mapping[str, int] = MappingProxyType({"f64": 64})
+"""Bytes of K of one MMA where they are not 32."""
 SWIZZLE_BYTES = 32
 """The least swizzle span: a tile's contiguous extent is a multiple of it."""
 MIN_STAGES = 2
@@ -39,6 +41,8 @@ MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
 MAX_REGISTERS_BESIDE = 64
 """The same beside what else takes registers: part of a stage that is loaded element by element, or converted fp8."""
+MAX_F64_K_BYTES = 128
+"""Depth of a stage up to which f64 sums may take all of those registers."""
 MAX_BYTES_BY_ELEMENT = 32
 """Most bytes of a stage of that operand that a thread loads."""
 ASYNC_BYTES = 4
@@ -64,7 +68,8 @@ def _tile(f: Fields) -> str | None:
 
 def _tile_k(f: Fields) -> str | None:
     k, size = integer(f, "tile.k"), element_bytes(f, "a")
-    allowed = tuple(depth // size for depth in TILE_K_BYTES)
+    least = MMA_K_BYTES.get(str(f["a.dtype"]), TILE_K_BYTES[0])
+    allowed = tuple(depth // size for depth in TILE_K_BYTES if depth >= least)
     return None if k in allowed else f"tile K is {k}; with {f['a.dtype']} operands it must be {one_of(allowed)}"
 
 
@@ -93,6 +98,8 @@ def _registers(f: Fields) -> str | None:
         why = ", as their MMAs of fp8 are several of f16 on sm_90"
     elif loaded := _by_element(f):
         why = f", as {' and '.join(loaded).upper()} is loaded element by element"
+    elif integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES and f["a.dtype"] == "f64":
+        why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
     if registers <= limit:
         return None
@@ -188,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     Rule("mma-sync-stages", ("stages",), _stages, "gemmill: one stage is multiplied while another is filled", "mma"),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "accumulator", *_LOADED),
+        ("tile.n", "tile.m", "tile.k", "accumulator", *_LOADED),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",

@@ -37,6 +37,8 @@ def _types(f: Fields) -> str | None:
         if f[f"{operand}.dtype"] not in INPUTS[accumulator]:
             inputs = one_of(INPUTS[accumulator])
             return f"{operand.upper()} is {f[f'{operand}.dtype']} where sums are {accumulator}; it must be {inputs}"
+    if (f["a.dtype"] == "tf32") != (f["b.dtype"] == "tf32"):
+        return f"A is {f['a.dtype']} and B {f['b.dtype']}; callers ask for tf32 of both operands, or of none"
     return None
 
 

@@ -21,7 +21,6 @@ struct PartialTiles {
   static constexpr int kRegisters = sizeof(Accumulators::values) / 4;
   static constexpr int kWarpgroupBytes = kRegisters * 4 * 128;
   static constexpr int kSlotBytes = kWarpgroupBytes * Warpgroups;
-  static_assert(kRegisters % 4 == 0, "accumulators are moved 16 bytes at a time");
 
   PartialParams const& params;
   /// Of the warpgroups that compute a cluster tile.
@@ -42,6 +41,7 @@ struct PartialTiles {
  private:
   /// Hands the accumulators over.
   __device__ void give(Accumulators const& accumulators, int slot) const {
+    static_assert(kRegisters % 4 == 0, "accumulators are moved 16 bytes at a time");
     auto const* const registers = &accumulators.values[0][0];
     uint4* const target = at(slot);
 #pragma unroll

@@ -325,7 +325,11 @@ struct TmaWgmmaGemm {
     __device__ int index() const { return at.stage; }
     __device__ void wait() { wait_stage(pipeline, ready, at); }
     __device__ void advance() { at.advance(); }
-    __device__ void release(int stage) { pipeline.release(stage, lane, rank); }
+    __device__ void release(int stage) {
+      // One lane arrives for all, and scales are read by all.
+      if constexpr (Config::kBlockScales) __syncwarp();
+      pipeline.release(stage, lane, rank);
+    }
   };
 
   /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
