@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, FamilyName
 from gemmill.library.families import gemv, mma, simt, wgmma
 from gemmill.library.families.family import Family
-from gemmill.library.fields import Fields
+from gemmill.library.fields import Fields, Value
 
 FAMILY: Mapping[FamilyName, Family] = MappingProxyType(
     {"wgmma": wgmma.FAMILY, "mma": mma.FAMILY, "simt": simt.FAMILY, "gemv": gemv.FAMILY}
@@ -29,5 +30,12 @@ def family_of(fields: Fields) -> Family | None:
 
 def auto_stages(fields: Fields) -> int:
     """Stages that ``stages: auto`` stands for; 0 where there are no such kernels."""
+    return _auto_stages(tuple(fields[name] for name in AUTO_STAGES_FIELDS))
+
+
+@lru_cache(1 << 16)
+def _auto_stages(values: tuple[Value, ...]) -> int:
+    """:func:`auto_stages` by the values of its fields: every rule and preset asks anew for the same candidates."""
+    fields = dict(zip(AUTO_STAGES_FIELDS, values, strict=True))
     family = family_of(fields)
     return family.auto_stages(fields) if family else 0

@@ -168,7 +168,13 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
 
 def tile_columns_d(fields: Fields) -> int:
     """Columns of D in a tile: a gated epilogue makes one of two."""
-    return integer(fields, "tile.n") // (2 if parse(str(fields["epilogue"])).gated else 1)
+    return integer(fields, "tile.n") // (2 if _gated(str(fields["epilogue"])) else 1)
+
+
+@cache
+def _gated(epilogue: str) -> bool:
+    """Whether an epilogue is gated; asked once for each of millions of candidates."""
+    return parse(epilogue).gated
 
 
 def stored_dtype(fields: Fields, operand: str) -> str:
