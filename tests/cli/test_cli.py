@@ -247,7 +247,7 @@ def test_accumulator_and_output_follow_the_type_of_a(options: tuple[str, ...], f
 
 
 def test_select_names_the_constraint_that_no_kernel_meets() -> None:
-    result = gemmill("select", "--mnkl", "64,64,63", "--manifest", "bf16")
+    result = gemmill("select", "--mnkl", "64,64,63", "--a-dtype", "tf32", "--b-dtype", "tf32", "--manifest", "tf32")
     assert result.exit_code == 1
     assert "alignment" in result.stderr
 

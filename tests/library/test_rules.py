@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmill.library.arch import ARCHS
@@ -65,6 +65,7 @@ def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) 
     assert auto_stages(narrow) == auto_stages(fields)
 
 
+@settings(max_examples=40)  # a fix far from anything legal takes a second to find
 @given(any_fields())
 def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> None:
     found = verdicts(fields)
@@ -124,7 +125,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"a.align": 8, "d.align": 4}, "tma-alignment", "A is aligned to 8 bytes and D is aligned to 4", None),
         ({"tile.m": 100}, "tile-m", "tile M is 100; cooperative kernels take 128, 192 or 256", {"tile.m": 128}),
         ({"tile.m": 64}, "tile-m", "tile M is 64", {"tile.m": 128}),
-        ({"tile.n": 250}, "tile-n", "tile N is 250; it must be a multiple of 8 from 8 to 256", {"tile.n": 248}),
+        ({"tile.n": 250}, "tile-n", "tile N is 250; it must be a multiple of 8 from 8 to 256", {"tile.n": 256}),
         ({"tile.n": 264}, "tile-n", "tile N is 264", {"tile.n": 256}),
         ({"tile.k": 60}, "tile-k", "tile K is 60", {"tile.k": 64}),
         ({"cluster.m": 4}, "cluster-shape", "cluster is 4x1; it must be 1x1, 2x1, 1x2 or 2x2", {"cluster.m": 2}),
