@@ -10,17 +10,21 @@ from typing import Literal
 
 from gemmill.library.config import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 
 
+def widens_a(a: str, b: str) -> bool:
+    """Whether operands of types ``a`` and ``b`` are a narrow A, which is widened, and a B of 16 bits."""
+    return DTYPES[a].bits <= 8 and DTYPES[b].bits == 16
+
+
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:
     """Whether one operand is widened to the other's type."""
-    narrow, wide = sorted((DTYPES[a].bits, DTYPES[b].bits))
-    return narrow <= 8 and wide == 16
+    return widens_a(a, b) or widens_a(b, a)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class GemmProblem:
     @property
     def d_columns(self) -> int:
         """Columns of D: N, or half of it where the epilogue is gated."""
-        return self.n // 2 if self.epilogue != LINEAR and parse(self.epilogue).gated else self.n
+        return self.n // 2 if is_gated(self.epilogue) else self.n
 
     def __str__(self) -> str:
         batch = f"x{self.batch}" if self.batch != 1 else ""
@@ -127,8 +131,8 @@ class GemmProblem:
     @property
     def can_transpose(self) -> bool:
         """Whether :attr:`transposed` can stand in for it: groups, block scales and gates have no transpose."""
-        gated = self.epilogue != LINEAR and parse(self.epilogue).gated
-        return self.batching == "strided" and self.a_scale == self.b_scale == "none" and not gated
+        plain = self.batching == "strided" and self.a_scale == self.b_scale == "none"
+        return plain and not is_gated(self.epilogue)
 
     @property
     def transposed(self) -> GemmProblem:

@@ -15,7 +15,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.fields import Fields
 
 WARPGROUP = 128
@@ -168,13 +168,7 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
 
 def tile_columns_d(fields: Fields) -> int:
     """Columns of D in a tile: a gated epilogue makes one of two."""
-    return integer(fields, "tile.n") // (2 if _gated(str(fields["epilogue"])) else 1)
-
-
-@cache
-def _gated(epilogue: str) -> bool:
-    """Whether an epilogue is gated; asked once for each of millions of candidates."""
-    return parse(epilogue).gated
+    return integer(fields, "tile.n") // (2 if is_gated(str(fields["epilogue"])) else 1)
 
 
 def stored_dtype(fields: Fields, operand: str) -> str:

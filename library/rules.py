@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
-from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.footprint import FAMILY, family_of
@@ -113,7 +113,7 @@ def _epilogue_groups(f: Fields) -> str | None:
 
 
 def _epilogue_gated(f: Fields) -> str | None:
-    if not parse(str(f["epilogue"])).gated:
+    if not is_gated(str(f["epilogue"])):
         return None
     if integer(f, "tile.n") % 16:
         return f"tile N is {f['tile.n']}, and the epilogue pairs columns: it must be a multiple of 16"

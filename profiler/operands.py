@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError
-from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.library.problem import GemmProblem, widens_a
 
 ROTATED_BYTES = 256 << 20
 """Bytes that all sets together exceed: more than twice the L2 of any Hopper (60 MB), with room to spare."""
@@ -144,7 +144,7 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
 
     def scales(operand: str) -> Any:
-        if is_mixed(problem.a_dtype, problem.b_dtype):
+        if widens_a(problem.a_dtype, problem.b_dtype):
             return groups(random_scales)
         return random_scales(scale_shape(problem, operand), generator, device)
 

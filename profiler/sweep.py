@@ -17,7 +17,7 @@ from gemmill import __version__
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import RecordError
 from gemmill.library.names import kernel_name
-from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.process import WorkerError, WorkerProcess
@@ -39,7 +39,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
     """
     a, b, c, d = config.a, config.b, config.c, config.d
-    m, n = (shape.n, shape.m) if is_mixed(a.dtype, b.dtype) else (shape.m, shape.n)
+    m, n = (shape.n, shape.m) if widens_a(a.dtype, b.dtype) else (shape.m, shape.n)
     packed = GemmProblem.packed(
         (m, n, shape.k, shape.batch),
         (a.dtype, "k" if a.major == "any" else a.major),

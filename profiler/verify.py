@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.resources import INSTRUCTION_K_BYTES
 from gemmill.profiler.operands import OperandSet, scale_block, torch, torch_dtype
 
@@ -82,7 +82,7 @@ class Reference:
 def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: float) -> Reference:
     """Compute alpha * A @ B + beta * C in float64 on the operands' device, and each element's bound."""
     shape = (problem.batch, problem.m, problem.n)
-    mixed = is_mixed(problem.a_dtype, problem.b_dtype) and DTYPES[problem.a_dtype].bits < DTYPES[problem.b_dtype].bits
+    mixed = widens_a(problem.a_dtype, problem.b_dtype)
     widened_a = widened(problem, operands) if mixed else operands.a
     a, b = (_batched(tensor, problem.batch) for tensor in (widened_a, operands.b))
     c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)

@@ -179,8 +179,8 @@ def matmul(
         kernel,
         sm_count,
     )
-    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    if operands or any(x is not None for x in (a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype, epilogue)):
+    if not (a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands):
+        scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
         return multiply_views(a, b, c, out, stream, options, passed, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work

@@ -12,7 +12,8 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.library.problem import GemmProblem, is_mixed, widens_a
+from gemmill.runtime import tma
 from gemmill.runtime.tensors import TensorView
 
 MAX_EXTENT = (1 << 31) - 4096
@@ -21,8 +22,6 @@ GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
-MAX_STRIDE = 1 << 40
-"""TMA's strides are below this many bytes; an operand with longer ones counts as one without a contiguous extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ def bind(
 
     groups = scales = None
     if is_mixed(a.dtype, b.dtype):
-        narrow = matrices_a if DTYPES[a.dtype].bits < DTYPES[b.dtype].bits else matrices_b
+        narrow = matrices_a if widens_a(a.dtype, b.dtype) else matrices_b
         groups = _groups(narrow, b if narrow is matrices_a else a, others, batch_shape)
     elif a_zero is not None or b_zero is not None:
         raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")
@@ -507,7 +506,9 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
-        regular = (outer == 1 or 0 < stride * bits < 8 * MAX_STRIDE) and 0 <= batch_stride * bits < 8 * MAX_STRIDE
+        # An operand with strides that are too long for TMA counts as one without a contiguous extent.
+        longest = 8 * tma.MAX_STRIDE
+        regular = (outer == 1 or 0 < stride * bits < longest) and 0 <= batch_stride * bits < longest
         if (inner == 1 or inner_stride == 1) and regular:
             layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:

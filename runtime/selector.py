@@ -100,7 +100,6 @@ class Selector:
         self.gpu = gpu
         self.configs = configs
         """The kernels by name."""
-        """The kernels by name."""
         members: dict[Format, list[str]] = defaultdict(list)
         for name in sorted(configs):
             if configs[name].target.capability == gpu.capability:

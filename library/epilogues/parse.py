@@ -128,6 +128,12 @@ def parse(text: str) -> Epilogue:
     return Epilogue(tuple(parser.assignments))
 
 
+@lru_cache(1024)
+def is_gated(text: str) -> bool:
+    """Whether the epilogue that a text says is gated: asked once for each of millions of candidates."""
+    return parse(text).gated
+
+
 def canonical(text: str) -> str:
     """The one spelling of an epilogue: ``linear``, or the text of its tree. ExpressionError as for :func:`parse`."""
     return spelling(parse(text))
