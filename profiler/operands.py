@@ -49,8 +49,8 @@ class OperandSet:
     """None for a problem without C."""
     d: Any
     a_scale: Any = None
-    """Block scales of A in float32, an element for each block of A in the order of A's extents; None without. Of narrow
-    A: scales of groups in B's dtype, contiguous along M."""
+    """Block scales of A in float32, an element for each block of A in the order of A's extents, contiguous along M; None
+    without. Of narrow A: scales of groups in B's dtype."""
     b_scale: Any = None
     """The same of B: along K first, then along N."""
     a_zero: Any = None
@@ -146,7 +146,11 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
     def scales(operand: str) -> Any:
         if widens_a(problem.a_dtype, problem.b_dtype):
             return groups(random_scales)
-        return random_scales(scale_shape(problem, operand), generator, device)
+        shape = scale_shape(problem, operand)
+        if operand == "b":
+            return random_scales(shape, generator, device)
+        # Neighbours along M, as cuBLAS and DeepGEMM demand: a stage's are then read in whole sectors.
+        return random_scales((*shape[:-2], shape[-1], shape[-2]), generator, device).mT
 
     def groups(draw: Callable[..., Any]) -> Any:
         shape = scale_shape(problem, "a")

@@ -140,7 +140,8 @@ def matmul(
     cores, which keep about 14 bits, or without ``fast_accumulation`` move to f32 registers every 128 products.
 
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
-    of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted.
+    of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted. Any strides will do; ``a_scale`` is read
+    fastest where it is contiguous along M.
 
     One operand may be narrower (s8, u8, e4m3, s4, u4) than the other's bf16 or f16: weights, K-major, are widened in
     registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one in

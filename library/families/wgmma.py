@@ -92,6 +92,9 @@ NARROW_D_LIMIT = {2: 176, 3: 88}
 STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
 """The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
 what their scheduler holds, ptxas spills first."""
+PROMOTED_LIMIT = {2: 192, 3: 128}
+"""The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
+epilogue, and leave room for it."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -350,6 +353,8 @@ def _epilogue_has(f: Fields) -> str:
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
+    if fields["promote"] and fields["epilogue"] == LINEAR:
+        return PROMOTED_LIMIT[consumers]
     narrow = resources.stored_bytes(fields, "d") == 1
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
