@@ -17,6 +17,10 @@ FP8 = ("e4m3", "e5m2")
 INT8 = ("s8", "u8")
 FP8_ARCHS = ("sm89", "sm90", "sm90a", "sm120")
 """Targets with conversions from and to fp8 (PTX ISA, "cvt": .e4m3x2 needs sm_89)."""
+CONVERTING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"bf16": ("sm80", "sm86", *FP8_ARCHS), **dict.fromkeys(FP8, FP8_ARCHS)}
+)
+"""Targets with a conversion to a type of D, of those that not all have (PTX ISA, "cvt": .bf16 needs sm_80)."""
 D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "f32": ("f32", "bf16", "f16", *FP8),
@@ -68,10 +72,18 @@ def _epilogue_types(f: Fields) -> str | None:
 
 
 def _fp8(f: Fields) -> str | None:
-    found = [x.upper() for x in "abcd" if f[f"{x}.dtype"] in FP8]
+    found = [x.upper() for x in "ab" if f[f"{x}.dtype"] in FP8]
     if not found or f["arch"] in FP8_ARCHS:
         return None
     return f"{' and '.join(found)} is fp8, which {f['arch']} cannot convert; it needs {one_of(FP8_ARCHS)}"
+
+
+def _conversion(f: Fields) -> str | None:
+    d, arch = str(f["d.dtype"]), f["arch"]
+    archs = CONVERTING.get(d)
+    if archs is None or arch in archs:
+        return None
+    return f"D is {d}, to which {arch} cannot convert; it needs {one_of(archs)}"
 
 
 def rules(family: FamilyName) -> tuple[Rule, ...]:
@@ -79,9 +91,16 @@ def rules(family: FamilyName) -> tuple[Rule, ...]:
     return (
         Rule(
             f"{family}-fp8",
-            ("arch", "a.dtype", "b.dtype", "c.dtype", "d.dtype"),
+            ("arch", "a.dtype", "b.dtype"),
             _fp8,
             "PTX ISA, cvt: .e4m3x2 and .e5m2x2 need sm_89",
+            family,
+        ),
+        Rule(
+            f"{family}-conversion",
+            ("d.dtype", "arch"),
+            _conversion,
+            "PTX ISA, cvt: .bf16 needs sm_80, .e4m3x2 and .e5m2x2 sm_89",
             family,
         ),
         Rule(

@@ -14,7 +14,7 @@ from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
 
-ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"f32": (*FLOATS, *INT8), "s32": INT8, "f64": ("f64", *FLOATS, *INT8)}
 )
@@ -126,5 +126,5 @@ FAMILY = Family(
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
     auto_stages_fields=(),
-    max_auto_stages=STAGES,
+    max_auto_stages=auto_stages,
 )

@@ -636,5 +636,5 @@ FAMILY = Family(
     accumulator_registers=resources.accumulator_registers,
     auto_stages=resources.auto_stages,
     auto_stages_fields=AUTO_STAGES_FIELDS,
-    max_auto_stages=resources.MAX_AUTO_STAGES,
+    max_auto_stages=lambda fields: resources.MAX_AUTO_STAGES,
 )

@@ -1,4 +1,5 @@
-/// The mma.sync GEMM: tensor cores of sm_80 and later behind a cp.async pipeline, on operands of any strides.
+/// The mma.sync GEMM: tensor cores behind a cp.async pipeline (sm_80 and later), or behind two stages that are filled
+/// through registers (sm_70), on operands of any strides.
 ///
 /// Every warp loads and multiplies. Shared memory: | A stages | B stages |, swizzled as TMA would.
 #pragma once
@@ -6,12 +7,14 @@
 #include <gemmill/epilogue/direct.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/mma/fragments.cuh>
+#include <gemmill/mma/quadpair.cuh>
 #include <gemmill/pipeline/dependent_launch.cuh>
 #include <gemmill/scheduler/persistent.cuh>
 
 namespace gemmill {
 
-template <class Config>
+/// Mma: how a warp multiplies, WarpMma or QuadpairMma.
+template <class Config, class Mma = WarpMma>
 struct MmaSyncGemm {
   using Atom = typename Config::Atom;
   using Word = typename Atom::Word;
@@ -26,12 +29,14 @@ struct MmaSyncGemm {
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
 
-  using CopyA = StageCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads>;
-  using CopyB = StageCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads>;
+  using CopyA =
+      StageCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
+  using CopyB =
+      StageCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
   using A = typename CopyA::Layout;
   using B = typename CopyB::Layout;
-  using FragmentsA = Fragments<A, Word>;
-  using FragmentsB = Fragments<B, Word>;
+  using FragmentsA = typename Mma::template FragmentsA<A, Word>;
+  using FragmentsB = typename Mma::template FragmentsB<B, Word>;
   using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
   using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
   using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
@@ -72,13 +77,13 @@ struct MmaSyncGemm {
         a.finish(stage_a(shared, tile));
         b.finish(stage_b(shared, tile));
       }
-      commit_copies();
+      if constexpr (Mma::kHasAsync) commit_copies();
     }
     Sums sums = {};
     int stage = 0;
     for (int tile = 0; tile < work.k_tiles; ++tile) {
       // This tile has arrived, for every thread; and all are done with the one before it, whose stage is filled anew.
-      wait_for_copies<kStages - 2>();
+      if constexpr (Mma::kHasAsync) wait_for_copies<kStages - 2>();
       __syncthreads();
       int const ahead = tile + kStages - 1;
       int const refilled = stage == 0 ? kStages - 1 : stage - 1;
@@ -86,7 +91,7 @@ struct MmaSyncGemm {
         a.begin(stage_a(shared, refilled), params.k - ahead * kTileK);
         b.begin(stage_b(shared, refilled), params.k - ahead * kTileK);
       }
-      commit_copies();
+      if constexpr (Mma::kHasAsync) commit_copies();
       multiply(stage_a(shared, stage), stage_b(shared, stage), warp_m, warp_n, sums);
       if (ahead < work.k_tiles) {
         a.finish(stage_a(shared, refilled));
@@ -118,8 +123,8 @@ struct MmaSyncGemm {
           run[r] = sums[i / 2][atom][i % 2 * 2 + column];
         }
         int const group = FragmentsB::kPermuted ? j / 8 * 4 : j / 2;
-        int const column = lane % 4 * 2 + (FragmentsB::kPermuted ? j / 4 % 2 : 0);
-        epilogue.store(run, work.m + warp_m + FragmentsA::position(i, lane / 4),
+        int const column = Mma::sum_column(lane) + (FragmentsB::kPermuted ? j / 4 % 2 : 0);
+        epilogue.store(run, work.m + warp_m + FragmentsA::position(i, Mma::sum_row(lane)),
                        work.n + warp_n + FragmentsB::position(group, column));
       }
   }
@@ -136,11 +141,14 @@ struct MmaSyncGemm {
 #pragma unroll
       for (int i = 0; i < kAtomsM; ++i)
 #pragma unroll
-        for (int j = 0; j < kAtomsN; ++j) {
-          Atom::multiply(rows[i], columns[j / 2][j % 2], columns[j / 2][j % 2 + 2], sums[i][j]);
+        for (int j = 0; j < kAtomsN; j += 2) {
+          Mma::template multiply<Atom>(rows[i], columns[j / 2], sums[i][j], sums[i][j + 1]);
         }
     }
   }
 };
+
+template <class Config>
+using QuadpairGemm = MmaSyncGemm<Config, QuadpairMma>;
 
 }  // namespace gemmill
