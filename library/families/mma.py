@@ -9,7 +9,7 @@ from gemmill.library.arch import ARCHS as TARGETS
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families import direct
-from gemmill.library.families.direct import FP8, INT8
+from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, multiplied
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
@@ -18,17 +18,17 @@ from gemmill.library.resources import element_bytes, integer
 ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 QUADPAIR_ARCHS = ("sm70",)
 """Targets whose tensor cores multiply f16 alone, a quadpair at a time, and that have no cp.async."""
-ACCUMULATORS: Mapping[tuple[str, str], str] = MappingProxyType(
+ACCUMULATORS: Accumulators = MappingProxyType(
     {
-        ("bf16", "bf16"): "f32",
-        ("f16", "f16"): "f32",
-        ("tf32", "tf32"): "f32",
-        ("f64", "f64"): "f64",
-        **{(a, b): "f32" for a in FP8 for b in FP8},
-        **{(a, b): "s32" for a in INT8 for b in INT8},
+        ("bf16", "bf16"): ("f32",),
+        ("f16", "f16"): ("f32",),
+        ("tf32", "tf32"): ("f32",),
+        ("f64", "f64"): ("f64",),
+        **{(a, b): ("f32",) for a in FP8 for b in FP8},
+        **{(a, b): ("s32",) for a in INT8 for b in INT8},
     }
 )
-"""Accumulator type by the types of A and B."""
+"""Accumulator types by the types of A and B."""
 TILE_MN = (16, 32, 64, 128, 256)
 TILE_K_BYTES = (32, 64, 128, 256)
 """Depths of a stage: whole MMAs."""
@@ -50,15 +50,6 @@ MAX_BYTES_IN_REGISTERS = 32
 ASYNC_BYTES = 4
 """The least that cp.async copies."""
 AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", "a.dtype", "b.dtype", "arch")
-
-
-def _types(f: Fields) -> str | None:
-    a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), f["accumulator"]
-    wanted = ACCUMULATORS.get((a, b))
-    if wanted is None:
-        pairs = one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
-        return f"no mma.sync multiplies {a} x {b}; the types of A and B must be {pairs}"
-    return None if accumulator == wanted else f"{a} x {b} is summed in {accumulator}; it must be {wanted}"
 
 
 def _quadpair_types(f: Fields) -> str | None:
@@ -189,12 +180,12 @@ def auto_stages(fields: Fields) -> int:
 _LOADED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for operand in "ab")
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    multiplied(
         "mma-sync-types",
-        ("accumulator", "b.dtype", "a.dtype"),
-        _types,
-        "PTX ISA, mma: types of A, B and D of the shapes m16n8",
         "mma",
+        "mma.sync",
+        ACCUMULATORS,
+        "PTX ISA, mma: types of A, B and D of the shapes m16n8",
     ),
     Rule(
         "mma-sync-quadpair",

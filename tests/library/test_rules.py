@@ -206,7 +206,12 @@ def test_f16_accumulators_take_half_the_registers() -> None:
             "A x B is bf16 x bf16; the tensor cores of sm70 multiply f16 x f16 alone",
             {"arch": "sm80"},
         ),
-        ({"accumulator": "f16"}, "mma-sync-types", "f16 x f16 is summed in f16; it must be", {"accumulator": "f32"}),
+        (
+            {"accumulator": "f16"},
+            "mma-sync-types",
+            "f16 x f16 cannot accumulate in f16, only in f32",
+            {"accumulator": "f32"},
+        ),
         ({"d.dtype": "bf16"}, "mma-conversion", "D is bf16, to which sm70 cannot convert", {"d.dtype": "f16"}),
         ({"stages": 3}, "mma-sync-stages", "stages is 3; sm70 has no cp.async, and so 2", {"stages": 2}),
         ({"tile.k": 64}, "mma-sync-loaded-bytes", "256 threads loads 64 bytes of a stage of A", {"tile.k": 32}),
