@@ -4,18 +4,16 @@
 /// Every warp loads and multiplies. Shared memory: | A stages | B stages |, swizzled as TMA would.
 #pragma once
 
-#include <gemmill/epilogue/direct.cuh>
-#include <gemmill/epilogue/linear.cuh>
+#include <gemmill/kernel/direct.cuh>
 #include <gemmill/mma/fragments.cuh>
 #include <gemmill/mma/quadpair.cuh>
-#include <gemmill/pipeline/dependent_launch.cuh>
-#include <gemmill/scheduler/persistent.cuh>
 
 namespace gemmill {
 
 /// Mma: how a warp multiplies, WarpMma or QuadpairMma.
 template <class Config, class Mma = WarpMma>
 struct MmaSyncGemm {
+  using Direct = DirectGemm<Config>;
   using Atom = typename Config::Atom;
   using Word = typename Atom::Word;
   using Accumulator = typename Config::Accumulator;
@@ -37,21 +35,13 @@ struct MmaSyncGemm {
   using B = typename CopyB::Layout;
   using FragmentsA = typename Mma::template FragmentsA<A, Word>;
   using FragmentsB = typename Mma::template FragmentsB<B, Word>;
-  using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
-  using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
-  using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
-  using Order = TileOrder<kTileM, kTileN, 1, 1, Config::kRaster, Config::kSwizzle>;
-  using Scheduler = PersistentScheduler<Order, kTileK, DirectParams>;
   static constexpr int kSharedBytes = kStages * (A::kBytes + B::kBytes);
   static_assert(kTileK % FragmentsA::kStepK == 0, "a stage is whole MMAs deep");
 
   __device__ static void run(DirectParams const& params) {
     extern __shared__ __align__(1024) char shared[];
     wait_for_prerequisites();
-    Scheduler const scheduler(params, 0);
-    for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
-      compute(params, scheduler.work(index), shared);
-    }
+    Direct::for_each_tile(params, [&](Work const& work) { compute(params, work, shared); });
   }
 
  private:
@@ -101,14 +91,7 @@ struct MmaSyncGemm {
     }
     __syncthreads();
 
-    Epilogue const epilogue{typename Config::Epilogue(params),
-                            {params.c.at_batch<typename Config::C>(work.batch), params.c.row_stride,
-                             params.c.column_stride},
-                            {params.d.at_batch<typename Config::D>(work.batch), params.d.row_stride,
-                             params.d.column_stride},
-                            params.m,
-                            params.n,
-                            work.batch};
+    auto const epilogue = Direct::epilogue(params, work);
     // What lies side by side in D: two columns of an atom, or a column of each of four.
     constexpr int kRun = FragmentsB::kPermuted ? 4 : 2;
 #pragma unroll
