@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from string import Template
 
+from gemmill.emitters.slots import slots
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
 from gemmill.library.fields import fields_of
@@ -94,35 +95,18 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
 def text(config: GemmConfig, *, header: str, kernel: str, atom: str = "", members: str = "") -> str:
     """The source of a legal config's kernel: an instantiation of a class template of ``kernel/<header>.cuh``."""
     launch = launch_spec(config)
-    c = config.c or config.d
     return _TEMPLATE.substitute(
+        slots(config, launch),
         header=header,
-        summary=f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
         atom=atom,
         members=members,
-        a=config.a.type.cpp,
-        b=config.b.type.cpp,
-        c=config.c.type.cpp if config.c else "gemmill::None",
-        d=config.d.type.cpp,
         accumulator=_ACCUMULATORS[config.accumulator],
-        major_a=config.a.major.upper(),
-        major_b=config.b.major.upper(),
-        major_c=c.major.upper(),
-        major_d=config.d.major.upper(),
         align_a=config.a.align,
         align_b=config.b.align,
-        align_c=c.align,
+        align_c=(config.c or config.d).align,
         align_d=config.d.align,
-        tile_m=config.tile.m,
-        tile_n=config.tile.n,
-        tile_k=config.tile.k,
-        stages=config.stages,
-        raster=config.scheduler.raster.upper(),
-        swizzle=config.scheduler.swizzle,
         compute=_compute(config),
         kernel=kernel,
-        spec_symbol=f"{launch.entry}_spec",
-        entry=launch.entry,
     )
 
 

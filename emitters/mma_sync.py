@@ -56,9 +56,27 @@ struct Atom {
 """
 """Before sm_90 the only f64 MMA is 8 x 8 x 4."""
 
+_QUADPAIR = Template("""\
+struct Atom {
+  using Word = uint32_t;
+  __device__ static void multiply(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1, float (&d)[4], float (&e)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m8n8k4.$a.$b.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, {%0, %1, %2, %3, %4, %5, %6, %7};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(e[0]), "+f"(e[1]), "+f"(e[2]), "+f"(e[3])
+        : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
+  }
+};
+
+""")
+"""8 x 8 x 4 a quadpair; operands that are not K-major are read as they lie."""
+
 
 def mma_atom(config: GemmConfig) -> str:
-    """``struct Atom``: 16 x 8 x 8 words (PTX ISA, "mma")."""
+    """``struct Atom``: 16 x 8 x 8 words, on sm_70 8 x 8 x 4 elements (PTX ISA, "mma")."""
+    if config.target.capability < (8, 0):
+        along_mn = config.a.major == "mn", config.b.major == "mn"
+        return _QUADPAIR.substitute(a="col" if along_mn[0] else "row", b="row" if along_mn[1] else "col")
     if config.accumulator == "f64":
         return _F64 if config.target.capability >= (9, 0) else _F64_IN_FOUR
     register, constraint = ("float", "f") if config.accumulator == "f32" else ("int32_t", "r")
@@ -74,6 +92,7 @@ def mma_atom(config: GemmConfig) -> str:
 
 def text(config: GemmConfig) -> str:
     """The source of a legal config's kernel."""
+    kernel = "MmaSyncGemm" if config.target.capability >= (8, 0) else "QuadpairGemm"
     return direct.text(
-        config, header="mma_sync", kernel="MmaSyncGemm", atom=mma_atom(config), members="  using Atom = ::Atom;\n"
+        config, header="mma_sync", kernel=kernel, atom=mma_atom(config), members="  using Atom = ::Atom;\n"
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gemmill.emitters import parts
 from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text, epilogue_type
+from gemmill.emitters.slots import slots
 from gemmill.emitters.wgmma import wgmma_atom
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
@@ -208,18 +209,9 @@ def text(config: GemmConfig) -> str:
     stored_c = resources.stored_dtype(fields, "c")
     producer_registers, consumer_registers = resources.register_budget(fields)
     return _TEMPLATE.substitute(
-        summary=f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
-        a=config.a.type.cpp,
-        b=config.b.type.cpp,
+        slots(config, launch),
         c="gemmill::None" if stored_c == "none" else DTYPES[stored_c].cpp,
         d=DTYPES[resources.stored_dtype(fields, "d")].cpp,
-        major_a=config.a.major.upper(),
-        major_b=config.b.major.upper(),
-        major_c=(config.c or config.d).major.upper(),
-        major_d=config.d.major.upper(),
-        tile_m=config.tile.m,
-        tile_n=config.tile.n,
-        tile_k=config.tile.k,
         cluster_m=config.cluster.m,
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
@@ -230,18 +222,13 @@ def text(config: GemmConfig) -> str:
         block_scales=str(config.b.scale != "none").lower(),
         group=resources.group_size(fields),
         zeros=str(resources.has_zeros(fields)).lower(),
-        stages=config.stages,
         buffers_c=resources.c_buffers(fields),
         buffers_d=resources.d_buffers(fields),
-        raster=config.scheduler.raster.upper(),
-        swizzle=config.scheduler.swizzle,
         scheduler=_SCHEDULERS.get(config.scheduler.batching) or parts.scheduler(config),
         atom=wgmma_atom(config),
         epilogue=f"gemmill::Raw<{DTYPES[resources.partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
         spec_type="gemmill::PartsSpec" if launch.parts else "gemmill::KernelSpec",
         spec=parts_spec if launch.parts else "Kernel::spec()",
-        spec_symbol=f"{launch.entry}_spec",
-        entry=launch.entry,
         reduction=parts.reduction(config, reduction.entry, epilogue) if reduction else "",
     )

@@ -23,13 +23,15 @@ class Arch:
     """Compute capability a GPU must have."""
     shared_bytes: int
     """Most dynamic shared memory of a block."""
+    last_cuda: int | None = None
+    """The last major version of CUDA that compiles for it; None where all do."""
 
 
 ARCHS: Mapping[str, Arch] = MappingProxyType(
     {
         a.name: a
         for a in (
-            Arch("sm70", "sm_70", (7, 0), 98_304),
+            Arch("sm70", "sm_70", (7, 0), 98_304, last_cuda=12),
             Arch("sm80", "sm_80", (8, 0), 166_912),
             Arch("sm86", "sm_86", (8, 6), 101_376),
             Arch("sm89", "sm_89", (8, 9), 101_376),

@@ -55,10 +55,11 @@ def schedules() -> tuple[str, ...]:
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """All views: operands by type and majorness, outputs by type, batches and decompositions of K."""
+    """All views: operands by type and majorness, outputs by type, targets, batches and decompositions of K."""
     return (
         Table("Operands", ("A x B", "sums in", "A, B major"), tuple(_operands())),
         Table("Outputs", ("sums in", "D"), tuple(_outputs())),
+        Table("Targets", ("arch", "A and B"), tuple(_targets())),
         Table("Batches and parts of K", ("batch", "K"), tuple(_schedulers())),
     )
 
@@ -87,6 +88,13 @@ def _outputs() -> Iterable[Row]:
     outputs = dict.fromkeys(str(values["d.dtype"]) for values in _legal_values({}, ("d.dtype",)))
     for accumulator, d in itertools.product(sums, outputs):
         yield _row({"accumulator": accumulator, "d.dtype": d})
+
+
+def _targets() -> Iterable[Row]:
+    pairs = ({"a.dtype": dtype, "b.dtype": dtype} for dtype in WORDS["a.dtype"])
+    multiplied = [pair for pair in pairs if any_legal(pair) is not None]
+    for arch, pair in itertools.product(WORDS["arch"], multiplied):
+        yield _row({"arch": arch, **pair})
 
 
 def _schedulers() -> Iterable[Row]:
@@ -158,6 +166,18 @@ def _output_labels(rows: Sequence[Row]) -> _Labelled:
         yield (accumulator, ", ".join(outputs)), cells
 
 
+def _target_labels(rows: Sequence[Row]) -> _Labelled:
+    """Types whose answers are equal share a row of their target, and targets with equal rows one."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        alike.setdefault((str(row.given["arch"]), tuple(row.cells.values())), []).append(str(row.given["a.dtype"]))
+    merged: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (arch, cells), dtypes in alike.items():
+        merged.setdefault((", ".join(dtypes), cells), []).append(arch)
+    for (dtypes_label, cells), archs in merged.items():
+        yield (", ".join(archs), dtypes_label), cells
+
+
 def _scheduler_labels(rows: Sequence[Row]) -> _Labelled:
     for row in rows:
         given = row.given
@@ -167,6 +187,7 @@ def _scheduler_labels(rows: Sequence[Row]) -> _Labelled:
 _LABELS = {
     "Operands": _operand_labels,
     "Outputs": _output_labels,
+    "Targets": _target_labels,
     "Batches and parts of K": _scheduler_labels,
 }
 

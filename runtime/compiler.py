@@ -83,9 +83,11 @@ class Compiler:
         """Compile one kernel.
 
         Raises:
+            ToolchainError: this NVRTC does not compile for the config's target.
             CompileError: NVRTC refused it, registers spilled, WGMMAs were serialised, or a constant that the kernel
                 exports differs from the one that its LaunchSpec was computed with. The message ends with the log.
         """
+        self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
             options = [*_options(config), *_UNRECORDED, f"-pch-dir={pch.directory()}", *includes]

@@ -120,7 +120,7 @@ class Registry:
 
         Raises:
             ConfigError: the name does not parse, or the config breaks a rule.
-            ToolchainError: it must be compiled, and NVRTC or headers are missing or clash.
+            ToolchainError: it must be compiled, and NVRTC or headers are missing, clash, or have dropped its target.
             CompileError: it does not compile.
             PackError: the pack that holds it is damaged.
         """

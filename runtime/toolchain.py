@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from gemmill.library.arch import Arch
 from gemmill.library.errors import ToolchainError
 from gemmill.runtime.settings import Settings
 
@@ -43,6 +44,23 @@ class Toolchain:
             "cccl": self.cccl_version,
             "cudart": self.cudart_version,
         }
+
+    def compiles_for(self, target: Arch) -> bool:
+        """Whether this NVRTC still compiles for a target."""
+        return target.last_cuda is None or _numbers(self.nvrtc_version)[0] <= target.last_cuda
+
+    def check_target(self, target: Arch) -> None:
+        """Refuse a target that this NVRTC no longer compiles for.
+
+        Raises:
+            ToolchainError: names both, and what to install.
+        """
+        if not self.compiles_for(target):
+            raise ToolchainError(
+                f"NVRTC {self.nvrtc_version} ({self.found_via['nvrtc']}) does not compile for {target.nvrtc}: CUDA "
+                f"{target.last_cuda} is the last that does. In an environment of its own, "
+                f"pip install 'gemmill[cu{target.last_cuda}]'"
+            )
 
     @staticmethod
     def find() -> Toolchain:

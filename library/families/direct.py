@@ -8,23 +8,17 @@ from types import MappingProxyType
 
 from gemmill.library.config import FamilyName
 from gemmill.library.domains import one_of
+from gemmill.library.families.arithmetic import FP8, converted
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import element_bytes, integer
 
-FLOATS = ("f32", "tf32", "bf16", "f16", "e4m3", "e5m2")
-FP8 = ("e4m3", "e5m2")
-INT8 = ("s8", "u8")
 FP8_ARCHS = ("sm89", "sm90", "sm90a", "sm120")
 """Targets with conversions from and to fp8 (PTX ISA, "cvt": .e4m3x2 needs sm_89)."""
-D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "f32": ("f32", "bf16", "f16", *FP8),
-        "s32": ("s32", "f32", "bf16", "f16", *INT8),
-        "f64": ("f64", "f32"),
-    }
+CONVERTING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"bf16": ("sm80", "sm86", *FP8_ARCHS), **dict.fromkeys(FP8, FP8_ARCHS)}
 )
-"""Types that the epilogue converts sums to, by the accumulator's."""
+"""Targets with a conversion to a type of D, of those that not all have (PTX ISA, "cvt": .bf16 needs sm_80)."""
 ALIGNS = (16, 8, 4, 2, 1)
 
 
@@ -56,41 +50,39 @@ def _alignment(operand: str, f: Fields) -> str | None:
     return f"{operand.upper()} is {what}, and aligned to {align} bytes; it must be {one_of(allowed)}"
 
 
-def _epilogue_types(f: Fields) -> str | None:
-    accumulator, c, d = str(f["accumulator"]), str(f["c.dtype"]), str(f["d.dtype"])
-    allowed = D_DTYPES.get(accumulator, ("f32",))
-    if d not in allowed:
-        return f"D is {d} where sums are {accumulator}; it must be {one_of(allowed)}"
-    allowed = (d,) if d in ("s32", "f64") else tuple(dict.fromkeys((d, "f32")))
-    if c != "none" and c not in allowed:
-        return f"C is {c} where D is {d}; C must be {one_of(allowed)}"
-    return None
-
-
 def _fp8(f: Fields) -> str | None:
-    found = [x.upper() for x in "abcd" if f[f"{x}.dtype"] in FP8]
+    found = [x.upper() for x in "ab" if f[f"{x}.dtype"] in FP8]
     if not found or f["arch"] in FP8_ARCHS:
         return None
     return f"{' and '.join(found)} is fp8, which {f['arch']} cannot convert; it needs {one_of(FP8_ARCHS)}"
 
 
+def _conversion(f: Fields) -> str | None:
+    d, arch = str(f["d.dtype"]), f["arch"]
+    archs = CONVERTING.get(d)
+    if archs is None or arch in archs:
+        return None
+    return f"D is {d}, to which {arch} cannot convert; it needs {one_of(archs)}"
+
+
 def rules(family: FamilyName) -> tuple[Rule, ...]:
-    """What both families demand, as rules of one of them."""
+    """What each of these families demands, as rules of one of them."""
     return (
         Rule(
             f"{family}-fp8",
-            ("arch", "a.dtype", "b.dtype", "c.dtype", "d.dtype"),
+            ("arch", "a.dtype", "b.dtype"),
             _fp8,
             "PTX ISA, cvt: .e4m3x2 and .e5m2x2 need sm_89",
             family,
         ),
         Rule(
-            f"{family}-epilogue-types",
-            ("d.dtype", "c.dtype", "accumulator"),
-            _epilogue_types,
-            "gemmill: conversions the epilogue has",
+            f"{family}-conversion",
+            ("d.dtype", "arch"),
+            _conversion,
+            "PTX ISA, cvt: .bf16 needs sm_80, .e4m3x2 and .e5m2x2 sm_89",
             family,
         ),
+        converted(f"{family}-epilogue-types", family),
         *(
             Rule(
                 f"{family}-alignment-{operand}",
@@ -115,4 +107,4 @@ def rules(family: FamilyName) -> tuple[Rule, ...]:
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {**{f"{operand}.align": ALIGNS for operand in "abcd"}, "cluster.m": (1,), "cluster.n": (1,)}
 )
-"""The values that both families take, of fields that have no words."""
+"""The values that each of these families takes, of fields that have no words."""

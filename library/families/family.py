@@ -31,5 +31,5 @@ class Family:
     """Stages that ``stages: auto`` stands for: the most that fit, up to ``max_auto_stages``; may be below 2."""
     auto_stages_fields: tuple[str, ...]
     """The fields that ``auto_stages`` reads, beside the schedule."""
-    max_auto_stages: int
+    max_auto_stages: Callable[[Fields], int]
     """Deepest pipeline that ``stages: auto`` asks for."""

@@ -214,5 +214,5 @@ FAMILY = Family(
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
     auto_stages_fields=(),
-    max_auto_stages=max(STAGES),
+    max_auto_stages=auto_stages,
 )

@@ -1,4 +1,4 @@
-"""mma.sync behind a cp.async pipeline (sm_80 and later): tensor cores for operands of any strides and any alignment."""
+"""mma.sync behind a cp.async pipeline, on sm_70 behind registers: tensor cores for any strides and any alignment."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from gemmill.library.arch import ARCHS as TARGETS
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families import direct
-from gemmill.library.families.direct import FP8, INT8
+from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, multiplied
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import element_bytes, integer
 
-ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
-ACCUMULATORS: Mapping[tuple[str, str], str] = MappingProxyType(
+ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+QUADPAIR_ARCHS = ("sm70",)
+"""Targets whose tensor cores multiply f16 alone, a quadpair at a time, and that have no cp.async."""
+ACCUMULATORS: Accumulators = MappingProxyType(
     {
-        ("bf16", "bf16"): "f32",
-        ("f16", "f16"): "f32",
-        ("tf32", "tf32"): "f32",
-        ("f64", "f64"): "f64",
-        **{(a, b): "f32" for a in FP8 for b in FP8},
-        **{(a, b): "s32" for a in INT8 for b in INT8},
+        ("bf16", "bf16"): ("f32",),
+        ("f16", "f16"): ("f32",),
+        ("tf32", "tf32"): ("f32",),
+        ("f64", "f64"): ("f64",),
+        **{(a, b): ("f32",) for a in FP8 for b in FP8},
+        **{(a, b): ("s32",) for a in INT8 for b in INT8},
     }
 )
-"""Accumulator type by the types of A and B."""
+"""Accumulator types by the types of A and B."""
 TILE_MN = (16, 32, 64, 128, 256)
 TILE_K_BYTES = (32, 64, 128, 256)
 """Depths of a stage: whole MMAs."""
@@ -40,23 +42,21 @@ MAX_AUTO_STAGES = 4
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
 MAX_REGISTERS_BESIDE = 64
-"""The same beside what else takes registers: part of a stage that is loaded element by element, or converted fp8."""
+"""The same beside what else takes registers: part of a stage that is loaded through them, or converted fp8."""
 MAX_F64_K_BYTES = 128
 """Depth of a stage up to which f64 sums may take all of those registers."""
-MAX_BYTES_BY_ELEMENT = 32
+MAX_BYTES_IN_REGISTERS = 32
 """Most bytes of a stage of that operand that a thread loads."""
 ASYNC_BYTES = 4
 """The least that cp.async copies."""
 AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", "a.dtype", "b.dtype", "arch")
 
 
-def _types(f: Fields) -> str | None:
-    a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), f["accumulator"]
-    wanted = ACCUMULATORS.get((a, b))
-    if wanted is None:
-        pairs = one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
-        return f"no mma.sync multiplies {a} x {b}; the types of A and B must be {pairs}"
-    return None if accumulator == wanted else f"{a} x {b} is summed in {accumulator}; it must be {wanted}"
+def _quadpair_types(f: Fields) -> str | None:
+    a, b, arch = f["a.dtype"], f["b.dtype"], f["arch"]
+    if arch not in QUADPAIR_ARCHS or (a, b) == ("f16", "f16"):
+        return None
+    return f"A x B is {a} x {b}; the tensor cores of {arch} multiply f16 x f16 alone"
 
 
 def _tile(f: Fields) -> str | None:
@@ -83,21 +83,21 @@ def _swizzle(f: Fields) -> str | None:
     return None
 
 
-def _by_element(f: Fields) -> tuple[str, ...]:
-    """The operands that are loaded element by element: no unit of them is long enough for cp.async."""
+def _through_registers(f: Fields) -> tuple[str, ...]:
+    """The operands that are loaded through registers: all without cp.async, else those with no unit long enough."""
 
     def unit(operand: str) -> int:
         return element_bytes(f, operand) if f[f"{operand}.major"] == "any" else integer(f, f"{operand}.align")
 
-    return tuple(operand for operand in "ab" if unit(operand) < ASYNC_BYTES)
+    return tuple(operand for operand in "ab" if f["arch"] in QUADPAIR_ARCHS or unit(operand) < ASYNC_BYTES)
 
 
 def _registers(f: Fields) -> str | None:
     registers, why = accumulator_registers(f), ""
     if f["a.dtype"] in FP8:
         why = ", as their MMAs of fp8 are several of f16 on sm_90"
-    elif loaded := _by_element(f):
-        why = f", as {' and '.join(loaded).upper()} is loaded element by element"
+    elif loaded := _through_registers(f):
+        why = f", as {' and '.join(loaded).upper()} is loaded through registers"
     elif integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES and f["a.dtype"] == "f64":
         why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
@@ -109,19 +109,21 @@ def _registers(f: Fields) -> str | None:
     )
 
 
-def _element_bytes(f: Fields) -> str | None:
+def _loaded_bytes(f: Fields) -> str | None:
     stages = dict(zip("ab", stage_bytes(f), strict=True))
-    for operand in _by_element(f):
-        if (held := stages[operand] // threads(f)) > MAX_BYTES_BY_ELEMENT:
+    for operand in _through_registers(f):
+        if (held := stages[operand] // threads(f)) > MAX_BYTES_IN_REGISTERS:
             return (
-                f"each of {threads(f)} threads loads {held} bytes of a stage of {operand.upper()} element by element; "
-                f"their registers hold {MAX_BYTES_BY_ELEMENT}"
+                f"each of {threads(f)} threads loads {held} bytes of a stage of {operand.upper()} through registers; "
+                f"they hold {MAX_BYTES_IN_REGISTERS}"
             )
     return None
 
 
 def _stages(f: Fields) -> str | None:
     stages = integer(f, "stages")
+    if f["arch"] in QUADPAIR_ARCHS and stages > MIN_STAGES:
+        return f"stages is {stages}; {f['arch']} has no cp.async, and so {MIN_STAGES}: the next waits in registers"
     return None if stages >= MIN_STAGES else f"stages is {stages}; the pipeline needs at least {MIN_STAGES}"
 
 
@@ -165,19 +167,31 @@ def shared_bytes(fields: Fields) -> int:
     return integer(fields, "stages") * sum(stage_bytes(fields))
 
 
+def max_auto_stages(fields: Fields) -> int:
+    """Deepest pipeline that ``stages: auto`` asks for."""
+    return MIN_STAGES if fields["arch"] in QUADPAIR_ARCHS else MAX_AUTO_STAGES
+
+
 def auto_stages(fields: Fields) -> int:
-    """Stages that ``stages: auto`` stands for: the most that fit, at most 4; may be below 2."""
-    return min(MAX_AUTO_STAGES, TARGETS[str(fields["arch"])].shared_bytes // sum(stage_bytes(fields)))
+    """Stages that ``stages: auto`` stands for: the most that fit, up to ``max_auto_stages``; may be below 2."""
+    return min(max_auto_stages(fields), TARGETS[str(fields["arch"])].shared_bytes // sum(stage_bytes(fields)))
 
 
 _LOADED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for operand in "ab")
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    multiplied(
         "mma-sync-types",
-        ("accumulator", "b.dtype", "a.dtype"),
-        _types,
+        "mma",
+        "mma.sync",
+        ACCUMULATORS,
         "PTX ISA, mma: types of A, B and D of the shapes m16n8",
+    ),
+    Rule(
+        "mma-sync-quadpair",
+        ("a.dtype", "b.dtype", "arch"),
+        _quadpair_types,
+        "PTX ISA, mma: of the shapes, sm_70 has m8n8k4 of .f16 alone",
         "mma",
     ),
     *direct.rules("mma"),
@@ -192,18 +206,24 @@ RULES: tuple[Rule, ...] = (
         "gemmill: stages are swizzled in rows of at least 32 bytes",
         "mma",
     ),
-    Rule("mma-sync-stages", ("stages",), _stages, "gemmill: one stage is multiplied while another is filled", "mma"),
+    Rule(
+        "mma-sync-stages",
+        ("stages", "arch"),
+        _stages,
+        "gemmill: one stage is multiplied while another is filled",
+        "mma",
+    ),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "tile.k", "accumulator", *_LOADED),
+        ("tile.n", "tile.m", "tile.k", "accumulator", *_LOADED, "arch"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",
     ),
     Rule(
-        "mma-sync-element-bytes",
-        ("tile.k", "tile.m", "tile.n", *_LOADED),
-        _element_bytes,
+        "mma-sync-loaded-bytes",
+        ("tile.k", "tile.m", "tile.n", *_LOADED, "arch"),
+        _loaded_bytes,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",
     ),
@@ -238,5 +258,5 @@ FAMILY = Family(
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
     auto_stages_fields=AUTO_STAGES_FIELDS,
-    max_auto_stages=MAX_AUTO_STAGES,
+    max_auto_stages=max_auto_stages,
 )

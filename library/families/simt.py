@@ -8,13 +8,14 @@ from types import MappingProxyType
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families import direct
-from gemmill.library.families.direct import FLOATS, INT8
+from gemmill.library.families.arithmetic import FP8, INT8
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
 
-ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
+FLOATS = ("f32", "tf32", "bf16", "f16", *FP8)
 INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"f32": (*FLOATS, *INT8), "s32": INT8, "f64": ("f64", *FLOATS, *INT8)}
 )
@@ -126,5 +127,5 @@ FAMILY = Family(
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
     auto_stages_fields=(),
-    max_auto_stages=STAGES,
+    max_auto_stages=auto_stages,
 )

@@ -10,18 +10,17 @@ from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
 from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, converted, multiplied
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
 
-FP8 = ("e4m3", "e5m2")
-INT8 = ("s8", "u8")
 NARROW = ("s8", "u8", "e4m3", "s4", "u4")
 """Types of A that kernels widen to B's."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
 """Scales of groups of narrow A along K, without and with zero points."""
-ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+ACCUMULATORS: Accumulators = MappingProxyType(
     {
         ("bf16", "bf16"): ("f32",),
         ("f16", "f16"): ("f32", "f16"),
@@ -32,13 +31,6 @@ ACCUMULATORS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     }
 )
 """Accumulator types by the types of A and B."""
-D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("f32", "f16"), ("bf16", "f16", "f32", *FP8)),
-        "s32": ("s32", "f32", "bf16", "f16", *INT8),
-    }
-)
-"""Types the epilogue converts sums to, by the accumulator's."""
 MIXED_TILE_K = (64, 128, 256)
 """Depths of a stage with a narrow A."""
 NARROW_ROW = 128
@@ -162,17 +154,6 @@ def _mixed_batching(f: Fields) -> str | None:
     return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
 
 
-def _mma_types(f: Fields) -> str | None:
-    a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), str(f["accumulator"])
-    accumulators = ACCUMULATORS.get((a, b))
-    if accumulators is None:
-        pairs = one_of(tuple(f"{a} x {b}" for a, b in ACCUMULATORS))
-        return f"no kernel multiplies {a} x {b}; the types of A and B must be {pairs}"
-    if accumulator not in accumulators:
-        return f"{a} x {b} cannot accumulate in {accumulator}, only in {one_of(accumulators)}"
-    return None
-
-
 def _mma_majors(f: Fields) -> str | None:
     if resources.is_mixed(f) and f["a.major"] == "mn":
         return f"A is {f['a.dtype']} and mn-major; a narrow A must be K-major"
@@ -213,16 +194,6 @@ def _block_scales(f: Fields) -> str | None:
         return "promote is 0; scales multiply promoted sums, so it must be 4"
     if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:
         return f"tiles of {n} columns meet three blocks of B's scales of {PROMOTION_K} columns; kernels hold two"
-    return None
-
-
-def _epilogue_types(f: Fields) -> str | None:
-    accumulator, c, d = str(f["accumulator"]), str(f["c.dtype"]), str(f["d.dtype"])
-    if d not in D_DTYPES.get(accumulator, ()):
-        return f"D is {d} where sums are {accumulator}; it must be {one_of(D_DTYPES.get(accumulator, ('f32',)))}"
-    allowed = (d,) if d == "s32" else tuple(dict.fromkeys((d, "f32")))
-    if c != "none" and c not in allowed:
-        return f"C is {c} where D is {d}; C must be {one_of(allowed)}"
     return None
 
 
@@ -427,12 +398,12 @@ AUTO_STAGES_FIELDS = (
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    multiplied(
         "mma-types",
-        ("accumulator", "b.dtype", "a.dtype"),
-        _mma_types,
-        "PTX ISA, wgmma.mma_async: types of A, B and D; CUTLASS include/cute/arch/mma_sm90.hpp",
         "wgmma",
+        "WGMMA",
+        ACCUMULATORS,
+        "PTX ISA, wgmma.mma_async: types of A, B and D; CUTLASS include/cute/arch/mma_sm90.hpp",
     ),
     Rule(
         "tma-majors",
@@ -449,13 +420,7 @@ RULES: tuple[Rule, ...] = (
         "transposing warps deal out",
         "wgmma",
     ),
-    Rule(
-        "epilogue-types",
-        ("d.dtype", "c.dtype", "accumulator"),
-        _epilogue_types,
-        "gemmill: conversions the epilogue has",
-        "wgmma",
-    ),
+    converted("epilogue-types", "wgmma"),
     Rule(
         "row-groups",
         ("d.major", "a.major", "c.major", "scheduler.batching"),
@@ -641,5 +606,5 @@ FAMILY = Family(
     accumulator_registers=resources.accumulator_registers,
     auto_stages=resources.auto_stages,
     auto_stages_fields=AUTO_STAGES_FIELDS,
-    max_auto_stages=resources.MAX_AUTO_STAGES,
+    max_auto_stages=lambda fields: resources.MAX_AUTO_STAGES,
 )

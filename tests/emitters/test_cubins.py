@@ -101,6 +101,32 @@ def test_kernels_without_tma_compile_to_what_their_architecture_has(name: str, t
     assert not instructions & {"LDL", "STL", "HGMMA", "UTMALDG"}
 
 
+# Every majorness and kind of load, C, both types of D; what FMAs convert and sum in.
+SM70 = [
+    "sm70_f16k16_f16k16_f32_f16n16_f16n16_128x128x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16mn16_f16mn2_f32_none_f32n4_128x64x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16any2_f16k4_f32_f32any4_f16any2_64x64x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16k2_f16mn8_f32_none_f16m2_16x16x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear",
+    "sm70_bf16any2_s8any1_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear",
+    "sm70_u8k1_s8mn1_s32_none_s8n1_64x64x16_1x1_simt_s2_m8_k1_linear",
+    "sm70_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear",
+]
+
+
+@pytest.mark.parametrize("name", SM70)
+def test_kernels_of_sm_70_compile_where_cuda_still_does(name: str, tmp_path: Path) -> None:
+    config = parse_name(name)
+    source = emit(config)
+    if compiler().toolchain.nvrtc_version.startswith("12."):
+        assert compiler().compile(source, config).resources.spill_stores == 0
+    # Disassemblers have dropped it too. The same text for sm_90 has neither cp.async nor ldmatrix.
+    later = compiler().compile(source, config.model_copy(update={"arch": "sm90"}))
+    instructions = set(INSTRUCTION.findall(disassembly(later.cubin, tmp_path)))
+    assert {"LDG", "STS", "LDS"} <= instructions
+    assert not instructions & {"LDGSTS", "LDSM", "LDL", "STL"}
+
+
 # Both layouts of B, every alignment of it, A gathered and in vectors, both types, C, D in f32, one warp and thirty-two.
 GEMV = [
     "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear",

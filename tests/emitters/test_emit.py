@@ -26,7 +26,7 @@ def test_text_is_the_golden_text(name: str) -> None:
 
 
 def test_every_golden_kernel_is_there() -> None:
-    assert len(NAMES) == 6
+    assert len(NAMES) == 7
 
 
 def test_text_is_the_same_in_every_process_and_folder(tmp_path: Path) -> None:

@@ -17,21 +17,23 @@ from collections.abc import Iterator, Sequence
 from pydantic import ValidationError
 
 from gemmill.emitters.emit import emit
+from gemmill.library.arch import ARCHS
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, GemmillError
 from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import DOMAINS, legal
-from gemmill.library.search import draw_legal
+from gemmill.library.search import Given, draw_legal
 from gemmill.runtime.pool import compile_many
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.store import Store
+from gemmill.runtime.toolchain import Toolchain
 
 MOST_K = 4096
 """Least K that no kernel is run on: sums of longer ones would not be exact."""
 
 
-def legal_configs(generator: random.Random, fixed: dict[str, Value] | None = None) -> Iterator[GemmConfig]:
+def legal_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
     """Different legal configs at random, without end."""
     seen: set[GemmConfig] = set()
     while True:
@@ -119,8 +121,13 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="run every kernel on the GPU as well")
     arguments = parser.parse_args()
 
-    given = {"arch": arguments.arch, "schedule": arguments.schedule}
-    fixed: dict[str, Value] = {name: value for name, value in given.items() if value}
+    toolchain = Toolchain.find()
+    targets = tuple(name for name, arch in ARCHS.items() if toolchain.compiles_for(arch))
+    if dropped := ", ".join(name for name in ARCHS if name not in targets):
+        print(f"none for {dropped}: NVRTC {toolchain.nvrtc_version} does not compile for it")
+    fixed: dict[str, Value | tuple[Value, ...]] = {"arch": arguments.arch or targets}
+    if arguments.schedule:
+        fixed["schedule"] = arguments.schedule
     generator = random.Random(arguments.seed)
     drawn = legal_configs(generator, fixed)
     configs = [next(drawn) for _ in range(arguments.legal)]

@@ -11,7 +11,8 @@ from tests.gpu.harness import check, kernel, make_case, run, torch
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma import ACCUMULATORS, D_DTYPES, FP8
+from gemmill.library.families.arithmetic import D_DTYPES, FP8
+from gemmill.library.families.wgmma import ACCUMULATORS
 from gemmill.library.fields import Value
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import legal, verdicts

@@ -99,14 +99,15 @@ def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value])
     assert stages >= 0
     if family is None:
         return
+    most = family.max_auto_stages(fields)
     if not family.auto_stages_fields:
-        assert 2 <= stages <= family.max_auto_stages
+        assert 2 <= stages <= most
         return
-    assert stages <= family.max_auto_stages
+    assert stages <= most
     capacity = ARCHS[str(fields["arch"])].shared_bytes
     if stages:
         assert family.shared_bytes({**fields, "stages": stages}) <= capacity
-    if stages < family.max_auto_stages:
+    if stages < most:
         deeper = {**fields, "stages": stages + 1}
         assert family.shared_bytes(deeper) > capacity
 
@@ -194,6 +195,38 @@ def test_f16_accumulators_take_half_the_registers() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", tile_m=256, tile_n=256, stages=2)
     assert not legal(f16)
     assert legal({**f16, "accumulator": "f16"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "says", "fix"),
+    [
+        (
+            {"a.dtype": "bf16", "b.dtype": "bf16"},
+            "mma-sync-quadpair",
+            "A x B is bf16 x bf16; the tensor cores of sm70 multiply f16 x f16 alone",
+            {"arch": "sm80"},
+        ),
+        (
+            {"accumulator": "f16"},
+            "mma-sync-types",
+            "f16 x f16 cannot accumulate in f16, only in f32",
+            {"accumulator": "f32"},
+        ),
+        ({"d.dtype": "bf16"}, "mma-conversion", "D is bf16, to which sm70 cannot convert", {"d.dtype": "f16"}),
+        ({"stages": 3}, "mma-sync-stages", "stages is 3; sm70 has no cp.async, and so 2", {"stages": 2}),
+        ({"tile.k": 64}, "mma-sync-loaded-bytes", "256 threads loads 64 bytes of a stage of A", {"tile.k": 32}),
+        ({"schedule": "gemv"}, "family", "gemv kernels are made for sm80", None),
+    ],
+)
+def test_sm70_multiplies_f16_into_what_it_can_convert_to(
+    fields: dict[str, Value], rule: str, says: str, fix: dict[str, Value] | None
+) -> None:
+    volta = parse_name("sm70_f16k16_f16k16_f32_none_f16n16_128x128x32_1x1_multistage_s2_m8_k1_linear")
+    assert legal(volta)
+    by_rule = {verdict.rule: verdict for verdict in verdicts({**fields_of(volta), **fields})}
+    assert says in by_rule[rule].says
+    if fix is not None:
+        assert by_rule[rule].fix == fix
 
 
 def test_sums_of_parts_are_not_rounded_to_f16() -> None:

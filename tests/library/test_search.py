@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gemmill.library.families.wgmma import FP8
+from gemmill.library.families.arithmetic import FP8
 from gemmill.library.fields import Value, config_of
 from gemmill.library.rules import legal
 from gemmill.library.search import any_legal, draw_legal, obstacle

@@ -12,7 +12,11 @@ from types import MappingProxyType
 
 import pytest
 
+from gemmill.emitters.emit import emit
+from gemmill.library.arch import ARCHS
 from gemmill.library.errors import SettingError, ToolchainError
+from gemmill.library.names import parse_name
+from gemmill.runtime.compiler import Compiler
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.toolchain import Toolchain, check
 
@@ -74,6 +78,18 @@ def test_headers_of_another_cuda_than_nvrtc_are_refused() -> None:
     toolchain = replace(Toolchain.find(), nvrtc_version="12.9.86", cudart_version="13.0", found_via=found)
     with pytest.raises(ToolchainError, match=r"NVRTC 12\.9\.86.*CUDA headers 13\.0 \(CUDA_PATH\).*gemmill\[cu12\]"):
         check(toolchain)
+
+
+def test_targets_that_cuda_has_dropped_are_refused() -> None:
+    found = Toolchain.find()
+    old, new = (replace(found, nvrtc_version=version) for version in ("12.9.86", "13.0.88"))
+    for name, arch in ARCHS.items():
+        old.check_target(arch)
+        if name != "sm70":
+            new.check_target(arch)
+    config = parse_name("sm70_f32k16_f32k16_f32_none_f32n16_64x64x16_1x1_simt_s2_m8_k1_linear")
+    with pytest.raises(ToolchainError, match=r"NVRTC 13\.0\.88 .*sm_70: CUDA 12 is the last.*gemmill\[cu12\]"):
+        Compiler(new).compile(emit(config), config)
 
 
 def test_directories_given_replace_those_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-/// Stages of A and B filled through plain addresses: by cp.async where the alignment allows, else through registers.
+/// Stages of A and B filled through plain addresses: by cp.async where target and alignment allow, or through registers.
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
@@ -34,13 +34,13 @@ __device__ inline void wait_for_copies() {
 /// One thread's part in filling stages of A or B, tile by tile along K, 16 bytes of a row at a time.
 ///
 /// `begin` before the MMAs of an earlier stage and `finish` after them hide the latency of loads through registers;
-/// cp.async needs no `finish`.
-template <class Element, MajorIn Major, int Align, int TileMN, int TileK, int Threads>
+/// cp.async needs no `finish`. `HasAsync`: whether the target has cp.async (sm_80 and later).
+template <class Element, MajorIn Major, int Align, int TileMN, int TileK, int Threads, bool HasAsync>
 struct StageCopy {
   using Layout = StageLayout<Element, Major == MajorIn::ANY ? MajorIn::K : Major, TileMN, TileK>;
   static constexpr int kSize = sizeof(Element);
   static constexpr int kUnit = Major == MajorIn::ANY ? 1 : max_of(1, Align / kSize);
-  static constexpr bool kAsync = kUnit * kSize >= 4;
+  static constexpr bool kAsync = HasAsync && kUnit * kSize >= 4;
   using Vectors = TileVectors<Element, Major, TileMN, TileK, 16 / kSize, kUnit, Threads>;
   using Vector = Pack<Element, Vectors::kVector>;
 

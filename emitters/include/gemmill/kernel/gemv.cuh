@@ -8,16 +8,13 @@
 #pragma once
 
 #include <gemmill/copy/stream.cuh>
-#include <gemmill/epilogue/direct.cuh>
-#include <gemmill/epilogue/linear.cuh>
-#include <gemmill/kernel/direct_params.cuh>
-#include <gemmill/pipeline/dependent_launch.cuh>
-#include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/kernel/direct.cuh>
 
 namespace gemmill {
 
 template <class Config>
 struct Gemv {
+  using Direct = DirectGemm<Config>;
   using A = typename Config::A;
   using B = typename Config::B;
   using Sum = typename Config::Accumulator;
@@ -59,12 +56,6 @@ struct Gemv {
   /// Blocks on an SM at a time, which bounds the registers of a thread.
   static constexpr int kBlocks = 65536 / (kThreads * kRegisters);
 
-  using Order = TileOrder<kTileM, kTileN, 1, 1, Config::kRaster, Config::kSwizzle>;
-  using Scheduler = PersistentScheduler<Order, kTileK, DirectParams>;
-  using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
-  using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
-  using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
-
   __device__ static void run(DirectParams const& params) {
     extern __shared__ __align__(16) char shared[];
     auto* const sums = reinterpret_cast<Sum*>(shared);
@@ -75,9 +66,7 @@ struct Gemv {
 
     wait_for_prerequisites();
     launch_dependents();
-    Scheduler const scheduler(params, 0);
-    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      Work const work = scheduler.work(index);
+    Direct::for_each_tile(params, [&](Work const& work) {
       Operands const operands(params, work, warp_n, lane);
       int const end = min(whole_k(params), (work.k_tile + work.k_tiles) * kTileK);
       Sum accumulators[kMmasN][4] = {};
@@ -90,7 +79,7 @@ struct Gemv {
       for (int i = 0; i < kSums; ++i) sums[(warp * kSums + i) * 32 + lane] = accumulators[i / 4][i % 4];
       __syncthreads();
       store(params, work, sums);
-    }
+    });
   }
 
  private:
@@ -190,11 +179,7 @@ struct Gemv {
 
   /// Adds up what the warps along K have summed, and what is left of K, and stores it.
   __device__ static void store(DirectParams const& params, Work const& work, Sum const* sums) {
-    Epilogue const epilogue{
-        typename Config::Epilogue(params),
-        {params.c.at_batch<typename Config::C>(work.batch), params.c.row_stride, params.c.column_stride},
-        {params.d.at_batch<typename Config::D>(work.batch_d), params.d.row_stride, params.d.column_stride},
-        params.m, params.n, work.batch};
+    auto const epilogue = Direct::epilogue(params, work);
     for (int index = threadIdx.x; index < kWarpsN * kSums * 32; index += kThreads) {
       int const lane = index % 32;
       int const i = index / 32 % kSums;

@@ -1,18 +1,19 @@
-/// The mma.sync GEMM: tensor cores of sm_80 and later behind a cp.async pipeline, on operands of any strides.
+/// The mma.sync GEMM: tensor cores behind a cp.async pipeline (sm_80 and later), or behind two stages that are filled
+/// through registers (sm_70), on operands of any strides.
 ///
 /// Every warp loads and multiplies. Shared memory: | A stages | B stages |, swizzled as TMA would.
 #pragma once
 
-#include <gemmill/epilogue/direct.cuh>
-#include <gemmill/epilogue/linear.cuh>
+#include <gemmill/kernel/direct.cuh>
 #include <gemmill/mma/fragments.cuh>
-#include <gemmill/pipeline/dependent_launch.cuh>
-#include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/mma/quadpair.cuh>
 
 namespace gemmill {
 
-template <class Config>
+/// Mma: how a warp multiplies, WarpMma or QuadpairMma.
+template <class Config, class Mma = WarpMma>
 struct MmaSyncGemm {
+  using Direct = DirectGemm<Config>;
   using Atom = typename Config::Atom;
   using Word = typename Atom::Word;
   using Accumulator = typename Config::Accumulator;
@@ -26,27 +27,21 @@ struct MmaSyncGemm {
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
 
-  using CopyA = StageCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads>;
-  using CopyB = StageCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads>;
+  using CopyA =
+      StageCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
+  using CopyB =
+      StageCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
   using A = typename CopyA::Layout;
   using B = typename CopyB::Layout;
-  using FragmentsA = Fragments<A, Word>;
-  using FragmentsB = Fragments<B, Word>;
-  using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
-  using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
-  using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
-  using Order = TileOrder<kTileM, kTileN, 1, 1, Config::kRaster, Config::kSwizzle>;
-  using Scheduler = PersistentScheduler<Order, kTileK, DirectParams>;
+  using FragmentsA = typename Mma::template FragmentsA<A, Word>;
+  using FragmentsB = typename Mma::template FragmentsB<B, Word>;
   static constexpr int kSharedBytes = kStages * (A::kBytes + B::kBytes);
   static_assert(kTileK % FragmentsA::kStepK == 0, "a stage is whole MMAs deep");
 
   __device__ static void run(DirectParams const& params) {
     extern __shared__ __align__(1024) char shared[];
     wait_for_prerequisites();
-    Scheduler const scheduler(params, 0);
-    for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
-      compute(params, scheduler.work(index), shared);
-    }
+    Direct::for_each_tile(params, [&](Work const& work) { compute(params, work, shared); });
   }
 
  private:
@@ -72,13 +67,13 @@ struct MmaSyncGemm {
         a.finish(stage_a(shared, tile));
         b.finish(stage_b(shared, tile));
       }
-      commit_copies();
+      if constexpr (Mma::kHasAsync) commit_copies();
     }
     Sums sums = {};
     int stage = 0;
     for (int tile = 0; tile < work.k_tiles; ++tile) {
       // This tile has arrived, for every thread; and all are done with the one before it, whose stage is filled anew.
-      wait_for_copies<kStages - 2>();
+      if constexpr (Mma::kHasAsync) wait_for_copies<kStages - 2>();
       __syncthreads();
       int const ahead = tile + kStages - 1;
       int const refilled = stage == 0 ? kStages - 1 : stage - 1;
@@ -86,7 +81,7 @@ struct MmaSyncGemm {
         a.begin(stage_a(shared, refilled), params.k - ahead * kTileK);
         b.begin(stage_b(shared, refilled), params.k - ahead * kTileK);
       }
-      commit_copies();
+      if constexpr (Mma::kHasAsync) commit_copies();
       multiply(stage_a(shared, stage), stage_b(shared, stage), warp_m, warp_n, sums);
       if (ahead < work.k_tiles) {
         a.finish(stage_a(shared, refilled));
@@ -96,14 +91,7 @@ struct MmaSyncGemm {
     }
     __syncthreads();
 
-    Epilogue const epilogue{typename Config::Epilogue(params),
-                            {params.c.at_batch<typename Config::C>(work.batch), params.c.row_stride,
-                             params.c.column_stride},
-                            {params.d.at_batch<typename Config::D>(work.batch), params.d.row_stride,
-                             params.d.column_stride},
-                            params.m,
-                            params.n,
-                            work.batch};
+    auto const epilogue = Direct::epilogue(params, work);
     // What lies side by side in D: two columns of an atom, or a column of each of four.
     constexpr int kRun = FragmentsB::kPermuted ? 4 : 2;
 #pragma unroll
@@ -118,8 +106,8 @@ struct MmaSyncGemm {
           run[r] = sums[i / 2][atom][i % 2 * 2 + column];
         }
         int const group = FragmentsB::kPermuted ? j / 8 * 4 : j / 2;
-        int const column = lane % 4 * 2 + (FragmentsB::kPermuted ? j / 4 % 2 : 0);
-        epilogue.store(run, work.m + warp_m + FragmentsA::position(i, lane / 4),
+        int const column = Mma::sum_column(lane) + (FragmentsB::kPermuted ? j / 4 % 2 : 0);
+        epilogue.store(run, work.m + warp_m + FragmentsA::position(i, Mma::sum_row(lane)),
                        work.n + warp_n + FragmentsB::position(group, column));
       }
   }
@@ -136,11 +124,14 @@ struct MmaSyncGemm {
 #pragma unroll
       for (int i = 0; i < kAtomsM; ++i)
 #pragma unroll
-        for (int j = 0; j < kAtomsN; ++j) {
-          Atom::multiply(rows[i], columns[j / 2][j % 2], columns[j / 2][j % 2 + 2], sums[i][j]);
+        for (int j = 0; j < kAtomsN; j += 2) {
+          Mma::template multiply<Atom>(rows[i], columns[j / 2], sums[i][j], sums[i][j + 1]);
         }
     }
   }
 };
+
+template <class Config>
+using QuadpairGemm = MmaSyncGemm<Config, QuadpairMma>;
 
 }  // namespace gemmill

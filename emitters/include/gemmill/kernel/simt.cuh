@@ -5,10 +5,7 @@
 #pragma once
 
 #include <gemmill/copy/vectors.cuh>
-#include <gemmill/epilogue/direct.cuh>
-#include <gemmill/epilogue/linear.cuh>
-#include <gemmill/pipeline/dependent_launch.cuh>
-#include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/kernel/direct.cuh>
 
 namespace gemmill {
 
@@ -49,6 +46,7 @@ struct SimtStage {
 
 template <class Config>
 struct SimtGemm {
+  using Direct = DirectGemm<Config>;
   using Accumulator = typename Config::Accumulator;
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
   static constexpr int kSide = 16;
@@ -69,20 +67,12 @@ struct SimtGemm {
       SimtStage<Accumulator, typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads>;
   using StageB =
       SimtStage<Accumulator, typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads>;
-  using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
-  using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
-  using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
-  using Order = TileOrder<kTileM, kTileN, 1, 1, Config::kRaster, Config::kSwizzle>;
-  using Scheduler = PersistentScheduler<Order, kTileK, DirectParams>;
   static constexpr int kSharedBytes = 2 * (StageA::kBytes + StageB::kBytes);
 
   __device__ static void run(DirectParams const& params) {
     extern __shared__ __align__(16) char shared[];
     wait_for_prerequisites();
-    Scheduler const scheduler(params, 0);
-    for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
-      compute(params, scheduler.work(index), shared);
-    }
+    Direct::for_each_tile(params, [&](Work const& work) { compute(params, work, shared); });
   }
 
  private:
@@ -117,14 +107,7 @@ struct SimtGemm {
       __syncthreads();
     }
 
-    Epilogue const epilogue{typename Config::Epilogue(params),
-                            {params.c.at_batch<typename Config::C>(work.batch), params.c.row_stride,
-                             params.c.column_stride},
-                            {params.d.at_batch<typename Config::D>(work.batch), params.d.row_stride,
-                             params.d.column_stride},
-                            params.m,
-                            params.n,
-                            work.batch};
+    auto const epilogue = Direct::epilogue(params, work);
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       int const m = work.m + position<kGroupM>(thread_m, row);

@@ -95,4 +95,25 @@ struct Fragments {
   }
 };
 
+/// How a warp of sm_80 or later multiplies 16 x 16 of D, in two MMAs of 16 x 8.
+struct WarpMma {
+  /// Whether the target has cp.async.
+  static constexpr bool kHasAsync = true;
+  template <class Layout, class Word>
+  using FragmentsA = Fragments<Layout, Word>;
+  template <class Layout, class Word>
+  using FragmentsB = Fragments<Layout, Word>;
+
+  /// Where a lane's sums lie in a group of eight rows, and of eight columns of which it has two neighbours.
+  __device__ static int sum_row(int lane) { return lane / 4; }
+  __device__ static int sum_column(int lane) { return lane % 4 * 2; }
+
+  /// `left` and `right`: sums of eight columns each, of two groups of eight rows.
+  template <class Atom, class Word, class Sum>
+  __device__ static void multiply(Word const (&a)[4], Word const (&b)[4], Sum (&left)[4], Sum (&right)[4]) {
+    Atom::multiply(a, b[0], b[2], left);
+    Atom::multiply(a, b[1], b[3], right);
+  }
+};
+
 }  // namespace gemmill

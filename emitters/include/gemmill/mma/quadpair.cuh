@@ -1,0 +1,67 @@
+/// The tensor cores of sm_70: each quadpair of a warp (lanes 4q to 4q + 3 and those 16 further) multiplies 8 x 8 x 4.
+///
+/// The four quadpairs share 16 x 16 of D: quadpairs q and q + 2 the rows, 2q and 2q + 1 the columns. Which of the 16 they
+/// take is free; it is such that the lanes of a load from shared memory read neighbouring rows: 0 to 3 and 8 to 11 are
+/// the first quadpair's, 4 to 7 and 12 to 15 the second's (PTX ISA, "Matrix fragments for mma.m8n8k4 with .f16").
+#pragma once
+
+#include <gemmill/convert.cuh>
+#include <gemmill/copy/layout.cuh>
+
+namespace gemmill {
+
+/// Reads rows (M or N) x 8 of a stage, 16 rows at a time: words[i] holds two MMAs' part of group i. K-major: a lane's row,
+/// eight elements of it; else four rows of K = lane % 4, and of K four further.
+///
+/// `Lanes`: how far apart the lanes are whose quadpairs have different rows; 4 for A, 8 for B.
+template <class Layout, int Lanes>
+struct QuadpairFragments {
+  static_assert(sizeof(typename Layout::Element) == 2);
+  static constexpr int kStepK = 8;
+  static constexpr bool kPermuted = false;
+
+  /// The first of a quadpair's rows of 16 in which a lane takes part.
+  __device__ static int first_row(int lane) { return lane / 16 * 8 + lane / Lanes % 2 * 4; }
+
+  template <int Count>
+  __device__ static void load(char const* stage, int mn, int k, uint32_t (&words)[Count][4]) {
+    constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
+    constexpr int kPiece = kAlongK ? 4 : 2;
+    int const lane = threadIdx.x % 32;
+    int const row = mn + first_row(lane) + (kAlongK ? lane % 4 : 0);
+#pragma unroll
+    for (int i = 0; i < Count; ++i)
+#pragma unroll
+      for (int word = 0; word < 4; word += kPiece) {
+        int const at = Layout::at(row + i * 16, k + (kAlongK ? 0 : lane % 4 + word * 2));
+        auto const piece = *reinterpret_cast<Pack<uint32_t, kPiece> const*>(stage + at);
+#pragma unroll
+        for (int j = 0; j < kPiece; ++j) words[i][word + j] = piece.elements[j];
+      }
+  }
+};
+
+/// How a warp of sm_70 multiplies 16 x 16 of D, in two MMAs of K = 4. WarpMma is that of later targets.
+struct QuadpairMma {
+  static constexpr bool kHasAsync = false;
+  template <class Layout, class>
+  struct FragmentsA : QuadpairFragments<Layout, 4> {
+    /// A lane's sums lie in pairs of rows, two apart.
+    __device__ static int position(int group, int row) { return group / 2 * 16 + group % 2 * 2 + row; }
+  };
+  template <class Layout, class>
+  struct FragmentsB : QuadpairFragments<Layout, 8> {
+    __device__ static int position(int group, int column) { return group * 8 + column; }
+  };
+
+  __device__ static int sum_row(int lane) { return lane / 16 * 8 + lane / 4 % 2 * 4 + lane % 2; }
+  __device__ static int sum_column(int lane) { return lane / 8 % 2 * 4 + lane / 2 % 2 * 2; }
+
+  template <class Atom>
+  __device__ static void multiply(uint32_t const (&a)[4], uint32_t const (&b)[4], float (&left)[4], float (&right)[4]) {
+#pragma unroll
+    for (int word = 0; word < 4; word += 2) Atom::multiply(a[word], a[word + 1], b[word], b[word + 1], left, right);
+  }
+};
+
+}  // namespace gemmill
