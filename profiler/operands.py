@@ -49,8 +49,8 @@ class OperandSet:
     """None for a problem without C."""
     d: Any
     a_scale: Any = None
-    """Block scales of A in float32, an element for each block of A in the order of A's extents, contiguous along M; None
-    without. Of narrow A: scales of groups in B's dtype."""
+    """Block scales of A in float32, an element for each block of A in the order of A's extents, contiguous along M;
+    None without. Of narrow A: scales of groups in B's dtype."""
     b_scale: Any = None
     """The same of B: along K first, then along N."""
     a_zero: Any = None

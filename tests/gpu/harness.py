@@ -25,10 +25,15 @@ from gemmill.profiler.operands import (
 )
 from gemmill.profiler.verify import reference, saturated
 from gemmill.runtime.api import plan
+from gemmill.runtime.driver import bindings
+from gemmill.runtime.parts import Need
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.workspace import workspace as workspace_of
 
 torch: Any = pytest.importorskip("torch")
 
+WORKSPACE_BYTES = 256 << 20
+"""Bytes of partial sums that are poisoned: more than any test's."""
 GUARD_BYTES = 4096
 """Memory before and after every operand that nothing may touch."""
 
@@ -428,8 +433,20 @@ def make_case(
     )
 
 
+def poison_partials(device: Any) -> None:
+    """Fill the workspace of the current stream with NaN, or integers of bytes 0xFF: none is left in a right D."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    workspace = workspace_of(torch.device(device).index or 0, stream, Need(WORKSPACE_BYTES, 0))
+    with workspace.lock:
+        workspace.reserve(Need(WORKSPACE_BYTES, 0), "a test")
+        (status,) = bindings().cuMemsetD8Async(workspace.partials, 0xFF, WORKSPACE_BYTES, stream)
+    assert status == 0
+
+
 def run(config: GemmConfig, case: Case, registry: Registry) -> None:
     """Launch one kernel on a case and wait for it. A, B, C and the memory around them must stay as they are."""
+    if config.scheduler.decomposition != "tiles":
+        poison_partials(case.d.tensor.device)
     inputs = {name: operand for name in ("a", "b", "c") if (operand := getattr(case, name)) is not None}
     before = {name: operand.buffer.clone() for name, operand in inputs.items()}
     with plan(
