@@ -238,7 +238,7 @@ def test_manifests_that_extend_each_other_in_a_circle(tmp_path: Path) -> None:
 
 def test_a_child_that_leaves_no_inherited_kernel_is_told_why(tmp_path: Path) -> None:
     (line,) = faults(tmp_path, "name: x\nextends: bf16\ndefaults: {a: {dtype: f16}}\n")
-    assert "every candidate is refused, the first one by mma-types: no kernel multiplies f16 x bf16" in line
+    assert "every candidate is refused, the first one by mma-types: no WGMMA multiplies f16 x bf16" in line
 
 
 def test_a_manifest_of_refused_candidates_loads_where_one_wants_to_know_why(tmp_path: Path) -> None:
