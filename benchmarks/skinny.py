@@ -8,28 +8,29 @@ second as parts of the rate of a copy, which counts both its directions. Needs a
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
 WEIGHTS = ((8192, 8192), (4096, 14336), (2112, 7168))
 """N and K."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-ROUNDS = 9
 COPY_BYTES = 1 << 30
 
 
 def main() -> None:
     """Measure and print."""
+    from benchmarks.common import add_options, write
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manifest", default="bf16", help="shipped manifest (%(default)s)")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="M (%(default)s)")
     parser.add_argument("--majors", nargs="+", default=["k", "mn"], help="majors of B (%(default)s)")
     parser.add_argument("--runners", type=int, default=4, help="kernels beside the selected one (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    add_options(parser, rounds=9)
     arguments = parser.parse_args()
 
     import torch
@@ -57,62 +58,59 @@ def main() -> None:
     registry.warm(sorted({name for names in candidates.values() for name in names}))
 
     stream = torch.cuda.Stream()
-    copy = _copy_gbps(stream)
+    copy = _copy_gbps(stream, arguments.rounds)
     print(f"{torch.cuda.get_device_name()}; copy {copy:.0f} GB/s; parts of it; us")
     rows = []
     for problem in problems:
-        times = _measure(problem, list(candidates[problem]), registry, stream)
+        measured = _measure(problem, list(candidates[problem]), registry, stream, arguments.rounds)
         total = 2 * (problem.m * problem.k + problem.n * problem.k + problem.m * problem.n)
-        cublas = times.pop("cublas")
-        roles = {role: times[choice.name] for role, choice in named[problem].items()}
-        plain_best = min(us for name, us in times.items() if name in plain)
-        best = min(times, key=times.__getitem__)
+        cublas = measured.pop("cublas")
+        roles = {role: measured[choice.name] for role, choice in named[problem].items()}
+        plain_best = min(us for name, us in measured.items() if name in plain)
+        best = min(measured, key=measured.__getitem__)
         row = {
             "problem": f"{problem.m}x{problem.n}x{problem.k} {problem.b_major}",
             "cublas": cublas,
             "plain": plain_best,
             "selected": roles["selected"],
             "predicted": named[problem]["selected"].predicted_us,
-            "best": times[best],
-            "part_of_copy": total / times[best] / 1e3 / copy,
+            "best": measured[best],
+            "part_of_copy": total / measured[best] / 1e3 / copy,
             "kernels": {"selected": named[problem]["selected"].name, "best": best},
-            "times": times,
+            "times": measured,
         }
         rows.append(row)
         figures = " ".join(f"{key} {row[key]:6.1f}" for key in ("cublas", "plain", "selected", "predicted", "best"))
         short = "_".join(best.split("_")[6:10])
         print(f"{row['problem']:20} {figures} {row['part_of_copy']:.3f} {short}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"copy_gbps": copy, "rows": rows}, indent=1) + "\n")
+    print(f"records: {write(f'skinny-{dtype}', arguments, copy_gbps=copy, rows=rows)}")
 
 
-def _copy_gbps(stream: Any) -> float:
+def _copy_gbps(stream: Any, rounds: int) -> float:
     """Rate of a device-to-device copy, by the driver or by a kernel of PyTorch, reads and writes together."""
     import torch
-
-    from gemmill.profiler.timing import capture
+    from benchmarks.common import times
 
     source = torch.randn(COPY_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
-    graphs = {
-        "memcpy": capture(lambda _: target.copy_(source), 1, 4, stream),
-        "kernel": capture(lambda _: torch.mul(source, 1.0, out=target), 1, 4, stream),
-    }
-    return 2 * COPY_BYTES / min(_time(graphs, 4).values()) / 1e3
+    launches = {"memcpy": lambda _: target.copy_(source), "kernel": lambda _: torch.mul(source, 1.0, out=target)}
+    return 2 * COPY_BYTES / min(times(launches, 1, 4, rounds, stream).values()) / 1e3
 
 
-def _measure(problem: Any, names: list[str], registry: Any, stream: Any) -> dict[str, float]:
+def _measure(problem: Any, names: list[str], registry: Any, stream: Any, rounds: int) -> dict[str, float]:
     """Microseconds of cuBLAS and of each kernel, interleaved; operands come from DRAM."""
+    from benchmarks.common import times
+
     from gemmill.profiler.baseline import baseline
     from gemmill.profiler.operands import make_operands
-    from gemmill.profiler.timing import capture, launches_per_replay
+    from gemmill.profiler.timing import launches_per_replay
     from gemmill.runtime.api import plan
 
     operands = make_operands(problem, 0)
-    launches = launches_per_replay(problem, len(operands))
+    count = launches_per_replay(problem, len(operands))
     cublas = baseline(problem, operands)
     assert cublas is not None
-    graphs = {"cublas": capture(cublas.launch, len(operands), launches, stream)}
+    launches = {"cublas": cublas.launch}
     wanted = operands[0].a.double() @ operands[0].b.double()
     for name in names:
         first = operands[0]
@@ -123,18 +121,13 @@ def _measure(problem: Any, names: list[str], registry: Any, stream: Any) -> dict
             prepared()
 
         first.d.fill_(float("nan"))
-        graphs[name] = capture(launch, len(operands), launches, stream)
+        launch(0)
+        launches[name] = launch
         error = (first.d.double() - wanted).abs().max() / wanted.abs().max()
         assert error < 0.01, f"{name} is wrong on {problem}"
-    return _time(graphs, launches)
-
-
-def _time(graphs: dict[str, Any], launches: int) -> dict[str, float]:
-    from gemmill.profiler.timing import time_rounds
-
-    return {name: statistics.median(values) for name, values in time_rounds(graphs, launches, ROUNDS).items()}
+    return times(launches, len(operands), count, rounds, stream)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "src"))
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
     main()

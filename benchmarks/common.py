@@ -1,0 +1,50 @@
+"""What the benchmarks that make their own candidates share: timing side by side, and results with their origin."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def add_options(parser: ArgumentParser, rounds: int) -> None:
+    """The options that all of them have."""
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds over all candidates (%(default)s)")
+    parser.add_argument("--commit", help="commit that the results name; default: the repository's")
+    parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
+
+
+def times(launches: Mapping[str, Any], sets: int, count: int, rounds: int, stream: Any) -> dict[str, float]:
+    """Median microseconds of a launch of each candidate, over ``sets`` operand sets in turn, ``count`` in a replay."""
+    from gemmill.profiler.timing import capture, time_rounds
+
+    graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
+    time_rounds(graphs, count, 2)  # until clocks have settled
+    return {name: statistics.median(values) for name, values in time_rounds(graphs, count, rounds).items()}
+
+
+def write(name: str, arguments: Namespace, **results: Any) -> Path:
+    """Write results as JSON, with GPU, driver and commit, and return the file."""
+    import torch
+
+    from gemmill.profiler.records import source_commit
+    from gemmill.profiler.telemetry import open_telemetry
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    origin = {
+        "gpu": properties.name,
+        "driver": open_telemetry(f"GPU-{properties.uuid}").driver(),
+        "cuda": torch.version.cuda,
+        "torch": str(torch.__version__),
+        "commit": arguments.commit or source_commit(),
+        "rounds": arguments.rounds,
+    }
+    path: Path = arguments.out / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_text(json.dumps(origin | results, indent=1) + "\n")
+    return path

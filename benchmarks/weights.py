@@ -1,0 +1,84 @@
+"""Narrow weights beside bf16 activations: the selected kernel and those ranked next beside cuBLAS in bf16, in one run.
+
+Needs an NVIDIA GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+TOKENS = (1, 16, 64, 256, 4096)
+FORMATS: tuple[tuple[Any, Any], ...] = (("u4", "1x128"), ("u4", "1x128z"), ("s8", "none"), ("e4m3", "none"))
+"""Types of the weights and the groups of their scales; z: with zero points."""
+SIZE = 8192
+"""N and K."""
+
+
+def main() -> None:
+    """Measure, write and print."""
+    from benchmarks.common import add_options, times, write
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runners", type=int, default=5, help="kernels beside the selected one (%(default)s)")
+    add_options(parser, rounds=9)
+    arguments = parser.parse_args()
+
+    import torch
+
+    from gemmill.library.problem import GemmProblem
+    from gemmill.profiler.baseline import baseline
+    from gemmill.profiler.operands import make_operands
+    from gemmill.profiler.timing import launches_per_replay
+    from gemmill.runtime.registry import Registry
+
+    registry, stream, rows = Registry(manifests=["mixed"]), torch.cuda.Stream(), []
+    for tokens in TOKENS:
+        # Kernels widen their A: it is the weights, and D is m-major.
+        plain = GemmProblem.packed((SIZE, tokens, SIZE, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "m"))
+        operands = make_operands(plain, 0)
+        cublas = baseline(plain, operands)
+        assert cublas is not None
+        launches = {"cublas": cublas.launch}
+        chosen = {}
+        for dtype, scale in FORMATS:
+            problem = replace(plain, a_dtype=dtype, a_scale=scale)
+            choice = registry.select(problem)
+            names = list(dict.fromkeys([choice.name, *(name for name, _ in choice.runners_up[: arguments.runners])]))
+            registry.warm(names)
+            own = make_operands(problem, 0, sets=len(operands))
+            chosen[f"{dtype} {scale}"] = choice.name, names
+            launches |= {name: _launch(problem, name, own, registry) for name in names}
+        count = launches_per_replay(plain, len(operands))
+        measured = times(launches, len(operands), count, arguments.rounds, stream)
+        row: dict[str, Any] = {"tokens": tokens, "cublas": measured["cublas"]}
+        for label, (name, names) in chosen.items():
+            best = min(names, key=measured.__getitem__)
+            row[label] = {
+                "selected": measured[name],
+                "best": measured[best],
+                "kernels": {"selected": name, "best": best},
+            }
+        rows.append(row)
+        figures = "  ".join(f"{label} {row[label]['selected']:.1f} ({row[label]['best']:.1f})" for label in chosen)
+        print(f"{tokens:5} tokens: cuBLAS {row['cublas']:.1f} us; selected (best): {figures}", flush=True)
+    print(f"records: {write('weights-bf16', arguments, size=SIZE, rows=rows)}")
+
+
+def _launch(problem: Any, name: str, operands: Any, registry: Any) -> Any:
+    from gemmill.profiler.operands import plan_options
+    from gemmill.runtime.api import plan
+
+    plans = [plan(x.a, x.b, out=x.d, registry=registry, kernel=name, **plan_options(problem, x)) for x in operands]
+    return lambda index: plans[index]()
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    main()
