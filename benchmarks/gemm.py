@@ -18,10 +18,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = (
-    "a.major == 'k' and b.major == 'k' and d.major == 'n' and c.dtype == 'none' and scheduler.batching == 'strided' "
-    "and epilogue == 'linear'"
+    "a.major == 'k' and b.major == 'k' and (d.major == 'n' or tile.n <= 64) and c.dtype == 'none' and "
+    "scheduler.batching == 'strided' and epilogue == 'linear'"
 )
-"""The layout that all are compared in."""
+"""The layout of the comparison: A and B K-major, D n-major. Narrow tiles with an m-major D run few rows transposed."""
 FORMATS = {
     **{
         name: f"a.dtype == '{name}' and b.dtype == '{name}' and accumulator == 'f32' and d.dtype == '{d}'"
@@ -97,6 +97,7 @@ def main() -> None:
         store=Store(arguments.store),
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
         pin=lambda problem: [selector.select(problem).name],
+        wanted=lambda problem: problem.d_major == "n",
         commit=arguments.commit,
         listener=Listener(measured=report),
     )

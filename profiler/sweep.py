@@ -29,8 +29,8 @@ from gemmill.runtime.selector import needs_swap
 from gemmill.runtime.store import Store
 
 DEFAULT_OPTIONS = Options()
-TRANSPOSED_ROWS = 64
-"""Fewer rows than this are fewer than a WGMMA has: problems are then measured transposed as well."""
+TRANSPOSED_ROWS = 128
+"""Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
@@ -54,7 +54,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
     """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
 
-    With fewer rows than any tile, the kernels follow that solve the problem transposed only
+    Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
     """
     configs = list(configs)
@@ -63,7 +63,7 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
         own = {config: problem_of(config, shape) for config in configs}
         for config, problem in own.items():
             groups.setdefault(problem, []).append(config)
-        for config, problem in own.items() if shape.m < TRANSPOSED_ROWS else ():
+        for config, problem in own.items() if shape.m <= TRANSPOSED_ROWS else ():
             swapped = problem_of(config, replace(shape, m=shape.n, n=shape.m)).transposed
             if swapped != problem and swapped in groups and needs_swap(config, swapped):
                 groups[swapped].append(config)
@@ -92,6 +92,7 @@ def sweep(
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     pin: Callable[[GemmProblem], Iterable[str]] = lambda problem: (),
+    wanted: Callable[[GemmProblem], bool] = lambda problem: True,
     commit: str | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
@@ -107,6 +108,7 @@ def sweep(
         jobs: processes that compile; default: one a core.
         options: how thoroughly to measure.
         pin: names of kernels that the second stage measures on a problem, however slow the first finds them.
+        wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         listener: told of progress.
 
@@ -120,6 +122,8 @@ def sweep(
     """
     if not configs or not shapes:
         raise RecordError(f"nothing to profile: {len(configs)} kernels on {len(shapes)} shapes; check the filter")
+    chosen = [unit for unit in units(configs, shapes) if wanted(unit.problem)]
+    configs = list(dict.fromkeys(config for unit in chosen for config in unit.configs))
     store = store or Store()
     known = {r.key for r in read_records(records) if r.us is not None} if records.exists() else set()
     new: list[Measurement] = []
@@ -130,7 +134,7 @@ def sweep(
         digests = {outcome.name: outcome.artifact.digest for outcome in compiled if outcome.artifact}
         faulty = {outcome.name: f"not compiled: {outcome.error}" for outcome in compiled if outcome.error}
         source = commit if commit is not None else source_commit()
-        for unit in units(configs, shapes):
+        for unit in chosen:
             keys = {
                 c: measurement_key(digests.get(kernel_name(c), ""), unit.problem, machine.gpu) for c in unit.configs
             }

@@ -62,7 +62,7 @@ def test_a_row_vector_is_as_aligned_as_its_address() -> None:
 
 
 def test_kernels_of_equal_formats_are_measured_side_by_side() -> None:
-    found = units(CONFIGS, [Shape(64, 64, 64), Shape(128, 64, 64)])
+    found = units(CONFIGS, [Shape(256, 64, 64), Shape(512, 64, 64)])
     assert sum(len(unit.configs) for unit in found) == 2 * len(CONFIGS)
     assert len({unit.problem for unit in found}) == len(found)
     assert found[0].configs == PLAIN
