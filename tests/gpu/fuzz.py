@@ -1,10 +1,11 @@
 """Configs drawn at random from the legal space, each of which must compile, and from just outside, which none may.
 
     python -m tests.gpu.fuzz --legal 500 --outside 500 --seed 1
-    python -m tests.gpu.fuzz --legal 100 --outside 0 --run
+    python -m tests.gpu.fuzz --cells --legal 0 --outside 0 --arch sm90a --run
 
-Formats are drawn evenly, then the rest (:func:`gemmill.library.search.draw_legal`). With ``--run`` each kernel also
-solves a problem of odd extents on the GPU. Prints every fault with the kernel's name; exits with 1 if there is one.
+Formats are drawn evenly, then the rest (:func:`gemmill.library.search.draw_legal`). With ``--cells`` there is also one
+for every cell of the coverage table that has kernels. With ``--run`` each kernel solves a problem of odd extents on the
+GPU as well. Prints every fault with the kernel's name; exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from collections.abc import Iterator, Sequence
 from pydantic import ValidationError
 
 from gemmill.emitters.emit import emit
+from gemmill.library import coverage
 from gemmill.library.arch import ARCHS
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, GemmillError
 from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of
 from gemmill.library.names import kernel_name
+from gemmill.library.resources import is_mixed
 from gemmill.library.rules import DOMAINS, legal
-from gemmill.library.search import Given, draw_legal
+from gemmill.library.search import Given, any_legal, draw_legal
 from gemmill.runtime.pool import compile_many
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.store import Store
@@ -85,16 +88,28 @@ def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store | 
     return [f"{outcome.name}: {str(outcome.error).partition('; choose')[0]}" for outcome in outcomes if outcome.error]
 
 
-def runs_here(config: GemmConfig) -> bool:
-    """Whether the harness makes operands of this kind: not of 4 bits, with scales of groups, or in groups."""
-    scales = (config.a.scale, config.b.scale)
-    widths = min(config.a.type.bits, config.b.type.bits)
-    return widths >= 8 and scales in (("none", "none"), ("1x128", "128x128")) and config.scheduler.batching == "strided"
+def cell_configs(generator: random.Random, arch: str) -> Iterator[GemmConfig]:
+    """A random config of every cell of the coverage table for which there is one for a target."""
+    for table in coverage.tables():
+        for row in table.rows:
+            # Kernels for any strides serve operands of a major too.
+            served: dict[str, Value | tuple[Value, ...]] = {
+                name: (value, "any") if name in ("a.major", "b.major") else value for name, value in row.given.items()
+            }
+            for schedule in (schedule for schedule, cell in row.cells.items() if cell == coverage.OK):
+                if served.get("arch", arch) == arch:
+                    given = {**served, "schedule": schedule, "arch": arch}
+                    fields = draw_legal(generator, given) or any_legal(given)
+                    assert fields is not None or any_legal({**given, "arch": tuple(ARCHS)}), f"no kernel for {given}"
+                    if fields is not None:
+                        yield config_of(fields)
 
 
 def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: Registry) -> list[str]:
     """Run each kernel on a problem of odd extents; what is wrong, a line each."""
-    from tests.gpu.harness import check  # torch, which compiling needs not
+    from tests.gpu.groups import check_groups  # torch, which compiling needs not
+    from tests.gpu.harness import check
+    from tests.gpu.weights import check as check_mixed
 
     faults = []
     for config in configs:
@@ -103,7 +118,12 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
         n = generator.randrange(1, 3 * tile.n * cluster.n)
         k = generator.randrange(1, min(2 * tile.k * config.stages, MOST_K))
         try:
-            check(config, m, n, k, registry, seed=generator.randrange(1000))
+            if config.scheduler.batching != "strided":
+                check_groups(config, registry)
+            elif is_mixed(fields_of(config)):
+                check_mixed(config, n, m, k, registry, exact=True)
+            else:
+                check(config, m, n, k, registry, seed=generator.randrange(1000))
         except (AssertionError, GemmillError) as error:
             faults.append(f"{kernel_name(config)}: {m}x{n}x{k}: {str(error).partition(chr(10))[0]}")
     return faults
@@ -113,6 +133,7 @@ def main() -> int:
     """Draw, compile and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--legal", type=int, default=500, help="configs drawn from the legal space (%(default)s)")
+    parser.add_argument("--cells", action="store_true", help="a config for every cell of the coverage table as well")
     parser.add_argument("--outside", type=int, default=500, help="configs drawn from just outside (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (%(default)s)")
     parser.add_argument("--jobs", type=int, help="processes that compile; default: one a core")
@@ -131,17 +152,18 @@ def main() -> int:
     generator = random.Random(arguments.seed)
     drawn = legal_configs(generator, fixed)
     configs = [next(drawn) for _ in range(arguments.legal)]
+    if arguments.cells:
+        cells = list(cell_configs(generator, arguments.arch or "sm90a"))
+        configs = list(dict.fromkeys(configs + cells))
+        print(f"{len(cells)} cells", flush=True)
     registry = Registry()
     faults = compile_all(configs, arguments.jobs, registry.store)
     print("\n".join([*faults, f"{len(configs)} legal configs: {len(faults)} do not compile or spill"]), flush=True)
     if arguments.run:
         failed = {fault.partition(":")[0] for fault in faults}
-        sound = [config for config in configs if runs_here(config) and kernel_name(config) not in failed]
+        sound = [config for config in configs if kernel_name(config) not in failed]
         wrong = run_all(sound, generator, registry)
-        print(
-            f"{len(sound)} of {len(configs) - len(failed)} kernels are for operands that are made here and run: "
-            f"{len(wrong)} are wrong"
-        )
+        print(f"{len(sound)} kernels run: {len(wrong)} are wrong")
         print("\n".join(wrong))
         faults += wrong
     drawn_outside = outside(random.Random(arguments.seed))
