@@ -143,12 +143,12 @@ def matmul(
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted.
 
-    One operand may be narrower (s8, u8, e4m3, s4, u4) than the other's bf16 or f16: weights, K-major, are widened in
-    registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one in
-    the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero``, in the
-    dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step; the
-    group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous
-    along M) and ``a_zero`` do the same for a narrow ``a``.
+    One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are widened
+    in registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one
+    in the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero``, in
+    the dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step;
+    the group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group;
+    contiguous along M) and ``a_zero`` do the same for a narrow ``a``.
 
     ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
     follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),

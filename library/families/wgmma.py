@@ -17,7 +17,7 @@ from gemmill.library.resources import integer
 
 FP8 = ("e4m3", "e5m2")
 INT8 = ("s8", "u8")
-NARROW = ("s8", "u8", "e4m3", "s4", "u4")
+NARROW = (*INT8, *FP8, "s4", "u4")
 """Types of A that kernels widen to B's."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
 """Scales of groups of narrow A along K, without and with zero points."""

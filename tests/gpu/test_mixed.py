@@ -36,6 +36,8 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x16x64", "cooperative", "2x1", a__dtype="u8", **BF16),
     kernel("128x256x64", "cooperative", "2x1", a__dtype="e4m3", **BF16),
     kernel("64x64x64", "pingpong", a__dtype="e4m3", **F16),
+    kernel("64x32x128", a__dtype="e5m2", **BF16),
+    kernel("128x64x64", "pingpong", a__dtype="e5m2", **(F16 | {"d__dtype": "f32"})),  # its sums are beyond f16
     kernel("128x16x128", a__dtype="s4", **F16),
     kernel("64x16x128", a__dtype="u4", **BF16),
     # Groups of every size, with and without zero points; tiles of every M; both depths; multicast of A and of B.
@@ -52,6 +54,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("256x64x64", a__dtype="s8", a__scale="1x128", **BF16),
     kernel("192x64x64", "cooperative", "2x2", a__dtype="e4m3", a__scale="1x64z", **BF16),
     kernel("64x32x128", a__dtype="e4m3", a__scale="1x128", **F16),
+    kernel("192x64x64", "cooperative", "2x2", a__dtype="e5m2", a__scale="1x64z", **BF16),
     # Activations that are not K-major; D in other formats; C.
     kernel("128x64x64", a__dtype="u4", a__scale="1x128z", b__major="mn", **BF16),
     kernel("64x32x128", a__dtype="s8", b__major="mn", **(BF16 | {"d__major": "n"})),
