@@ -13,9 +13,9 @@ from pathlib import Path
 
 from gemmill.library.config import FAMILIES
 from gemmill.library.domains import WORDS
-from gemmill.library.fields import Value
+from gemmill.library.fields import Fields, Value
 from gemmill.library.rules import DOMAINS
-from gemmill.library.search import Given, any_legal, obstacle
+from gemmill.library.search import any_legal, obstacle
 
 OK = "ok"
 """Stands in a cell for which there are kernels; otherwise the id of a rule does."""
@@ -78,14 +78,14 @@ def _cell(given: Mapping[str, Value]) -> str:
 
 
 def _operands() -> Iterable[Row]:
-    for multiplied in _legal_values({}, ("a.dtype", "b.dtype", "accumulator", "promote", "a.scale", "b.scale")):
+    for multiplied in _legal_values(("a.dtype", "b.dtype", "accumulator", "promote", "a.scale", "b.scale")):
         for a, b in MAJORS:
             yield _row({**multiplied, "a.major": a, "b.major": b})
 
 
 def _outputs() -> Iterable[Row]:
-    sums = dict.fromkeys(str(values["accumulator"]) for values in _legal_values({}, ("accumulator",)))
-    outputs = dict.fromkeys(str(values["d.dtype"]) for values in _legal_values({}, ("d.dtype",)))
+    sums = dict.fromkeys(str(values["accumulator"]) for values in _legal_values(("accumulator",)))
+    outputs = dict.fromkeys(str(values["d.dtype"]) for values in _legal_values(("d.dtype",)))
     for accumulator, d in itertools.product(sums, outputs):
         yield _row({"accumulator": accumulator, "d.dtype": d})
 
@@ -102,16 +102,23 @@ def _schedulers() -> Iterable[Row]:
         yield _row({"scheduler.batching": batching, "scheduler.decomposition": decomposition})
 
 
-def _legal_values(given: Given, names: Sequence[str]) -> Iterable[dict[str, Value]]:
-    """Every combination of values of some fields that some legal config has."""
+def _legal_values(
+    names: Sequence[str], given: Mapping[str, Value] | None = None, known: Fields | None = None
+) -> Iterable[dict[str, Value]]:
+    """Every combination of values of some fields that some legal config has, beside what is ``given``.
+
+    ``known`` is one such config.
+    """
+    given = given or {}
     if not names:
         yield {}
         return
     name, *rest = names
     for value in DOMAINS[name]:
         wanted = {**given, name: value}
-        if any_legal(wanted) is not None:
-            for others in _legal_values(wanted, rest):
+        found = known if known is not None and known[name] == value else any_legal(wanted)
+        if found is not None:
+            for others in _legal_values(rest, wanted, found):
                 yield {name: value, **others}
 
 

@@ -83,6 +83,11 @@ class Grid:
         """Whether some candidates leave ``stages`` to be computed."""
         return any(axis.names == ("stages",) and ("auto",) in axis.values for axis in self.axes)
 
+    def values(self, name: str) -> set[Value]:
+        """The values that a field takes."""
+        columns = ((axis.values, axis.names.index(name)) for axis in self.axes if name in axis.names)
+        return {value[column] for values, column in columns for value in values}
+
     def meets(self, other: Grid) -> bool:
         """Whether two grids over the same fields may share candidates: whether they share values of every axis."""
         pairs = zip(self.axes, other.axes, strict=True)

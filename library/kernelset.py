@@ -57,8 +57,10 @@ class Candidates:
 
     @cached_property
     def rules(self) -> tuple[tuple[Rule, Table], ...]:
-        """Every rule over the grid: true where it is kept."""
-        return tuple((rule, self.grid.tabulate(Predicate(rule.fields, rule.allows))) for rule in RULES)
+        """Every rule for schedules of the grid, over the grid: true where it is kept."""
+        schedules = [{"schedule": schedule} for schedule in self.grid.values("schedule")]
+        concerning = (rule for rule in RULES if any(map(rule.concerns, schedules)))
+        return tuple((rule, self.grid.tabulate(Predicate(rule.fields, rule.allows))) for rule in concerning)
 
     @cached_property
     def members(self) -> tuple[Predicate, ...]:
@@ -67,7 +69,7 @@ class Candidates:
 
     def first(self, rules: bool = True) -> Fields | None:
         """The first candidate that passes the filters and, with ``rules``, breaks none of them; None without one."""
-        tables = [*self.passing, *(table for _, table in self.rules if rules)]
+        tables = [*self.passing, *(table for _, table in (self.rules if rules else ()))]
         for cells in self.grid.blocks():
             if (mask := _all(tables, cells)).any():
                 first = np.zeros_like(mask)
@@ -115,6 +117,8 @@ class KernelSet:
             chosen = _Chosen(candidates, choice, self.sets[:index])
             for cells in candidates.grid.blocks():
                 mask = chosen.filtered(cells)
+                if not mask.any():
+                    continue
                 if legal:
                     for _, table in candidates.rules:
                         mask &= table.over(cells)
@@ -199,11 +203,18 @@ class _Chosen:
     """The filters of a preset over one set, and which of the set's candidates had come before."""
 
     def __init__(self, candidates: Candidates, preset: Preset, earlier: tuple[Candidates, ...]) -> None:
-        grid = candidates.grid
+        self._grid = grid = candidates.grid
+        self._before = earlier
         self.filters = (*candidates.passing, *(grid.tabulate(predicate) for predicate in preset.where))
         self.alternatives = [[grid.tabulate(p) for p in alternative] for alternative in preset.alternatives]
-        self.earlier = [
-            [grid.tabulate(predicate) for predicate in other.members] for other in earlier if other.grid.meets(grid)
+
+    @cached_property
+    def earlier(self) -> list[list[Table]]:
+        """What candidates of earlier sets fulfil, over the grid."""
+        return [
+            [self._grid.tabulate(predicate) for predicate in other.members]
+            for other in self._before
+            if other.grid.meets(self._grid)
         ]
 
     def filtered(self, cells: Cells) -> Mask:

@@ -8,8 +8,7 @@ kernels is here, the rest with its family (:mod:`gemmill.library.families`).
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,6 +18,7 @@ from gemmill.library.epilogues.parse import LINEAR, is_gated, parse
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.footprint import FAMILY, family_of
+from gemmill.library.mending import nearest_change
 from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
@@ -183,7 +183,8 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
 def verdicts(config: GemmConfig | Fields) -> list[Verdict]:
     """All rules that a config breaks, each with the nearest legal change. Empty for a legal config."""
     fields = fields_of(config) if isinstance(config, GemmConfig) else config
-    return [Verdict(rule.id, rule.fields, says, nearest_fix(rule, fields)) for rule, says in _broken(fields).items()]
+    broken = [(rule, says) for rule in RULES if (says := rule.says(fields)) is not None]
+    return [Verdict(rule.id, rule.fields, says, nearest_fix(rule, fields)) for rule, says in broken]
 
 
 def legal(config: GemmConfig | Fields) -> bool:
@@ -199,46 +200,14 @@ def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
     """
     fixed = dict(fields)
     for target in (rule, *RULES):
-        broken = _broken(fixed)
-        if target not in broken:
+        if target.allows(fixed):
             continue
-        unbroken = [other for other in RULES if other not in broken]
-        earlier = [other for other in unbroken if RULES.index(other) < RULES.index(target)]
-        change = _nearest_change(target, fixed, unbroken) or _nearest_change(target, fixed, earlier)
+        unbroken = [other for other in RULES if other.allows(fixed)]
+        earlier = [other for other in RULES[: RULES.index(target)] if other in unbroken]
+        change = nearest_change(target, fixed, unbroken, DOMAINS) or nearest_change(target, fixed, earlier, DOMAINS)
         if change is None:
             return None
         fixed.update(change)
     if not legal(fixed):
         return None
     return {name: value for name, value in fixed.items() if value != fields[name]}
-
-
-def _broken(fields: Fields) -> dict[Rule, str]:
-    return {rule: says for rule in RULES if (says := rule.says(fields)) is not None}
-
-
-def _nearest_change(rule: Rule, fields: Fields, keep: Sequence[Rule]) -> dict[str, Value] | None:
-    """The smallest change of the rule's fields after which it holds, and ``keep`` still do."""
-    names = [name for name in rule.fields if not (name.startswith("c.") and fields["c.dtype"] == "none")]
-    for size in range(1, len(names) + 1):
-        changes = [
-            dict(zip(chosen, values, strict=True))
-            for chosen in itertools.combinations(names, size)
-            for values in itertools.product(*([v for v in DOMAINS[name] if v != fields[name]] for name in chosen))
-        ]
-        # sort() is stable: of equal changes the one of the rule's first field wins.
-        changes.sort(key=lambda change: sum(_distance(name, fields[name], new) for name, new in change.items()))
-        for change in changes:
-            changed = {**fields, **change}
-            if all(kept.allows(changed) for kept in (rule, *keep)):
-                return change
-    return None
-
-
-def _distance(name: str, old: Value, new: Value) -> float:
-    """How far a change is: tuning is near, another tile or schedule farther, another GEMM farthest."""
-    group = name.partition(".")[0]
-    weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
-    if isinstance(old, int) and isinstance(new, int):
-        return weight * abs(math.log2(max(new, 1) / max(old, 1)))
-    return 2 * weight

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from gemmill.library.families.rule import Rule
@@ -42,6 +43,10 @@ _C_RULES = tuple(
 )
 
 _Domains: TypeAlias = dict[str, tuple[Value, ...]]
+_WHOLE: Mapping[str, tuple[Value, ...]] = {
+    name: (*DOMAINS[name], _ABSENT[name]) if name in _ABSENT else DOMAINS[name] for name in ORDER
+}
+"""All values of each field."""
 
 Given: TypeAlias = Mapping[str, Value | tuple[Value, ...]]
 """What some fields must be: one value, or one of several."""
@@ -49,7 +54,7 @@ Given: TypeAlias = Mapping[str, Value | tuple[Value, ...]]
 
 def any_legal(given: Given, rules: Sequence[Rule] = RULES) -> Fields | None:
     """The first config with what is given that keeps the rules; None where there is none."""
-    return _Search(rules, None).solve(given)
+    return _Search(_concerning(rules, given), None).solve(given)
 
 
 def draw_legal(generator: random.Random, given: Given) -> Fields | None:
@@ -58,7 +63,8 @@ def draw_legal(generator: random.Random, given: Given) -> Fields | None:
     Each field in turn is drawn evenly from the values that leave a legal config: formats are even, whatever number of
     tiles each has.
     """
-    attempts = (_Search(RULES, generator, STEPS // RESTARTS).solve(given) for _ in range(RESTARTS))
+    rules = _concerning(RULES, given)
+    attempts = (_Search(rules, generator, STEPS // RESTARTS).solve(given) for _ in range(RESTARTS))
     return next((fields for fields in attempts if fields is not None), None)
 
 
@@ -71,15 +77,30 @@ def obstacle(given: Given) -> Rule | None:
     for rule in RULES:
         if all(name in fixed for name in rule.fields) and not rule.allows(fixed):
             return rule
-    if any_legal(given) is not None:
+    search = _Search(_concerning(RULES, given), None)
+    if search.solve(given) is not None:
         return None
     for rule in RULES:
-        if any_legal(given, [other for other in RULES if other is not rule]) is not None:
+        # Without one that struck out nothing, the search would go the same way.
+        if rule in search.refused and any_legal(given, [other for other in RULES if other is not rule]) is not None:
             return rule
     for count, rule in enumerate(RULES, 1):
         if any_legal(given, RULES[count:]) is not None:
             return rule
     raise ValueError(f"no config has {dict(given)}, whatever the rules")
+
+
+def _concerning(rules: Sequence[Rule], given: Given) -> Sequence[Rule]:
+    """The rules that may refuse a config with what is given."""
+    schedule = given.get("schedule", ())
+    return rules if isinstance(schedule, tuple) else [rule for rule in rules if rule.concerns({"schedule": schedule})]
+
+
+@lru_cache(1 << 18)
+def _allowed(rule: Rule, name: str, values: tuple[Value | None, ...]) -> frozenset[Value]:
+    """The values of a field that a rule allows beside those of its other fields: one search after the other asks."""
+    fields = {other: value for other, value in zip(rule.fields, values, strict=True) if value is not None}
+    return frozenset(value for value in _WHOLE[name] if rule.allows({**fields, name: value}))
 
 
 class _Search:
@@ -89,16 +110,16 @@ class _Search:
         self._generator = generator
         self._steps = steps
         self._contradicted = dict.fromkeys(ORDER, 0)
-        self._rules_of: dict[str, list[Rule]] = {name: [] for name in ORDER}
-        self._domains: _Domains = {
-            name: (*DOMAINS[name], _ABSENT[name]) if name in _ABSENT else DOMAINS[name] for name in ORDER
-        }
+        self._rules_of: dict[str, list[tuple[Rule, frozenset[str]]]] = {name: [] for name in ORDER}
+        self._domains: _Domains = dict(_WHOLE)
+        self.refused: set[Rule] = set()
+        """The rules that have struck out anything."""
         for rule in (*_C_RULES, *rules):
-            for name in rule.fields:
-                self._rules_of[name].append(rule)
-            if len(rule.fields) == 1:
-                (name,) = rule.fields
-                self._domains[name] = tuple(v for v in self._domains[name] if rule.allows({name: v}))
+            names = frozenset(rule.fields)
+            for name in names:
+                self._rules_of[name].append((rule, names))
+            if len(names) == 1:
+                self._strike(rule, name, {}, self._domains)
 
     def solve(self, given: Given) -> Fields | None:
         """A config with what is given, in the order of the names; None if there is none or it takes too long."""
@@ -146,16 +167,25 @@ class _Search:
     def _narrowed(self, found: Fields, domains: _Domains, name: str) -> _Domains | None:
         """The domains without what a rule refuses now that ``name`` is decided; None where nothing is left of one."""
         narrowed = dict(domains)
-        for rule in self._rules_of[name]:
-            undecided = [other for other in rule.fields if other not in found]
+        for rule, names in self._rules_of[name]:
+            undecided = names.difference(found)
             if len(undecided) > 1:
                 continue
             if undecided:
                 (other,) = undecided
-                left = tuple(value for value in narrowed[other] if rule.allows({**found, other: value}))
-                narrowed[other] = left
-            if not (left if undecided else rule.allows(found)):
-                for other in rule.fields:
+                self._strike(rule, other, found, narrowed)
+                possible = bool(narrowed[other])
+            elif not (possible := rule.allows(found)):
+                self.refused.add(rule)
+            if not possible:
+                for other in names:
                     self._contradicted[other] += 1
                 return None
         return narrowed
+
+    def _strike(self, rule: Rule, name: str, found: Fields, domains: _Domains) -> None:
+        """Strikes out the values that a rule refuses of its last undecided field."""
+        allowed = _allowed(rule, name, tuple(map(found.get, rule.fields)))
+        if not allowed.issuperset(domains[name]):
+            self.refused.add(rule)
+            domains[name] = tuple(value for value in domains[name] if value in allowed)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
@@ -36,20 +36,21 @@ MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
-Options = tuple[
-    float,
-    float | None,
-    Any,
-    DTypeName | None,
-    bool,
-    bool,
-    tuple[Any, Any],
-    Registry | None,
-    str | GemmConfig | None,
-    int | None,
-]
-"""``alpha beta out_dtype accumulator tf32 fast_accumulation (a_dtype, b_dtype) registry kernel sm_count`` of a call:
-made on every call, and so a plain tuple."""
+
+class Options(NamedTuple):
+    """What a call asks for beside its tensors."""
+
+    alpha: float
+    beta: float | None
+    out_dtype: Any
+    accumulator: DTypeName | None
+    tf32: bool
+    fast_accumulation: bool
+    dtypes: tuple[Any, Any] = (None, None)
+    """``a_dtype`` and ``b_dtype``."""
+    registry: Registry | None = None
+    kernel: str | GemmConfig | None = None
+    sm_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,12 @@ def matmul(
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted. Any strides will do; ``a_scale`` is read
     fastest where it is contiguous along M.
 
-    One operand may be narrower (s8, u8, e4m3, s4, u4) than the other's bf16 or f16: weights, K-major, are widened in
-    registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one in
-    the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero``, in the
-    dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step; the
-    group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous
-    along M) and ``a_zero`` do the same for a narrow ``a``.
+    One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are widened
+    in registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one
+    in the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero``, in
+    the dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step;
+    the group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group;
+    contiguous along M) and ``a_zero`` do the same for a narrow ``a``.
 
     ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
     follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
@@ -168,7 +169,7 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = (
+    options = (  # those of Options, which takes five times as long to make
         alpha,
         beta,
         out_dtype,
@@ -183,7 +184,7 @@ def matmul(
     if not (a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands):
         scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-        return multiply_views(a, b, c, out, stream, options, passed, **scales)
+        return multiply_views(a, b, c, out, stream, Options(*options), passed, **scales)
     try:  # PyTorch: the key is made of raw properties, a microsecond of work
         pointers: Addresses = (
             a.data_ptr(),
@@ -199,11 +200,11 @@ def matmul(
             options,
         )
     except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-        return multiply_views(a, b, c, out, stream, options)
+        return multiply_views(a, b, c, out, stream, Options(*options))
     ready = _ready.get(key)
     if ready is None:
         tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
-        ready = _prepare(tensors, handle, options)
+        ready = _prepare(tensors, handle, Options(*options))
         _ready.put(key, ready)
         pointers = _addresses(tensors)
     else:
@@ -221,7 +222,7 @@ def multiply_views(
 ) -> Any:
     """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses, an
     epilogue's."""
-    tensors, out, handle = _read(a, b, c, out, options[2], stream, options[6], passed.epilogue, **others)
+    tensors, out, handle = _read(a, b, c, out, options.out_dtype, stream, options.dtypes, passed.epilogue, **others)
     layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
     key = layout, options, passed.key
     ready = _ready.get(key)
@@ -272,7 +273,9 @@ def plan(
     others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel, sm_count
+    options = Options(
+        float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel, sm_count
+    )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
     if stream is None and is_torch(a):
@@ -396,7 +399,8 @@ def _choose(
     tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
-    alpha, beta, _, accumulator, tf32, fast, _, registry, named, sm_count = options
+    alpha, beta, accumulator = options.alpha, options.beta, options.accumulator
+    registry, named, sm_count = options.registry, options.kernel, options.sm_count
     beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
@@ -430,8 +434,8 @@ def _choose(
         tensors["out"],
         tensors.get("c"),
         accumulator,
-        tf32=tf32,
-        promote=0 if fast else 4,
+        tf32=options.tf32,
+        promote=0 if options.fast_accumulation else 4,
         a_scale=tensors.get("a_scale"),
         b_scale=tensors.get("b_scale"),
         a_zero=tensors.get("a_zero"),

@@ -7,7 +7,7 @@ from typing import Any
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api import Stream, multiply_views
+from gemmill.runtime.api import Options, Stream, multiply_views
 from gemmill.runtime.registry import Registry
 
 
@@ -54,7 +54,9 @@ def grouped_matmul(
     """
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
-    options = float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, (None, None), registry, kernel, None
+    options = Options(
+        float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel
+    )
     others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
     return multiply_views(a, b, c, out, stream, options, **others)
 
@@ -84,5 +86,5 @@ def array_matmul(
     Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
     :func:`gemmill.matmul`.
     """
-    options = float(alpha), beta, None, accumulator, tf32, fast_accumulation, (None, None), registry, kernel, None
+    options = Options(float(alpha), beta, None, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel)
     multiply_views(a, b, c, out, stream, options, addresses=addresses)

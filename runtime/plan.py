@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +96,85 @@ def is_empty(problem: GemmProblem) -> bool:
     return 0 in (problem.m, problem.n, problem.batch)
 
 
+def _encode_descriptors(gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> Iterator[tuple[int, int, int]]:
+    """Writes the TMA descriptors. Of those that follow an operand: its place in :data:`OPERANDS`, the descriptor's
+    address, and how far from the operand's address it begins."""
+    problem = gemm.problem
+    for box in spec.boxes:
+        if box.operand == "partials":
+            continue  # it has no address before the launch
+        operand = getattr(gemm, box.operand)
+        # Without a K tile A and B are not read, and may have no address.
+        unread = problem.k == 0 and box.operand not in ("c", "d")
+        n = problem.d_columns if box.operand in ("c", "d") else problem.n
+        sizes = {"m": problem.m, "n": n, "k": problem.k}
+        extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
+        name = gemm.name(box.operand)
+        batch = problem.batch if operand.batch_stride else 1
+        address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
+        described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
+        described.encode(block.address + box.offset)
+        if not (unread or box.anywhere):
+            yield _INDEX[name], block.address + box.offset, described.address - address
+
+
+def _factor_layout(problem: GemmProblem) -> str:
+    """The type of alpha, beta and scalars of the epilogue."""
+    return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
+
+
+def _scalars(gemm: Gemm, alpha: float, beta: float) -> Iterator[tuple[str, str, float]]:
+    """Parameters other than descriptors: member, layout, value. A kernel has some of them."""
+    problem, factor = gemm.problem, _factor_layout(gemm.problem)
+    for extent in ("m", "n", "k", "batch"):
+        yield extent, "i", getattr(problem, extent)
+    yield "batched", "I", sum(bool(x and x.batch_stride) << i for i, x in enumerate((gemm.a, gemm.b, gemm.c)))
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        yield name, factor, int(value) if factor == "i" else value
+        yield f"{name}64", "d", value
+    for name, operand in (("a", gemm.a), ("b", gemm.b), ("c", gemm.c), ("d", gemm.d)):
+        if operand is not None:
+            for member, layout, attribute in _STRIDED:
+                yield f"{name}_{member}", layout, getattr(operand, attribute)
+            if name in "cd":
+                yield f"{name}_stride", "q", operand.stride
+    yield "groups_pointer", "Q", gemm.groups
+    for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
+        if scale is not None:
+            yield f"{name}_pointer", "Q", scale.ptr
+            yield f"{name}_stride", "q", scale.stride
+            yield f"{name}_k_stride", "q", scale.k_stride
+            yield f"{name}_batch_stride", "q", scale.batch_stride
+
+
+def _write_extra(extra: Bound, gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> None:
+    """Writes what is passed to the epilogue: an address, then strides or, of a scalar, its value."""
+    at = spec.offsets[f"epilogue.{extra.name}"]
+    block.write(at, "Q", extra.address)
+    for i, stride in enumerate(extra.transposed if gemm.is_transposed else extra.strides):
+        block.write(at + 8 + 8 * i, "q", stride)
+    if not extra.strides:
+        block.write(at + 8, _factor_layout(gemm.problem), extra.value)
+
+
+def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
+    """The operands that a kernel finds by plain addresses, and what the caller calls them."""
+    for operand in ("a", "b", "c", "d", "a_scale", "b_scale"):
+        if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None:
+            yield operand, gemm.name(operand)
+    if gemm.problem.batching != "strided":
+        yield "groups", GROUPS[gemm.problem.batching]
+
+
+def _operand_addresses(gemm: Gemm) -> Addresses:
+    """The addresses of :data:`OPERANDS`."""
+    operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
+    addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
+    if gemm.problem.batching != "strided":
+        addresses[GROUPS[gemm.problem.batching]] = gemm.groups
+    return tuple(addresses.get(name, 0) for name in OPERANDS)
+
+
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
@@ -117,93 +196,24 @@ class Launcher:
             gemm = gemm.transposed
         self.swapped = gemm.is_transposed
         """Whether the kernel's A is the caller's b."""
-        problem, spec = gemm.problem, kernel.spec
-        self.blocks = grid_blocks(spec, problem, kernel.max_clusters, sm_count)
-        """Blocks of a launch."""
-        block = ParameterBlock(spec.params_bytes)
-        descriptors = []
-        for box in spec.boxes:
-            if box.operand == "partials":
-                continue  # it has no address before the launch
-            operand = getattr(gemm, box.operand)
-            # Without a K tile A and B are not read, and may have no address.
-            unread = problem.k == 0 and box.operand not in ("c", "d")
-            n = problem.d_columns if box.operand in ("c", "d") else problem.n
-            sizes = {"m": problem.m, "n": n, "k": problem.k}
-            extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
-            name = gemm.name(box.operand)
-            batch = problem.batch if operand.batch_stride else 1
-            address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
-            described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
-            described.encode(block.address + box.offset)
-            if not (unread or box.anywhere):
-                descriptors.append((_INDEX[name], block.address + box.offset, described.address - address))
-        batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
-        layout = "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
-        scalars = [
-            ("m", "i", problem.m),
-            ("n", "i", problem.n),
-            ("k", "i", problem.k),
-            ("batch", "i", problem.batch),
-            ("batched", "I", batched),
-            ("alpha", layout, int(alpha) if layout == "i" else alpha),
-            ("beta", layout, int(beta) if layout == "i" else beta),
-            ("alpha64", "d", alpha),
-            ("beta64", "d", beta),
-            ("d_stride", "q", gemm.d.stride),
-            *(
-                (f"{name}_{member}", code, getattr(operand, attribute))
-                for name, operand in zip("abcd", (gemm.a, gemm.b, gemm.c, gemm.d), strict=True)
-                if operand is not None
-                for member, code, attribute in _STRIDED
-            ),
-        ]
-        if gemm.c is not None:
-            scalars.append(("c_stride", "q", gemm.c.stride))
-        scalars.append(("groups_pointer", "Q", gemm.groups))
-        for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
-            if scale is not None:
-                scalars += [
-                    (f"{name}_pointer", "Q", scale.ptr),
-                    (f"{name}_stride", "q", scale.stride),
-                    (f"{name}_k_stride", "q", scale.k_stride),
-                    (f"{name}_batch_stride", "q", scale.batch_stride),
-                ]
-        for name, kind, value in scalars:
-            if name in spec.offsets:
-                block.write(spec.offsets[name], kind, value)
-        for extra in extras:
-            at = spec.offsets[f"epilogue.{extra.name}"]
-            block.write(at, "Q", extra.address)
-            for i, stride in enumerate(extra.transposed if gemm.is_transposed else extra.strides):
-                block.write(at + 8 + 8 * i, "q", stride)
-            if not extra.strides:
-                block.write(at + 8, layout, extra.value)
+        spec = kernel.spec
         self.kernel = kernel
-        self._block = block  # the prepared launch points into it
-        self._descriptors = tuple(descriptors)
-        pointers = {
-            operand: gemm.name(operand)
-            for operand in ("a", "b", "c", "d", "a_scale", "b_scale")
-            if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None
-        }
-        operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
-        addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
-        if problem.batching != "strided":
-            pointers["groups"] = GROUPS[problem.batching]
-            addresses[pointers["groups"]] = gemm.groups
+        self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
+        """Blocks of a launch."""
+        self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
+        self._descriptors = tuple(_encode_descriptors(gemm, spec, block))
+        for name, layout, value in _scalars(gemm, alpha, beta):
+            if name in spec.offsets:
+                block.write(spec.offsets[name], layout, value)
+        for extra in extras:
+            _write_extra(extra, gemm, spec, block)
+        pointers = [(_INDEX[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
+        pointers += [(len(OPERANDS) + i, f"epilogue.{extra.name}") for i, extra in enumerate(extras)]
         self._pointers = tuple(
-            (_INDEX[name], ctypes.c_uint64.from_address(block.address + spec.offsets[f"{operand}_pointer"]))
-            for operand, name in pointers.items()
-        ) + tuple(
-            (len(OPERANDS) + i, ctypes.c_uint64.from_address(block.address + spec.offsets[f"epilogue.{extra.name}"]))
-            for i, extra in enumerate(extras)
+            (index, ctypes.c_uint64.from_address(block.address + spec.offsets[member])) for index, member in pointers
         )
         self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
-        self._addresses: Addresses = (
-            *(addresses.get(name, 0) for name in OPERANDS),
-            *(extra.address for extra in extras),
-        )
+        self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
         self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
         self._launch = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from gemmill.library.config import FAMILIES, FamilyName
 from gemmill.library.fields import Fields
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """One fact that legal configs obey."""
 
@@ -30,9 +30,11 @@ class Rule:
 
     def says(self, fields: Fields) -> str | None:
         """What is wrong; None when the rule is kept or is for other kernels."""
-        if self.family is not None and FAMILIES[str(fields["schedule"])] != self.family:
-            return None
-        return self.check(fields)
+        return self.check(fields) if self.concerns(fields) else None
+
+    def concerns(self, fields: Fields) -> bool:
+        """Whether the rule is for kernels of such a schedule."""
+        return self.family is None or FAMILIES[str(fields["schedule"])] == self.family
 
     def allows(self, fields: Fields) -> bool:
         """Whether the rule is kept."""

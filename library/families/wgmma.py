@@ -16,7 +16,7 @@ from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
 from gemmill.library.resources import integer
 
-NARROW = ("s8", "u8", "e4m3", "s4", "u4")
+NARROW = (*INT8, *FP8, "s4", "u4")
 """Types of A that kernels widen to B's."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
 """Scales of groups of narrow A along K, without and with zero points."""

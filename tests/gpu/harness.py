@@ -471,3 +471,26 @@ def check(config: GemmConfig, m: int, n: int, k: int, registry: Registry, **opti
     case = make_case(config, m, n, k, **options)
     run(config, case, registry)
     case.check()
+
+
+def check_a_thousand_runs(config: GemmConfig, m: int, n: int, k: int, registry: Registry) -> None:
+    """Check a plan's outcome on random data, and that a thousand more launches repeat it bit for bit."""
+    case = make_case(config, m, n, k, data="random")
+    out = case.d.tensor
+    launch = plan(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config)
+    launch()
+    first = out.clone()
+    case.check()
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        out.fill_(float("nan"))
+        launch()
+        differing += ~torch.eq(out, first).all()
+    assert int(differing) == 0
+
+
+def product(m: int = 512, n: int = 768, k: int = 256, device: Any = "cuda") -> tuple[Any, Any, Any]:
+    """A, K-major B, and the exact product in bf16."""
+    a = torch.randint(-2, 3, (m, k), device=device).bfloat16()
+    b = torch.randint(-2, 3, (n, k), device=device).bfloat16().T
+    return a, b, (a.float() @ b.float()).bfloat16()

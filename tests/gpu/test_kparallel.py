@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import pytest
-from tests.gpu.harness import check, kernel, make_case, torch
+from tests.gpu.harness import check, check_a_thousand_runs, kernel, make_case, product, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
@@ -120,25 +120,7 @@ def test_an_output_of_any_alignment(registry: Registry) -> None:
 
 @pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)
 def test_a_thousand_runs_are_equal_bit_for_bit(config: GemmConfig, registry: Registry) -> None:
-    case = make_case(config, 1300, 1100, 1777, data="random")
-    out = case.d.tensor
-    launch = gemmill.plan(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config)
-    launch()
-    first = out.clone()
-    case.check()
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        out.fill_(float("nan"))
-        launch()
-        differing += ~torch.eq(out, first).all()
-    assert int(differing) == 0
-
-
-def product(m: int, n: int, k: int) -> tuple[Any, Any, Any]:
-    """A, K-major B, and the exact product in bf16."""
-    a = torch.randint(-2, 3, (m, k), device="cuda").bfloat16()
-    b = torch.randint(-2, 3, (n, k), device="cuda").bfloat16().T
-    return a, b, (a.float() @ b.float()).bfloat16()
+    check_a_thousand_runs(config, 1300, 1100, 1777, registry)
 
 
 @pytest.mark.parametrize("captured", [False, True])

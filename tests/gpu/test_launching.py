@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.gpu.harness import BASE, FAMILY, make_case, torch
+from tests.gpu.harness import BASE, FAMILY, check_a_thousand_runs, make_case, product, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
@@ -22,13 +22,6 @@ A_SHORT_WHILE = 20_000_000
 """Cycles (10 ms) that a stream is kept busy, so that work on another stream would come too early."""
 
 SHARING = [config for config in FAMILY if config.cluster.m * config.cluster.n == 4 or config in BASE]
-
-
-def operands(m: int = 512, n: int = 768, k: int = 256, device: Any = "cuda") -> tuple[Any, Any, Any]:
-    """A, K-major B, and the exact product in bf16."""
-    a = torch.randint(-2, 3, (m, k), device=device).to(torch.bfloat16)
-    b = torch.randint(-2, 3, (n, k), device=device).to(torch.bfloat16).T
-    return a, b, (a.float() @ b.float()).bfloat16()
 
 
 def poisoned(like: Any) -> Any:
@@ -68,7 +61,7 @@ def test_a_launch_sees_what_the_ones_before_it_wrote(n: int, between: bool, capt
 
 @pytest.mark.parametrize("how", ["current", "torch", "handle", "plan", "pinned plan"])
 def test_work_goes_to_the_callers_stream(how: str) -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     late, out = torch.zeros_like(a), poisoned(wanted)
     gemmill.matmul(late, b, out=out)
     follow, side = gemmill.plan(late, b, out=out), torch.cuda.Stream()
@@ -93,7 +86,7 @@ def test_work_goes_to_the_callers_stream(how: str) -> None:
 
 
 def test_an_output_made_for_another_stream_is_safe() -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     outs = [gemmill.matmul(a, b, stream=side) for _ in range(20)]
@@ -102,7 +95,7 @@ def test_an_output_made_for_another_stream_is_safe() -> None:
 
 
 def test_two_streams_at_once() -> None:
-    first, second = operands(1024, 1024, 512), operands(1000, 520, 264)
+    first, second = product(1024, 1024, 512), product(1000, 520, 264)
     streams = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     outs: list[tuple[Any, Any]] = []
@@ -115,7 +108,7 @@ def test_two_streams_at_once() -> None:
 
 
 def test_a_captured_graph_computes_on_new_data() -> None:
-    a, b, _ = operands()
+    a, b, _ = product()
     out = torch.empty(512, 768, device="cuda", dtype=torch.bfloat16)
     # Loads the kernels; none has been launched before the capture.
     gemmill.plan(a, b, out=out)
@@ -125,7 +118,7 @@ def test_a_captured_graph_computes_on_new_data() -> None:
         gemmill.matmul(a, b, out=out)
         chained = gemmill.matmul(out, out.T)
     for _ in range(3):
-        new, _, _ = operands()
+        new, _, _ = product()
         a.copy_(new)
         out.fill_(float("nan"))
         graph.replay()
@@ -137,7 +130,7 @@ def test_a_captured_graph_computes_on_new_data() -> None:
 
 
 def test_a_graph_outlives_its_plan(registry: Registry) -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     out = poisoned(wanted)
     launch = gemmill.plan(a, b, out=out, registry=registry, kernel=BASE[0])
     graph = torch.cuda.CUDAGraph()
@@ -151,7 +144,7 @@ def test_a_graph_outlives_its_plan(registry: Registry) -> None:
 
 
 def test_loading_while_capturing_is_an_error_that_says_what_to_do() -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     out = poisoned(wanted)
     cold = Registry()
     with (
@@ -171,22 +164,11 @@ def test_loading_while_capturing_is_an_error_that_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("config", SHARING, ids=kernel_name)
 def test_a_thousand_repeats_are_equal_bit_for_bit(config: GemmConfig, registry: Registry) -> None:
-    case = make_case(config, 1300, 1100, 777, data="random")
-    out = case.d.tensor
-    launch = gemmill.plan(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config)
-    launch()
-    first = out.clone()
-    case.check()
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        out.fill_(float("nan"))
-        launch()
-        differing += ~torch.eq(out, first).all()
-    assert int(differing) == 0
+    check_a_thousand_runs(config, 1300, 1100, 777, registry)
 
 
 def test_pointers_that_change_from_call_to_call() -> None:
-    sets = [operands(256, 512, 128) for _ in range(6)]
+    sets = [product(256, 512, 128) for _ in range(6)]
     out = poisoned(sets[0][2])
     results = []
     for index in range(60):
@@ -217,7 +199,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_threads_share_one_signature_but_no_operands() -> None:
-    sets = [operands(384, 256, 192) for _ in range(8)]
+    sets = [product(384, 256, 192) for _ in range(8)]
     torch.cuda.synchronize()
 
     def work(index: int) -> None:
@@ -231,7 +213,7 @@ def test_threads_share_one_signature_but_no_operands() -> None:
 
 
 def test_threads_share_one_plan() -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     out = poisoned(wanted)
     launch = gemmill.plan(a, b, out=out)
     torch.cuda.synchronize()
@@ -247,7 +229,7 @@ def test_threads_share_one_plan() -> None:
 
 @pytest.mark.parametrize("side", [False, True])
 def test_a_thread_without_a_cuda_context_may_launch(side: bool) -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     out = poisoned(wanted)
     stream = torch.cuda.Stream()
     launch = gemmill.plan(a, b, out=out, stream=stream if side else 0)
@@ -281,7 +263,7 @@ def test_rebind_moves_each_operand(registry: Registry) -> None:
 
 
 def test_a_plan_keeps_its_tensors_alive() -> None:
-    a, b, wanted = operands()
+    a, b, wanted = product()
     launch = gemmill.plan(a, b)
     del a, b
     reusing = [torch.full((512, 256), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(16)]
@@ -292,10 +274,10 @@ def test_a_plan_keeps_its_tensors_alive() -> None:
 
 
 def test_matmul_keeps_no_tensor_alive() -> None:
-    operands()  # PyTorch allocates cuBLAS's workspace
+    product()  # PyTorch allocates cuBLAS's workspace
     gc.collect()
     before = torch.cuda.memory_allocated()
-    a, b, wanted = operands()
+    a, b, wanted = product()
     out = gemmill.matmul(a, b)
     del a, b, wanted, out
     assert torch.cuda.memory_allocated() <= before
@@ -304,7 +286,7 @@ def test_matmul_keeps_no_tensor_alive() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_gpu_runs_its_own_operands_whatever_is_current() -> None:
     count = torch.cuda.device_count()
-    sets = [operands(device=f"cuda:{index}") for index in range(count)]
+    sets = [product(device=f"cuda:{index}") for index in range(count)]
     torch.cuda.set_device(0)
     outs = [gemmill.matmul(a, b) for a, b, _ in sets]
     plans = [gemmill.plan(a, b) for a, b, _ in sets]
@@ -320,7 +302,7 @@ def test_each_gpu_runs_its_own_operands_whatever_is_current() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_threads_on_different_gpus() -> None:
-    sets = [operands(device=f"cuda:{index}") for index in range(torch.cuda.device_count())]
+    sets = [product(device=f"cuda:{index}") for index in range(torch.cuda.device_count())]
 
     def work(index: int) -> None:
         a, b, wanted = sets[index]

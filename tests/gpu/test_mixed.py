@@ -15,7 +15,7 @@ import gemmill
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import OperandError
 from gemmill.library.names import kernel_name
-from gemmill.profiler.operands import make_operands, plan_options
+from gemmill.profiler.operands import make_operands, plan_options, torch_dtype
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.sweep import problem_of
 from gemmill.profiler.verify import reference
@@ -63,6 +63,10 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("128x32x64", a__dtype="s4", a__scale="1x128", c__dtype="f16", c__major="m", **SPLIT, **F16),
     kernel("64x64x64", "pingpong", a__dtype="e4m3", **SPLIT, **BF16),
     kernel("64x16x128", "cooperative", "2x1", a__dtype="s8", **SPLIT, **F16),
+    # Values up to 57,344.
+    kernel("64x32x128", a__dtype="e5m2", **BF16),
+    kernel("128x64x64", "pingpong", a__dtype="e5m2", **(F16 | {"d__dtype": "f32"})),  # its sums are beyond f16
+    kernel("192x64x64", "cooperative", "2x2", a__dtype="e5m2", a__scale="1x64z", **BF16),
 )
 
 
@@ -110,12 +114,13 @@ def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Regist
     assert torch.equal(out, weights.values.T.to(out.dtype))
 
 
-def test_nan_weights_reach_their_column(registry: Registry) -> None:
-    config = next(c for c in CONFIGS if c.a.dtype == "e4m3")
-    weights = torch.full((104, 128), 0x38, dtype=torch.uint8, device="cuda")
+@pytest.mark.parametrize(("dtype", "one"), [("e4m3", 0x38), ("e5m2", 0x3C)])
+def test_nan_weights_reach_their_column(dtype: str, one: int, registry: Registry) -> None:
+    config = next(c for c in CONFIGS if c.a.dtype == dtype)
+    weights = torch.full((104, 128), one, dtype=torch.uint8, device="cuda")
     weights[41, 77] = 0x7F
     a = torch.ones(20, 128, device="cuda", dtype=torch.bfloat16)
-    d = gemmill.matmul(a, weights.view(torch.float8_e4m3fn).T, registry=registry, kernel=config)
+    d = gemmill.matmul(a, weights.view(torch_dtype(dtype)).T, registry=registry, kernel=config)
     assert d[:, 41].isnan().all()
     assert (d.isnan().sum(), (d == 128).sum()) == (20, 103 * 20)
 

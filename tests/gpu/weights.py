@@ -10,6 +10,7 @@ from tests.gpu.harness import Case, Guarded, fill, guarded, torch
 import gemmill
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.families.arithmetic import FP8
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 
@@ -40,7 +41,7 @@ def integers(low: int, high: int, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int = 0) -> Weights:
-    """Random weights of every value their type has, but NaN. ``exact``: such that sums of products are exact in f32."""
+    """Random weights of every finite value their type has. ``exact``: such that sums of products are exact in f32."""
     dtype, bits = config.a.dtype, config.a.type.bits
     wide = getattr(torch, DTYPES[config.b.dtype].torch)
     packed = guarded(n, -(-k * bits // 8), "u8")
@@ -48,6 +49,9 @@ def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int =
     if dtype == "e4m3":
         packed.tensor[packed.tensor & 0x7F == 0x7F] = 0x3A
         values = packed.tensor.view(torch.float8_e4m3fn).double()
+    elif dtype == "e5m2":
+        packed.tensor[packed.tensor & 0x7C == 0x7C] = 0x3A
+        values = packed.tensor.view(torch.float8_e5m2).double()
     elif bits == 8:
         values = packed.tensor.view(getattr(torch, DTYPES[dtype].torch)).double()
     else:
@@ -85,7 +89,7 @@ def check(
 
     Kernels take narrow A; ``swapped`` calls them with a narrow ``b``.
     """
-    exact = exact and config.a.dtype != "e4m3"
+    exact = exact and config.a.dtype not in FP8
     weights = make_weights(config, n, k, exact=exact, seed=seed)
     k_major = config.b.major == "k"
     d_major = (config.d.major == "m") == swapped  # whether the caller's D is n-major

@@ -26,7 +26,7 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "rule", "says"),
     [
-        (U4, {"a.dtype": "e5m2"}, "mma-types", "e5m2 x bf16"),
+        (U4, {"a.dtype": "f32"}, "mma-types", "f32 x bf16"),
         (U4, {"a.major": "mn"}, "mma-majors", "a narrow A must be K-major"),
         (U4, {"a.scale": "1x128", "b.scale": "1x128"}, "block-scales", "B none"),
         (U4, {"a.scale": "128x128"}, "block-scales", "A may be 1x32, 1x64"),

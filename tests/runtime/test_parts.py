@@ -18,19 +18,7 @@ from gemmill.runtime.parts import MIN_SHARE, Need, clusters, need, partial_matri
 from gemmill.runtime.plan import grid_blocks
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_cooperative_s4_m8_{}_linear"
-PROBLEM = GemmProblem(
-    m=512,
-    n=512,
-    k=512,
-    batch=1,
-    a_dtype="bf16",
-    a_major="k",
-    b_dtype="bf16",
-    b_major="k",
-    accumulator="f32",
-    d_dtype="bf16",
-    d_major="n",
-)
+PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 EXTENTS = st.integers(1, 5000)
 
 

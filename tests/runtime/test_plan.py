@@ -20,19 +20,7 @@ from gemmill.runtime.api import matmul, plan, stream_handle
 from gemmill.runtime.plan import ParameterBlock, grid_blocks
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
-PROBLEM = GemmProblem(
-    m=512,
-    n=512,
-    k=512,
-    batch=1,
-    a_dtype="bf16",
-    a_major="k",
-    b_dtype="bf16",
-    b_major="k",
-    accumulator="f32",
-    d_dtype="bf16",
-    d_major="n",
-)
+PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 
 
 @given(st.integers(64, 4096))

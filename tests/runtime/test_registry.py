@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -121,11 +122,30 @@ def test_the_default_registry_holds_the_shipped_kernels() -> None:
     assert registry.select(PROBLEM).name in configs
 
 
+def test_a_choice_among_kernels_of_a_problem_s_types_is_that_among_all() -> None:
+    registry = Registry(gpu=DEFAULT_GPU)
+    problems = [
+        PROBLEM,
+        GemmProblem(5, 4096, 4096, 1, "bf16", "k", "s8", "k", "f32", "bf16", "n"),  # runs transposed
+        GemmProblem(300, 200, 100, 1, "e4m3", "mn", "e5m2", "k", "f16", "f16", "n", a_align=1),  # sums in f32
+        GemmProblem(64, 64, 64, 1, "f64", "k", "f64", "mn", "f64", "f64", "m", promote=4),
+    ]
+    assert [registry.select(problem) for problem in problems] == [*map(registry.selector.select, problems)]
+    nowhere = GemmProblem(64, 64, 64, 1, "s4", "k", "s4", "k", "s32", "s32", "n")
+    with pytest.raises(UnsupportedProblemError) as among_all:
+        registry.selector.select(nowhere)
+    with pytest.raises(UnsupportedProblemError, match=re.escape(str(among_all.value))):
+        registry.select(nowhere)
+
+
 def test_files_that_are_wrong_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(PackError):
         Registry(packs=[tmp_path / "none.pack"])
     with pytest.raises(ManifestError):
         Registry(manifests=[tmp_path / "none.yaml"])
+    (tmp_path / "mine.yaml").write_text("name: mine\nextends: bf16\ndefaults: {a: {dtype: f16}}\n")
+    with pytest.raises(ManifestError, match="every candidate is refused"):
+        Registry(manifests=[tmp_path / "mine.yaml"])
 
 
 def test_a_registry_without_kernels_for_a_problem_says_so(pack: Path) -> None:

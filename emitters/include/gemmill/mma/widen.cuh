@@ -92,12 +92,27 @@ struct Widen<e4m3, f16> {
 };
 
 template <>
-struct Widen<e4m3, bf16> : Widen<e4m3, f16> {
+struct Widen<e5m2, f16> {
+  /// Bytes 1 and 3: an e5m2 is the upper half of an f16.
+  __device__ static uint32_t select(int quad) { return 0x1000 * (2 * quad + 1) + 0x10 * (2 * quad); }
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
-    uint32_t const halves = Widen<e4m3, f16>::pair(low, high, select);
+    return __byte_perm(low, high, select) & 0xff00ff00;
+  }
+};
+
+/// fp8 to bf16, by way of f16.
+template <class Narrow>
+struct WidenHalves : Widen<Narrow, f16> {
+  __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
+    uint32_t const halves = Widen<Narrow, f16>::pair(low, high, select);
     return pack(bf16{}, to_float(f16{uint16_t(halves)}), to_float(f16{uint16_t(halves >> 16)}));
   }
 };
+
+template <>
+struct Widen<e4m3, bf16> : WidenHalves<e4m3> {};
+template <>
+struct Widen<e5m2, bf16> : WidenHalves<e5m2> {};
 
 /// 4 bits to f16: 1024 + low nibble, and 1024 + 16 * high nibble, which lies 4 bits further up.
 template <uint32_t Flip, uint32_t Magic>
