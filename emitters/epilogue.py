@@ -10,9 +10,22 @@ from collections.abc import Iterable, Mapping
 from string import Template
 
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, parse
-from gemmill.library.epilogues.tree import FUNCTIONS, Assignment, Call, Epilogue, Kind, Node, Number, Operand, Value
+from gemmill.library.epilogues.tree import (
+    FUNCTIONS,
+    PASSES,
+    SHORT_FORMS,
+    Assignment,
+    Call,
+    Epilogue,
+    Kind,
+    Node,
+    Number,
+    Operand,
+    Value,
+    roundings,
+)
 
 _COMPUTE = {"f32": "float", "f64": "double", "s32": "int32_t"}
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
@@ -121,8 +134,12 @@ def epilogue_text(config: GemmConfig) -> str:
         **{o.name: f"column.{o.name}_" for o in kinds["column"]},
         **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
     }
+    rounded = roundings(epilogue, config.d.dtype)
     statements = [
-        *(f"Compute const {names[a.name]} = {_cpp(a.value, names, places)};" for a in epilogue.assignments),
+        *(
+            f"Compute const {names[a.name]} = {_cpp(a.value, names, places, rounded[a.name])};"
+            for a in epilogue.assignments
+        ),
         *(f"extras.{a.name}_ = {names[a.name]};" for a in stores),
         *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(reductions)),
         "return d_;",
@@ -228,8 +245,8 @@ def _block(statements: Iterable[str]) -> str:
 _OPERATORS = {"and": "&&", "or": "||", "not": "!"}
 
 
-def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """A node in C++, every operator in parentheses."""
+def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
+    """A node in C++, every operator in parentheses; ``rounded``: what its value is on its way to."""
     match node:
         case Number(value):
             return f"Compute({value!r})"
@@ -238,8 +255,10 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str]) -> str
         case Value(name):
             return names[name]
         case Call(name, arguments):
-            function, texts = FUNCTIONS[name], [_cpp(argument, names, places) for argument in arguments]
+            function, inside = FUNCTIONS[name], rounded if name in PASSES else "f32"
+            texts = [_cpp(argument, names, places, inside) for argument in arguments]
             operator = _OPERATORS.get(name, function.symbol)
             if not operator or name == "div":
-                return f"math::{name}({', '.join(texts)})"
+                form = f"<gemmill::{rounded}>" if rounded in SHORT_FORMS.get(name, ()) else ""
+                return f"math::{name}{form}({', '.join(texts)})"
             return f"({operator}{texts[0]})" if len(texts) == 1 else f"({texts[0]} {operator} {texts[1]})"

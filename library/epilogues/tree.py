@@ -200,6 +200,50 @@ class Epilogue:
         return [node for assignment in self.assignments for node in walk(assignment.value)]
 
 
+PASSES = frozenset(("add", "sub", "mul", "div", "neg", "abs", "relu", "min", "max", "clamp", "where"))
+"""Functions that pass on a small error of an argument as it is, at most scaled as the argument itself."""
+
+_FINENESS = ("bf16", "f16", "f32")
+
+
+def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
+    """What the value of each assignment is on its way to, by name.
+
+    ``bf16`` or ``f16`` where all that is made of it is rounded to one of them (the finer, where to both) after nothing
+    but :data:`PASSES`; ``f32`` else, as in reductions, under other functions, and where it is rounded to 8 bits.
+    """
+    wanted: dict[str, DTypeName] = {}
+
+    def want(name: str, dtype: DTypeName) -> None:
+        finest = max(_fineness(wanted.get(name, "bf16")), _fineness(dtype))
+        wanted[name] = _FINENESS[finest]  # type: ignore[assignment]
+
+    def read(node: Node, dtype: DTypeName) -> None:
+        if isinstance(node, Value):
+            want(node.name, dtype)
+        if isinstance(node, Call):
+            for argument in node.arguments:
+                read(argument, dtype if node.function in PASSES else "f32")
+
+    for a in reversed(epilogue.assignments):
+        if a.role != "local":
+            want(a.name, d_dtype if a.role == "d" else a.dtype)
+        read(a.value, wanted[a.name])
+    return {a.name: wanted[a.name] for a in epilogue.assignments}
+
+
+def _fineness(dtype: DTypeName) -> int:
+    """Place in the order of fineness. Types of 8 bits count as f32: what is quantised is made as exact as it can be."""
+    return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
+
+
+SHORT_FORMS: Mapping[str, tuple[DTypeName, ...]] = MappingProxyType(
+    {**dict.fromkeys(("sigmoid", "silu", "gelu", "gelu_tanh"), ("bf16", "f16")), "tanh": ("bf16",)}
+)
+"""Functions that have a shorter form for what is on its way to a type of 16 bits (emitters/include/gemmill/epilogue/
+math.cuh), and the types."""
+
+
 def walk(node: Node) -> Iterator[Node]:
     """A node and all below it, from left to right."""
     yield node

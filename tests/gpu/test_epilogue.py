@@ -91,6 +91,9 @@ PARTS = tuple(
 """Epilogues after the parts of K have been added up."""
 
 
+FUNCTIONS = ("sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "erf", "exp")
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
@@ -152,7 +155,7 @@ class Case:
         return known
 
     def check(self) -> None:
-        outputs = evaluate(self.epilogue, self.inputs(), torch)
+        outputs = evaluate(self.epilogue, self.inputs(), torch, self.config.d.dtype)
         actual = {"d": self.d.tensor, **{o.name: self.passed[o.name] for o in self.epilogue.outputs}}
         dtypes = {"d": self.config.d.dtype, **{o.name: o.dtype for o in self.epilogue.outputs}}
         for name, wanted in outputs.items():
@@ -225,6 +228,22 @@ def test_expressions(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, k, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("dtype", "d_dtype"), [("bf16", "bf16"), ("f16", "f16"), ("f16", "f32")])
+def test_functions_of_every_value(dtype: str, d_dtype: str, function: str, registry: Registry) -> None:
+    """Sums of one product each, of every finite value of a type; what is less exact for a D of 16 bits too."""
+    config = kernel(ab=dtype, d__dtype=d_dtype, tile="128x128x64", epilogue=f"d = {function}(acc)")
+    values = torch.arange(1 << 16, device="cuda").to(torch.int16).view(getattr(torch, DTYPES[dtype].torch))
+    values = values.nan_to_num(0.0, 0.0, 0.0).reshape(256, 256)
+    d = torch.full((256, 256), float("nan"), device="cuda", dtype=getattr(torch, DTYPES[d_dtype].torch))
+    one = torch.eye(256, device="cuda", dtype=values.dtype)
+    gemmill.matmul(one, values.t().contiguous().t(), out=d, epilogue=config.epilogue, kernel=config, registry=registry)
+    wanted = evaluate(parse(config.epilogue), {"acc": values.double()}, torch, config.d.dtype)["d"]
+    low, high = bounds(wanted, d_dtype)
+    wrong = ~((d >= low) & (d <= high))
+    assert not wrong.any(), [(float(v), float(got)) for v, got in zip(values[wrong], d[wrong], strict=True)][:8]
 
 
 @pytest.mark.parametrize("config", EIGHT_BITS, ids=lambda config: f"{config.a.dtype} {config.epilogue}")

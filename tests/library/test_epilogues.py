@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.emitters import include_path
 from gemmill.library.config import GemmConfig
 from gemmill.library.epilogues.encoding import decode, encode
 from gemmill.library.epilogues.parse import LINEAR, canonical, parse, spelling
@@ -20,6 +21,7 @@ from gemmill.library.epilogues.tree import (
     Number,
     Operand,
     Value,
+    roundings,
     transposed,
     with_dtypes,
 )
@@ -253,3 +255,61 @@ def test_the_reference_evaluates_and_bounds() -> None:
     inputs = {"acc": acc.astype(np.float32).astype(float), "bias": bias.astype(np.float32).astype(float)}
     exact = evaluate(parse("d = (acc + bias[n]) * (acc + bias[n]) / 3"), inputs, np)["d"]
     assert (abs(single * single / np.float32(3) - exact.value) <= exact.error).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "d_dtype", "expected"),
+    [
+        ("d = gelu(acc)", "bf16", {"d": "bf16"}),
+        ("d = gelu(acc)", "f32", {"d": "f32"}),
+        ("d = gelu(acc)", "e4m3", {"d": "f32"}),
+        ("t = silu(acc); d = t * 2 + bias[n]", "f16", {"t": "f16", "d": "f16"}),
+        ("t = silu(acc); d = exp(t)", "bf16", {"t": "f32", "d": "bf16"}),
+        ("t = silu(acc); d = t; amax = max(abs(t))", "bf16", {"t": "f32", "d": "bf16", "amax": "f32"}),
+        ("t = silu(acc); aux.f16 = t; d = t", "bf16", {"t": "f16", "aux": "f16", "d": "bf16"}),
+        ("t = silu(acc); d = where(t > 0, t, 0)", "bf16", {"t": "f32", "d": "bf16"}),
+    ],
+)
+def test_values_know_what_they_are_rounded_to(text: str, d_dtype: Any, expected: dict[str, str]) -> None:
+    assert roundings(parse(text), d_dtype) == expected
+
+
+def test_short_forms_are_as_exact_as_they_say() -> None:
+    """The polynomials of math.cuh in single precision, over all bf16 and f16 values and beside them."""
+    header = (include_path() / "gemmill" / "epilogue" / "math.cuh").read_text()
+    found = re.findall(r"float (logistic|log2_normal)\(gemmill::(\w+), .*?polynomial\(\w, (.*?)\);", header, re.DOTALL)
+    coefficients = {
+        (name, dtype): [np.float32(x.strip(" \n")[:-1]) for x in row.split(",")] for name, dtype, row in found
+    }
+    assert len(coefficients) == 4
+
+    def polynomial(name: str, dtype: str, x: Any) -> Any:
+        result = np.zeros_like(x)
+        for coefficient in coefficients[name, dtype]:
+            result = (result.astype(float) * x + coefficient).astype(np.float32)
+        return result
+
+    def exp2(x: Any) -> Any:
+        return np.exp2(x).astype(np.float32)
+
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    every = np.concatenate([(bits.astype(np.uint32) << 16).view(np.float32), bits.view(np.float16).astype(np.float32)])
+    x = np.concatenate([every, np.random.default_rng(0).normal(scale=4, size=100_000).astype(np.float32)])
+    x = x[(abs(x) < 1e37) & ((abs(x) > 1e-37) | (x == 0))]
+    for dtype in ("bf16", "f16"):
+        e = exp2(-abs(x * np.float32(np.log2(np.e))))
+        t = np.minimum(abs(x), np.float32(12))
+        logistic = polynomial("logistic", dtype, e)
+        results = {
+            "sigmoid": np.where(x < 0, logistic * e, logistic),
+            "silu": np.maximum(x, 0) - abs(x) * e * logistic.astype(float),
+            "gelu": np.maximum(x, 0) - t * exp2(polynomial("log2_normal", dtype, t)).astype(float),
+        }
+        for name, result in results.items():
+            with np.errstate(over="ignore"):
+                wanted = evaluate(parse(f"d = {name}(acc)"), {"acc": x.astype(float)}, np, dtype)["d"]  # type: ignore[arg-type]
+            assert (abs(result - wanted.value) <= wanted.error).all(), (name, dtype)
+            # Of use only if it is small beside the rounding to the type that follows, relative to its least half ulp.
+            rounding = {"bf16": 2.0**-9, "f16": 2.0**-12}[dtype]
+            normal = (abs(wanted.value) > 2.0**-12) & (abs(x) < 16)
+            assert (wanted.error[normal] < rounding / 4 * abs(wanted.value[normal])).all(), (name, dtype)

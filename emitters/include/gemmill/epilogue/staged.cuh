@@ -52,7 +52,7 @@ struct StagedEpilogue {
   __device__ static int lane() { return threadIdx.x % 32; }
   /// Where a thread's first or second column lies in a group of eight.
   __device__ static int column_of(int j) {
-    if constexpr (Operation::kGated) return FragmentEpilogue<Operation>::column_of(j);
+    if constexpr (Operation::kGated) return FragmentEpilogue<Operation, SubtileN>::column_of(j);
     return lane() % 4 * 2 + j;
   }
 
@@ -77,6 +77,7 @@ struct StagedEpilogue {
     for (int i = 0; i < kSubtiles; ++i) {
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
+        if (i == 0) operation.begin_columns(n);
       }
       char* const subtile_d = buffers_d + at_d.stage * SubtileD::kBytes;
       char const* subtile_c = nullptr;
@@ -95,6 +96,8 @@ struct StagedEpilogue {
         convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, subtile_d);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
+        // Loads that the barrier hides.
+        if (i + 1 < kSubtiles) operation.begin_columns(n + (i + 1) % kColumns * SubtileN);
       }
 
       cute::tma_store_fence();
@@ -141,7 +144,7 @@ struct StagedEpilogue {
   /// What applies the operation to the fragments of a tile.
   __device__ auto begin_tile(int batch) const {
     if constexpr (Operation::kIsExpression) {
-      return FragmentEpilogue<Operation>(operation_params, params.m, n_end(), batch);
+      return FragmentEpilogue<Operation, SubtileN>(operation_params, params.m, n_end(), batch);
     } else {
       return Operation(operation_params);
     }
@@ -195,7 +198,7 @@ struct StagedEpilogue {
         auto const sum = [&](int i) {
           return accumulator_value<Compute>(registers, (Operation::kGated ? at : at / 2) + i);
         };
-        operation.apply(sum, n + at, c, values + unit * 4);
+        operation.apply(sum, column + unit * 8, n + at, c, values + unit * 4);
       } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
