@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
-from gemmill.library.launch import LaunchSpec
+from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver, parts, tma
 from gemmill.runtime.driver import Kernel
@@ -122,9 +123,16 @@ class Launcher:
         """Blocks of a launch."""
         block = ParameterBlock(spec.params_bytes)
         descriptors = []
+        matrices = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
         for box in spec.boxes:
             if box.operand == "partials":
                 continue  # it has no address before the launch
+            if box.operand in matrices:
+                block_offset, index, extra = block.address + box.offset, *matrices[box.operand]
+                described = _describe_matrix(box, extra, problem, gemm.is_transposed)
+                described.encode(block_offset)
+                descriptors.append((index, block_offset, 0))
+                continue
             operand = getattr(gemm, box.operand)
             # Without a K tile A and B are not read, and may have no address.
             unread = problem.k == 0 and box.operand not in ("c", "d")
@@ -138,7 +146,12 @@ class Launcher:
             described.encode(block.address + box.offset)
             if not (unread or box.anywhere):
                 descriptors.append((_INDEX[name], block.address + box.offset, described.address - address))
-        batched = sum(bit << i for i, bit in enumerate(bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)))
+        moved = [matrices[box.operand][1] for box in spec.boxes if box.operand in matrices]
+        batch_strides = [
+            *(x.batch_stride if x else 0 for x in (gemm.a, gemm.b, gemm.c)),
+            *(x.strides[2] for x in moved),
+        ]
+        batched = sum((stride != 0) << i for i, stride in enumerate(batch_strides))
         layout = "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
         scalars = [
             ("m", "i", problem.m),
@@ -172,7 +185,8 @@ class Launcher:
         for name, kind, value in scalars:
             if name in spec.offsets:
                 block.write(spec.offsets[name], kind, value)
-        for extra in extras:
+        plain = [(i, extra) for i, extra in enumerate(extras) if extra not in moved]
+        for _, extra in plain:
             at = spec.offsets[f"epilogue.{extra.name}"]
             block.write(at, "Q", extra.address)
             for i, stride in enumerate(extra.transposed if gemm.is_transposed else extra.strides):
@@ -197,7 +211,7 @@ class Launcher:
             for operand, name in pointers.items()
         ) + tuple(
             (len(OPERANDS) + i, ctypes.c_uint64.from_address(block.address + spec.offsets[f"epilogue.{extra.name}"]))
-            for i, extra in enumerate(extras)
+            for i, extra in plain
         )
         self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
         self._addresses: Addresses = (
@@ -224,6 +238,16 @@ class Launcher:
                 self._launch(stream)
             else:
                 self._exchange(stream, self._launch)
+
+
+def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
+    """The descriptor of an epilogue's matrix."""
+    row, column, outer = matrix.transposed if is_transposed else matrix.strides
+    sizes = {"m": problem.m, "n": problem.d_columns}
+    batch = problem.batch if outer else 1
+    extents = sizes[box.contiguous], sizes[box.strided]
+    stride = row if box.contiguous == "n" else column
+    return tma.describe(box, matrix.address, *extents, batch, stride, outer, matrix.name)
 
 
 class Plan:
@@ -254,6 +278,7 @@ class Plan:
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
+        self._moved = parse(self.kernel.epilogue).majors if self.kernel else {}
         self._tensors = tensors
         self._passed = passed
         self._launcher = launcher
@@ -311,7 +336,7 @@ class Plan:
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
             if (name == "out" or name in self._passed.outputs) and not new.writable:
                 raise OperandError(f"{name} is read-only")
-            if 0 not in new.shape and name in ("a", "b", "c", "out"):
+            if 0 not in new.shape and (name in ("a", "b", "c", "out") or name in self._moved):
                 self._check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
@@ -338,9 +363,10 @@ class Plan:
         """Refuse a tensor whose first element is less aligned than the kernel relies on."""
         known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
         operand = getattr(self.kernel, known_as.get(name, name), None)
-        if operand is not None and (address % operand.align or address == 0):
+        align = tma.ALIGNMENT if name in self._moved else operand.align if operand is not None else 0
+        if align and (address % align or address == 0):
             raise OperandError(
-                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {operand.align} bytes: "
+                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {align} bytes: "
                 f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
             )
 

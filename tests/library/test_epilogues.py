@@ -307,7 +307,7 @@ def test_short_forms_are_as_exact_as_they_say() -> None:
         }
         for name, result in results.items():
             with np.errstate(over="ignore"):
-                wanted = evaluate(parse(f"d = {name}(acc)"), {"acc": x.astype(float)}, np, dtype)["d"]  # type: ignore[arg-type]
+                wanted = evaluate(parse(f"d = {name}(acc)"), {"acc": x.astype(float)}, np, dtype)["d"]
             assert (abs(result - wanted.value) <= wanted.error).all(), (name, dtype)
             # Of use only if it is small beside the rounding to the type that follows, relative to its least half ulp.
             rounding = {"bf16": 2.0**-9, "f16": 2.0**-12}[dtype]

@@ -27,7 +27,7 @@ struct Atom {
 };
 
 // t = silu(alpha * acc * s[m]) + beta * c + x.bf16[n]; aux.bf16[m, n] = t; d = t; top = max(abs(t))
-struct Epilogue {
+struct Epilogue : gemmill::NoMatrices {
   using Compute = float;
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;

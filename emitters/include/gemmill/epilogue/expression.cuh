@@ -2,7 +2,8 @@
 ///
 /// An emitted epilogue loads what depends on nothing (`uniform`), on the row (`row`), on the column (`column`, `columns`)
 /// and on the element (`element`, `elements`), computes D's element and the other outputs from that (`compute`), and stores the latter
-/// (`store`). `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions, which `reductions` has in this order.
+/// (`store`). Matrices with a major pass through shared memory: `input` and `output` name their places in what is loaded and
+/// stored. `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions, which `reductions` has in this order.
 #pragma once
 
 #include <gemmill/epilogue/linear.cuh>
@@ -88,9 +89,10 @@ struct FragmentEpilogue {
 
   /// Four elements of D of one fragment: rows m and m + 8, two columns that `column_of` names, of the eight that begin at
   /// column `offset` of the subtile and n of D. `sum` has them in the order of the fragment, in a gated epilogue those of
-  /// two fragments.
-  template <class Sums>
-  __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4], Compute* values) {
+  /// two fragments. `elements` hold what has been staged; `staged(i, j)` takes element j of output i that is to be.
+  template <class Sums, class Staged>
+  __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
+                        typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
     constexpr bool kGated = Operation::kGated;
     int const n0 = n + column_of(0), n1 = n + column_of(1);
     Column const own[2] = {held(offset, 0), held(offset, 1)};
@@ -102,14 +104,13 @@ struct FragmentEpilogue {
     for (int half = 0; half < 2; ++half) {
       int const row = m + half * 8;
       typename Operation::Extras extras[2];
-      typename Operation::Element elements[2];
-      operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[0], elements[1]);
+      operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[half * 2], elements[half * 2 + 1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         int const column = j == 0 ? n0 : n1;
         int const first = kGated ? j * 4 + half * 2 : half * 2 + j;
         values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
-                                                 uniform, rows[half], own[j], elements[j], extras[j]);
+                                                 uniform, rows[half], own[j], elements[half * 2 + j], extras[j]);
         if constexpr (kReductions > 0) {
           if (row < m_end && column < n_end) {
 #pragma unroll
@@ -123,6 +124,14 @@ struct FragmentEpilogue {
         }
       }
       if (row < m_end) operation.store_two(extras[0], extras[1], row, n0, n1, n_end, batch);
+      if constexpr (Operation::Outputs::kCount > 0) {
+#pragma unroll
+        for (int i = 0; i < Operation::Outputs::kCount; ++i) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) staged(i, half * 2 + j) = Operation::output(extras[j], i);
+          if constexpr (kGated) exchange(staged(i, half * 2), staged(i, half * 2 + 1));
+        }
+      }
       if constexpr (kGated) exchange(values[half * 2], values[half * 2 + 1]);
     }
 #pragma unroll
