@@ -91,13 +91,33 @@ PARTS = tuple(
 """Epilogues after the parts of K have been added up."""
 
 
+MATRICES = tuple(
+    config_of(epilogue, tile, **fields)
+    for tile in TILES
+    for epilogue, fields in (
+        ("d = acc + r.bf16.n[m, n]", {}),
+        ("aux.bf16.n = acc * 0.5; d = relu(acc)", {}),
+        ("d = acc * r.n[m, n] + s.f16.m[m, n] + x[m]; aux.f16.n = acc + bias[n]", {"d__major": "m"}),
+        ("d = silu(gate) * up + r.bf16.n[m, n]; aux.bf16.n = gate; other.m = up", {}),
+        (
+            "d = acc + beta * c + r.bf16.n[m, n] * t[m, n]; aux.n = acc; top[m] = max(acc); other = acc",
+            {"d__dtype": "f32", "c__dtype": "f32"},
+        ),
+    )
+)
+"""Matrices that pass through shared memory, alone, beside others at any strides, and beside C."""
+MATRIX_PARTS = tuple(
+    kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits)
+    for decomposition, splits in (("fused", 3), ("stream", 1))
+    for epilogue in ("d = acc + r.bf16.n[m, n]; aux.bf16.n = acc",)
+)
 FUNCTIONS = ("sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "erf")
 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm([*members(), *EIGHT_BITS, *PARTS])
+    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS])
     return registry
 
 
@@ -205,6 +225,11 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
         shape = {"scalar": (1,), "row": (*own, m), "column": (*own, n_d), "batch": own, "matrix": (*own, m, n_d)}[
             o.kind
         ]
+        if o.major != "any":
+            matrices = matrix(m, n_d, o.dtype, columns_contiguous=o.major == "n")
+            fill(matrices.tensor, "random", seed + 3 + index, o.dtype)
+            passed[o.name] = matrices.tensor
+            continue
         # Off the alignment of pairs now and then.
         flat = torch.randn(torch.Size(shape).numel() + 1, generator=generator, device="cuda").to(dtype)
         passed[o.name] = flat[(index + m) % 2 :][: torch.Size(shape).numel()].reshape(shape)
@@ -217,7 +242,8 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
             shape = {"scalar": (1,), "batch": outer, "row": (*outer, m), "column": (*outer, n_d)}[output.kind]
             passed[output.name] = torch.full(shape, float("nan"), device="cuda")
         else:
-            guards[output.name] = matrix(m, n_d, output.dtype, columns_contiguous=config.d.major == "n")
+            major = output.major if output.major != "any" else config.d.major
+            guards[output.name] = matrix(m, n_d, output.dtype, columns_contiguous=major == "n")
             passed[output.name] = guards[output.name].tensor
     return Case(config, epilogue, a, b, c, d, passed, guards, alpha=0.25, beta=-1.5)
 
@@ -260,6 +286,52 @@ def test_parts_of_k(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, k, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("config", [*MATRICES, *MATRIX_PARTS], ids=kernel_name)
+def test_matrices_by_tma(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, batch) in enumerate(((256, 256, None), (200, 176, None), (72, 592, 2))):
+        case = make_case(config, m, n, 200, batch, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+def test_matrices_are_moved_by_tma_where_they_can_be() -> None:
+    a = torch.randn(3, 256, 128, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(3, 128, 512, device="cuda", dtype=torch.bfloat16)
+    wide = torch.randn(3, 256, 520, device="cuda", dtype=torch.bfloat16)
+    sums = a.double() @ b.double()
+    layouts = {
+        "n": (wide[..., 8:], wide[0, :, :512], wide[..., :512]),
+        "m": (torch.randn(3, 512, 256, device="cuda", dtype=torch.bfloat16).mT,),
+        "any": (wide[..., 1:513], wide[:, :1, :512], wide[..., :1]),
+    }
+    for major, operands in layouts.items():
+        for r in operands:
+            aux = torch.empty(3, 256, 512, device="cuda")
+            epilogue = "d = acc + r[m, n]; aux = acc"
+            with gemmill.plan(a, b, epilogue=epilogue, r=r, aux=aux) as plan:
+                plan()
+                assert plan.kernel is not None
+                majors = parse(plan.kernel.epilogue).majors
+                expected = {"n": "m", "m": "n"} if plan.swapped else {}
+                assert majors.get("r", "any") == expected.get(major, major)
+                assert majors.get("aux") == expected.get("n", "n")
+                torch.testing.assert_close(plan.out.double(), sums + r.double(), rtol=2**-7, atol=1e-3)
+                torch.testing.assert_close(aux.double(), sums, rtol=1e-4, atol=1e-3)
+                if major == "n":
+                    with pytest.raises(OperandError, match="multiple of 16 bytes"):
+                        plan.rebind(
+                            r=torch.empty(3 * 256 * 520 + 8, device="cuda", dtype=torch.bfloat16)[1:].as_strided(
+                                r.shape, r.stride()
+                            )
+                        )
+                    other = wide.clone().as_strided(r.shape, r.stride())
+                    plan.rebind(r=other)
+                    plan()
+                    torch.testing.assert_close(plan.out.double(), sums + other.double(), rtol=2**-7, atol=1e-3)
+    with pytest.raises(OperandError, match="r is n-major in the epilogue"):
+        gemmill.matmul(a, b, epilogue="d = acc + r.bf16.n[m, n]", r=wide[..., 1:513])
 
 
 @pytest.mark.parametrize("config", list(members())[::3], ids=kernel_name)
