@@ -92,7 +92,7 @@ PARTS = tuple(
 
 
 MATRICES = tuple(
-    config_of(epilogue, tile, **fields)
+    config
     for tile in TILES
     for epilogue, fields in (
         ("d = acc + r.bf16.n[m, n]", {}),
@@ -104,6 +104,7 @@ MATRICES = tuple(
             {"d__dtype": "f32", "c__dtype": "f32"},
         ),
     )
+    if legal(config := config_of(epilogue, tile, **fields))
 )
 """Matrices that pass through shared memory, alone, beside others at any strides, and beside C."""
 MATRIX_PARTS = tuple(

@@ -94,6 +94,8 @@ struct FragmentEpilogue {
   __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
                         typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
     constexpr bool kGated = Operation::kGated;
+    // Addresses are computed anew for each fragment: kept, they would fill the registers.
+    asm volatile("" : "+r"(n));
     int const n0 = n + column_of(0), n1 = n + column_of(1);
     Column const own[2] = {held(offset, 0), held(offset, 1)};
     float column_totals[Operation::kColumnTotals + 1][2];
