@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gemmill.emitters import include_path
 from gemmill.library.config import GemmConfig
 from gemmill.library.epilogues.encoding import decode, encode
-from gemmill.library.epilogues.parse import LINEAR, canonical, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, canonical, parse, serves, spelling, unstaged
 from gemmill.library.epilogues.reference import evaluate, rounded
 from gemmill.library.epilogues.tree import (
     FUNCTIONS,
@@ -127,6 +127,7 @@ def test_any_text_is_an_epilogue_or_an_error_inside_it(text: str) -> None:
         ("d = max(acc,\n  0)", "d = max(acc, 0)"),
         ("aux.bf16 = acc + b1.f32[n]; d = aux", "aux.bf16[m, n] = acc + b1[n]; d = aux"),
         ("amax = max( abs(acc) );d=acc", "amax = max(abs(acc)); d = acc"),
+        ("aux.bf16.n = acc; d = aux + r.f32.m[m, n]", "aux.bf16.n[m, n] = acc; d = aux + r.m[m, n]"),
         ("d = acc - (x[m] - y[n]) - (1 - 2)", "d = acc - (x[m] - y[n]) - (1 - 2)"),
         ("d = -(-1) * acc - -2", "d = 1 * acc - -2"),
         (
@@ -148,6 +149,9 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + bias[k]", 15, "[k] is no index"),
         ("d = acc + n", 10, "'n' is an index"),
         ("d = acc[n]", 4, "'acc' is a value of this element"),
+        ("d = acc + x.bf16.n[n]", 10, "'x' has no [m, n]; only a matrix is n-major"),
+        ("d = acc + x.n.bf16[m, n]", 10, "'x.n' is no name"),
+        ("x.n = max(acc); d = acc", 0, "x is a reduction; only a matrix is n-major"),
         ("d = acc + x.s8[n]", 10, "'s8' is no type of an operand"),
         ("x = acc", 7, "nothing is assigned to d"),
         ("d = 3 + s", 0, "the sums of products are not read"),
@@ -205,6 +209,18 @@ def test_types_and_transposition() -> None:
     assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; rows[n] = sum(d)"
     with pytest.raises(ValueError, match="gated"):
         transposed(parse("d = gate * up"))
+    staged = parse("aux.m = acc; d = acc + r.bf16.n[m, n] + s[m, n]")
+    assert staged.majors == {"r": "n", "aux": "m"}
+    assert str(transposed(staged)) == "aux.n[m, n] = acc; d = acc + r.bf16.m[m, n] + s[m, n]"
+
+
+def test_a_kernel_serves_epilogues_that_offer_what_it_demands() -> None:
+    wanted = canonical("aux.n = acc; d = acc + r.bf16.n[m, n]")
+    for kernel in (wanted, unstaged(wanted), canonical("aux = acc; d = acc + r.bf16.n[m, n]")):
+        assert serves(kernel, wanted)
+        assert serves(wanted, kernel) == (kernel == wanted)
+    for other in ("aux.m = acc; d = acc + r.bf16.n[m, n]", "aux.n = acc; d = acc - r.bf16.n[m, n]", LINEAR):
+        assert not serves(canonical(other), wanted)
 
 
 def test_configs_hold_canonical_epilogues_that_read_c_where_there_is_one() -> None:
