@@ -31,6 +31,9 @@ MAX_AUTO_STAGES = 16
 """Deepest pipeline that ``stages: auto`` asks for; more hides no further latency."""
 MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
+MAX_STAGED_N = 32
+"""The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
+no stage."""
 MAX_PROMOTED_N = 160
 """Most columns of a WGMMA whose sums are promoted."""
 MIN_D_BUFFERS = 2
@@ -216,15 +219,16 @@ def subtile_n(fields: Fields) -> int:
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
-    return _subtile_n(tile_columns_d(fields), *loaded(fields), *stored(fields))
+    most = MAX_STAGED_N if any(_matrices(fields)) else MAX_SUBTILE_N
+    return _subtile_n(tile_columns_d(fields), most, *loaded(fields), *stored(fields))
 
 
 @cache
-def _subtile_n(tile_n: int, *operands: Format) -> int:
-    """:func:`subtile_n` by the tile's columns of D and what is staged."""
+def _subtile_n(tile_n: int, most: int, *operands: Format) -> int:
+    """:func:`subtile_n` by the tile's columns of D, the most of a subtile, and what is staged."""
     n_major = [dtype_bytes(dtype) for dtype, major in operands if major == "n"]
     m_major = [dtype_bytes(dtype) for dtype, major in operands if major == "m"]
-    for n in range(min(tile_n, MAX_SUBTILE_N) // 8 * 8, 8, -8):
+    for n in range(min(tile_n, most) // 8 * 8, 8, -8):
         conflict_free = all(n * size in (128, 64, 32) or n * size % 32 == 16 for size in n_major)
         if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):
             return n

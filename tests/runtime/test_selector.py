@@ -361,7 +361,7 @@ def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> Non
 
 def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None:
     plain = problem(4096, 4096, 4096)
-    epilogue = "d = acc + r.bf16.n[m, n]"
+    epilogue = "d = acc + r.n[m, n]"
     linear = selector.select(plain).config
     config = with_epilogue(linear, epilogue)
     assert config is not None

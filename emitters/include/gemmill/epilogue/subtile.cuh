@@ -13,6 +13,8 @@ namespace gemmill {
 inline constexpr int kSubtileM = 64;
 /// Most columns of a subtile.
 inline constexpr int kMaxSubtileN = 128;
+/// The same where an epilogue's matrices are staged as well.
+inline constexpr int kMaxStagedN = 32;
 
 /// True where a subtile of n columns suits an operand. n-major: a warp accesses rows without bank conflicts if they are
 /// a swizzle span or an odd multiple of 16 bytes long. m-major: always swizzled; a subtile has at most 8 KiB.
@@ -32,7 +34,8 @@ constexpr bool suits(Formats<All...>, int n) {
 /// library/resources.py holds the same rule for the host.
 template <class C, MajorOut MajorC, class D, MajorOut MajorD, class Epilogue>
 constexpr int subtile_n(int tile_n) {
-  for (int n = min_of(tile_n, kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
+  constexpr bool kStages = Epilogue::Inputs::kCount + Epilogue::Outputs::kCount > 0;
+  for (int n = min_of(tile_n, kStages ? kMaxStagedN : kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
     if (tile_n % n == 0 && suits<C, MajorC>(n) && suits<D, MajorD>(n) && suits(typename Epilogue::Inputs{}, n) &&
         suits(typename Epilogue::Outputs{}, n))
       return n;
