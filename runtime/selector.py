@@ -107,6 +107,8 @@ class Selector:
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
         self._groups = {key: _group(names, configs) for key, names in members.items()}
+        self._fused: dict[Format, _Group] = {}
+        """Linear kernels with the epilogues of problems, as they are asked for."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
         for decision in decisions:
             if decision.kernel in configs and decision.gpu.startswith(gpu.name):
@@ -162,11 +164,13 @@ class Selector:
         """The kernels of a format: those declared with its epilogue, or else, for the epilogue of a problem, the linear
         ones with it in place of theirs, as far as rules allow."""
         group = self._groups.get(key)
-        if group is None and key[-1] == epilogue and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
+        if group is not None or key[-1] != epilogue:
+            return group
+        if key not in self._fused and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
             configs = filter(None, (with_epilogue(config, epilogue) for config in linear.configs))
             if own := {kernel_name(config): config for config in configs}:
-                group = self._groups[key] = _group(sorted(own), own)  # several threads at once would find the same
-        return group
+                self._fused[key] = _group(sorted(own), own)  # several threads at once would find the same
+        return self._fused.get(key)
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions

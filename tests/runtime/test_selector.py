@@ -370,7 +370,9 @@ def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None
     assert legal(config)
     split = next(c for c in selector.configs.values() if c.scheduler.decomposition == "split" and c.c is None)
     assert with_epilogue(split, epilogue) == split.model_copy(update={"epilogue": unstaged(epilogue)})
+    selector.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
     assert selector.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
+    assert parse_name(kernel_name(config)) == config
     # A declared kernel that takes any strides serves the problem as well.
     anywhere = linear.model_copy(update={"epilogue": unstaged(epilogue)})
     assert needs_swap(anywhere, replace(plain, epilogue=epilogue)) is False
