@@ -240,7 +240,7 @@ def _parameters(epilogue: Epilogue) -> str:
         if o.major != "any":
             continue
         element = DTYPES[o.dtype].cpp
-        struct = "Scalar" if o.kind == "scalar" else "Matrix" if o.kind == "matrix" else "Vector"
+        struct = "Scalar" if o.kind == "scalar" else "Matrix" if o.kind == "matrix" else "Values"
         argument = f"{element}, Compute" if o.kind == "scalar" else f"{element} const"
         lines.append(f"gemmill::{struct}<{argument}> {o.name}_;")
     lines += [
@@ -249,7 +249,7 @@ def _parameters(epilogue: Epilogue) -> str:
         if not a.is_reduction and a.major == "any"
     ]
     if reductions := _reductions(epilogue):
-        lines.append(f"gemmill::Vector<float> reductions[kReductions];  // {', '.join(a.name for a in reductions)}")
+        lines.append(f"gemmill::Values<float> reductions[kReductions];  // {', '.join(a.name for a in reductions)}")
     return "".join(f"\n    {line}" for line in lines)
 
 

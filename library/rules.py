@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.footprint import FAMILY, family_of
@@ -101,9 +101,14 @@ def _epilogue_integers(f: Fields) -> str | None:
 
 
 def _epilogue_family(f: Fields) -> str | None:
-    if f["epilogue"] == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
+    epilogue = str(f["epilogue"])
+    if epilogue == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
         return None
-    return f"{f['schedule']} kernels have the linear epilogue only: {f['epilogue']}"
+    if is_gated(epilogue):
+        return f"{f['schedule']} kernels do not pair columns: {epilogue}"
+    if any(staged_formats(epilogue)):
+        return f"{f['schedule']} kernels have no TMA; leave out the majors of matrices: {epilogue}"
+    return None
 
 
 def _epilogue_groups(f: Fields) -> str | None:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.gpu.harness import Guarded, fill, guarded, kernel
+from tests.gpu.harness import DIRECT, Guarded, fill, guarded, kernel
 
 import gemmill
 from gemmill.library.config import GemmConfig
@@ -17,7 +17,7 @@ from gemmill.library.epilogues.parse import canonical, parse
 from gemmill.library.epilogues.reference import Bounded, evaluate, rounded
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.rules import legal
 from gemmill.runtime.registry import Registry
 
@@ -112,13 +112,33 @@ MATRIX_PARTS = tuple(
     for decomposition, splits in (("fused", 3), ("stream", 1))
     for epilogue in ("d = acc + r.bf16.n[m, n]; aux.bf16.n = acc",)
 )
+GEMV = (
+    "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_f16k16_f16k16_f32_f32any4_f32any4_8x32x128_1x1_gemv_s2_m1_k1_linear",
+    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x64_1x1_gemv_s4_m1_k1_linear",
+)
+
+
+def without_tma() -> Iterator[GemmConfig]:
+    """Expressions in the families that read and write through plain addresses."""
+    for config in (*DIRECT, *map(parse_name, GEMV)):
+        text = (
+            "d = gelu(acc * 0.125 + beta * c) * row[m] + r[m, n]; rows[m] = sum(d); aux = acc"
+            if config.c
+            else "d = silu(alpha * acc * row[m] * x[n] + bias.bf16[n]) + r[m, n]; aux.bf16 = acc; amax = max(abs(d))"
+        )
+        config = config.model_copy(update={"epilogue": canonical(text)})
+        if config.a.dtype != "tf32" and legal(config):
+            yield config
+
+
 FUNCTIONS = ("sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "erf")
 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS])
+    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma()])
     return registry
 
 
@@ -195,7 +215,7 @@ class Case:
 def bounds(wanted: Bounded, dtype: str) -> tuple[Any, Any]:
     """What a value may be after its conversion, which keeps the order."""
     low, high = wanted.value - wanted.error, wanted.value + wanted.error
-    if dtype == "f32":
+    if dtype in ("f32", "f64"):
         return low - 2.0**-23 * abs(low) - 2.0**-126, high + 2.0**-23 * abs(high) + 2.0**-126
     return rounded(low, dtype, torch), rounded(high, dtype, torch)
 
@@ -295,6 +315,23 @@ def test_matrices_by_tma(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, 200, batch, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("config", list(without_tma()), ids=kernel_name)
+def test_without_tma(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k, batch) in enumerate(((256, 256, 128, None), (131, 70, 75, None), (37, 141, 40, 3))):
+        case = make_case(config, m, n, k, batch, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+def test_operands_of_any_layout_are_served() -> None:
+    a = torch.randn(70, 131, device="cuda", dtype=torch.bfloat16)[:, 1:]
+    b = torch.randn(130, 90, device="cuda", dtype=torch.bfloat16)[:, ::2]
+    bias, r = torch.randn(45, device="cuda"), torch.randn(45, 70, device="cuda").t()
+    d = gemmill.matmul(a, b, epilogue="d = relu(acc + bias[n]) + r[m, n]", bias=bias, r=r)
+    wanted = (a.double() @ b.double() + bias.double()).relu() + r.double()
+    torch.testing.assert_close(d.double(), wanted, rtol=2**-7, atol=1e-2)
 
 
 def test_matrices_are_moved_by_tma_where_they_can_be() -> None:

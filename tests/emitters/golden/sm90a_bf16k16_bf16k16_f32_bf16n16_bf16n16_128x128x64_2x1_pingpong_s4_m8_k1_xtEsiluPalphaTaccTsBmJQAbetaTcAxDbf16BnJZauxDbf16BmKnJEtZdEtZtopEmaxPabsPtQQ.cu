@@ -38,10 +38,10 @@ struct Epilogue : gemmill::NoMatrices {
 
   struct Params {
     Compute alpha, beta;
-    gemmill::Vector<float const> s_;
-    gemmill::Vector<gemmill::bf16 const> x_;
+    gemmill::Values<float const> s_;
+    gemmill::Values<gemmill::bf16 const> x_;
     gemmill::Matrix<gemmill::bf16> aux_;
-    gemmill::Vector<float> reductions[kReductions];  // top
+    gemmill::Values<float> reductions[kReductions];  // top
   };
   struct Uniform { Compute alpha, beta; };
   struct Row { Compute s_; };

@@ -28,6 +28,17 @@ __device__ Compute evaluate(Epilogue const& epilogue, Compute accumulator, Compu
   return d;
 }
 
+/// What a kernel without TMA takes with an expression, and the epilogue that finds its own part there.
+template <class Epilogue>
+struct ExpressionParams : DirectParams {
+  typename Epilogue::Params epilogue;
+};
+template <class Epilogue>
+struct DirectExpression : Epilogue {
+  __device__ explicit DirectExpression(DirectParams const& params)
+      : Epilogue(static_cast<ExpressionParams<Epilogue> const&>(params).epilogue) {}
+};
+
 /// The epilogue of one warpgroup on one tile: 64-row blocks of WGMMA fragments, subtile by subtile.
 ///
 /// A thread holds, of each 16 x 8 fragment, two neighbouring columns of rows r and r + 8. In a gated epilogue they are
