@@ -1,6 +1,7 @@
 """What fused epilogues cost: the same kernel with the plain epilogue and with expressions, interleaved in one run.
 
-Prints the time of each and its ratio to the plain one, with quartiles over rounds. Needs an NVIDIA GPU and PyTorch.
+Prints the time of each and its ratio to the plain one, with quartiles over rounds, and writes the same to
+``profiler/results`` (JSON). Needs an NVIDIA GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 KERNELS = (
-    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_pingpong_s6_m8_k1_linear",
-    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x256x64_2x1_pingpong_s4_m8_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
 )
-"""Kernels that serve large problems best."""
+"""The fastest kernel at 4096x4096x4096, and the fastest of those whose epilogues no other warpgroup's MMAs hide."""
 SETS = 3
 """Operand sets that launches rotate over, so that none is in L2."""
 LAUNCHES = 12
@@ -28,42 +29,51 @@ LAUNCHES = 12
 EPILOGUES = (
     "d = acc + bias.bf16[n]",
     "d = relu(acc + bias.bf16[n])",
+    "d = silu(acc + bias.bf16[n])",
     "d = gelu(acc + bias.bf16[n])",
     "d = gelu_tanh(acc + bias.bf16[n])",
-    "d = silu(acc + bias.bf16[n])",
+    "d = silu(gate) * up",
     "d = acc * row[m] * column[n]",
     "d = silu(alpha * acc * row[m] * column[n] + bias.bf16[n])",
-    "d = silu(gate) * up",
     "d = relu(acc + bias.bf16[n]); amax = max(abs(d))",
     "d = acc + bias.bf16[n]; rows[m] = sum(d)",
+    "d = acc + residual.bf16.n[m, n]",
     "d = acc + residual.bf16[m, n]",
+    "aux.bf16.n = acc + bias.bf16[n]; d = gelu(acc + bias.bf16[n])",
     "aux.bf16 = acc + bias.bf16[n]; d = gelu(acc + bias.bf16[n])",
 )
+"""Matrices twice: moved by TMA, and through plain addresses."""
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="M, N and K (%(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="rounds over all candidates (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--commit", help="commit that the results name; default: the repository's")
+    parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
     arguments = parser.parse_args()
 
     import torch
 
-    from gemmill.library.epilogues.parse import LINEAR, canonical
+    from gemmill.library.epilogues.parse import canonical
     from gemmill.library.names import kernel_name, parse_name
+    from gemmill.profiler.records import source_commit
+    from gemmill.profiler.telemetry import open_telemetry
     from gemmill.profiler.timing import capture, time_rounds
     from gemmill.runtime.registry import Registry
+    from gemmill.runtime.selector import with_epilogue
 
-    plain = [parse_name(name) for name in KERNELS]
-    configs = [
-        config.model_copy(update={"epilogue": text})
-        for config in plain
-        for text in (LINEAR, *map(canonical, EPILOGUES))
-    ]
+    # Of each plain kernel, the one that a call with the epilogue would compile in its place.
+    configs = {parse_name(name): name for name in KERNELS}
+    for config, name in list(configs.items()):
+        fused = {text: with_epilogue(config, canonical(text)) for text in EPILOGUES}
+        if refused := [text for text, own in fused.items() if own is None]:
+            raise SystemExit(f"{name} takes no epilogue {refused}")
+        configs |= {own: name for own in fused.values() if own is not None}
     registry = Registry()
-    registry.warm(configs)
+    registry.warm(list(configs))
     sets = [_operands(torch, arguments.size, seed) for seed in range(SETS)]
     stream = torch.cuda.Stream()
     plans = {kernel_name(config): [_plan(registry, config, x) for x in sets] for config in configs}
@@ -71,20 +81,38 @@ def main() -> None:
     time_rounds(graphs, LAUNCHES, 3)  # until clocks have settled
     times = time_rounds(graphs, LAUNCHES, arguments.rounds)
     rows = []
-    for config in configs:
-        name = kernel_name(config.model_copy(update={"epilogue": LINEAR}))
+    for config, name in configs.items():
         samples = times[kernel_name(config)]
         low, median, high = statistics.quantiles((x / y for x, y in zip(samples, times[name], strict=True)), n=4)
         us = statistics.median(samples)
-        rows.append({"kernel": name, "epilogue": config.epilogue, "us": us, "ratio": median, "low": low, "high": high})
+        row = {"plain": name, "stages": config.stages, "epilogue": config.epilogue, "us": us}
+        rows.append(row | {"ratio": median, "low": low, "high": high})
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    record = {
+        "gpu": properties.name,
+        "driver": open_telemetry(f"GPU-{properties.uuid}").driver(),
+        "cuda": torch.version.cuda,
+        "torch": str(torch.__version__),
+        "commit": arguments.commit or source_commit(),
+        "size": arguments.size,
+        "rounds": arguments.rounds,
+        "rows": sorted(rows, key=lambda row: KERNELS.index(row["plain"])),
+    }
+    path = arguments.out / f"epilogue-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
     if arguments.json:
-        print(json.dumps({"gpu": torch.cuda.get_device_name(), "size": arguments.size, "rows": rows}, indent=2))
+        print(json.dumps(record, indent=2))
         return
-    print(f"{torch.cuda.get_device_name()}, {arguments.size}^3 bf16; ratio to the plain epilogue, its quartiles")
-    for row in rows:
-        if row["epilogue"] == LINEAR:
-            print(row["kernel"])
-        print(f"  {row['us']:8.1f} us  {row['ratio']:6.3f} ({row['low']:.3f} to {row['high']:.3f})  {row['epilogue']}")
+    print(f"{record['gpu']}, driver {record['driver']}, commit {record['commit']}: {arguments.size}^3 bf16")
+    print("ratio to the plain epilogue, its quartiles")
+    for row in record["rows"]:
+        if row["epilogue"] == "linear":
+            print(row["plain"])
+        print(
+            f"  {row['us']:8.1f} us  {row['ratio']:6.3f} ({row['low']:.3f} to {row['high']:.3f})  s{row['stages']}  "
+            f"{row['epilogue']}"
+        )
+    print(f"records: {path}")
 
 
 def _operands(torch: Any, size: int, seed: int) -> dict[str, Any]:

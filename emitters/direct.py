@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from string import Template
 
+from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text
 from gemmill.emitters.slots import slots
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.fields import fields_of
 from gemmill.library.footprint import FAMILY
 from gemmill.library.launch import LaunchSpec
@@ -14,9 +16,9 @@ from gemmill.library.names import kernel_name
 
 _TEMPLATE = Template("""\
 #include <gemmill/kernel/$header.cuh>
-
+$include
 // $summary
-${atom}struct Config {
+${atom}${epilogue_text}struct Config {
   using A = $a;
   using B = $b;
   using C = $c;
@@ -34,15 +36,15 @@ ${atom}struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
   static constexpr int kSwizzle = $swizzle;
 
-$members  using Epilogue = gemmill::Linear<$compute>;
+$members  using Epilogue = $epilogue;
 };
 
 using Kernel = gemmill::$kernel<Config>;
 
-extern "C" __constant__ gemmill::DirectSpec $spec_symbol = gemmill::direct_spec<Kernel>();
+extern "C" __constant__ gemmill::DirectSpec $spec_symbol = gemmill::direct_spec<$spec>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
-$entry(__grid_constant__ gemmill::DirectParams const params) {
+$entry(__grid_constant__ gemmill::$params const params) {
   Kernel::run(params);
 }
 """)
@@ -66,6 +68,10 @@ def _offsets() -> dict[str, int]:
 def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a config's kernel."""
     fields, family, offsets = fields_of(config), FAMILY[config.family], _offsets()
+    params_bytes = resources.align_up(max(offsets.values()) + 4, 8)
+    if config.epilogue != LINEAR:  # ExpressionParams
+        offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
+        params_bytes += epilogue_bytes(config)
     return LaunchSpec(
         entry=f"gemmill_{kernel_name(config)}",
         threads=family.threads(fields),
@@ -73,7 +79,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         shared_bytes=family.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
         boxes=(),
-        params_bytes=resources.align_up(max(offsets.values()) + 4, 8),
+        params_bytes=params_bytes,
         offsets=offsets,
     )
 
@@ -95,6 +101,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
 def text(config: GemmConfig, *, header: str, kernel: str, atom: str = "", members: str = "") -> str:
     """The source of a legal config's kernel: an instantiation of a class template of ``kernel/<header>.cuh``."""
     launch = launch_spec(config)
+    plain = config.epilogue == LINEAR
     return _TEMPLATE.substitute(
         slots(config, launch),
         header=header,
@@ -105,7 +112,11 @@ def text(config: GemmConfig, *, header: str, kernel: str, atom: str = "", member
         align_b=config.b.align,
         align_c=(config.c or config.d).align,
         align_d=config.d.align,
-        compute=_compute(config),
+        include="" if plain else "#include <gemmill/epilogue/expression.cuh>\n",
+        epilogue_text=epilogue_text(config),
+        epilogue=f"gemmill::Linear<{_compute(config)}>" if plain else "gemmill::DirectExpression<::Epilogue>",
+        spec="Kernel" if plain else "Kernel, gemmill::ExpressionParams<::Epilogue>",
+        params="DirectParams" if plain else "ExpressionParams<::Epilogue>",
         kernel=kernel,
     )
 

@@ -1,7 +1,8 @@
 """The source of an epilogue: ``LinearEpilogue``, or a functor emitted from an expression; and how its parameters lie.
 
 Every epilogue's parameters begin with alpha and beta; then come an expression's operands, its output matrices and its
-reductions, in that order, each a struct of epilogue/operands.cuh.
+reductions, in that order, each a struct of epilogue/operands.cuh. Before all of them stand the TMA descriptors of the
+matrices that have a major: operands, then outputs.
 """
 
 from __future__ import annotations
@@ -10,9 +11,24 @@ from collections.abc import Iterable, Mapping
 from string import Template
 
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, parse
-from gemmill.library.epilogues.tree import FUNCTIONS, Assignment, Call, Epilogue, Kind, Node, Number, Operand, Value
+from gemmill.library.epilogues.tree import (
+    FUNCTIONS,
+    PASSES,
+    SHORT_FORMS,
+    Assignment,
+    Call,
+    Epilogue,
+    Kind,
+    Node,
+    Number,
+    Operand,
+    Value,
+    roundings,
+)
+from gemmill.library.launch import TMA_BYTES
+from gemmill.library.resources import align_up
 
 _COMPUTE = {"f32": "float", "f64": "double", "s32": "int32_t"}
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
@@ -20,7 +36,7 @@ _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16
 
 _TEMPLATE = Template("""\
 // $expression
-struct Epilogue {
+struct Epilogue : gemmill::$matrices {
   using Compute = $compute;
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
@@ -29,7 +45,7 @@ struct Epilogue {
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
   __device__ static constexpr gemmill::Reduce reduce(int i) { return $reduce; }
 
-  struct Params {
+  struct Params {$descriptors
     Compute alpha, beta;$parameters
   };
   struct Uniform {$uniform_members};
@@ -49,7 +65,7 @@ struct Epilogue {
   __device__ Element element(int m, int n, int batch) const { return {$element}; }
   __device__ void elements(int m, int n0, int n1, int end, int batch, Element& first, Element& second) const {$elements}
   __device__ void touch(int m, int rows, int m_end, int n, int columns, int n_end, int batch, int thread) const {$touch}
-  __device__ void store(Extras const& extras, int m, int n, int batch) const {$store}
+$staged  __device__ void store(Extras const& extras, int m, int n, int batch) const {$store}
   __device__ void store_two(Extras const& first, Extras const& second, int m, int n0, int n1, int end,
                             int batch) const {$store_two}
 
@@ -89,7 +105,8 @@ def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
     strides along M, N and the batch, of all else the stride along the batch, in elements.
     """
     size = DTYPES[compute_type(config)].bytes
-    offsets, end = {"epilogue": 0, "alpha": 0, "beta": size}, 2 * size
+    start = TMA_BYTES * len(staged_matrices(config))
+    offsets, end = {"epilogue": 0, "alpha": start, "beta": start + size}, start + 2 * size
     for name, kind in _passed(parse(config.epilogue)):
         offsets[f"epilogue.{name}"] = end
         end += _BYTES[kind]
@@ -98,8 +115,15 @@ def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
 
 def epilogue_bytes(config: GemmConfig) -> int:
     """Size of the epilogue's parameters."""
-    passed = _passed(parse(config.epilogue))
-    return 2 * DTYPES[compute_type(config)].bytes + sum(_BYTES[kind] for _, kind in passed)
+    passed, descriptors = _passed(parse(config.epilogue)), TMA_BYTES * len(staged_matrices(config))
+    size = 2 * DTYPES[compute_type(config)].bytes + sum(_BYTES[kind] for _, kind in passed)
+    return align_up(descriptors + size, 64) if descriptors else size
+
+
+def staged_matrices(config: GemmConfig) -> list[Operand | Assignment]:
+    """The matrices that have descriptors, in their order: operands, then outputs."""
+    inputs, outputs = parse(config.epilogue).staged
+    return [*inputs, *outputs]
 
 
 def epilogue_text(config: GemmConfig) -> str:
@@ -109,6 +133,8 @@ def epilogue_text(config: GemmConfig) -> str:
     epilogue = parse(config.epilogue)
     reductions = _reductions(epilogue)
     stores = [a for a in epilogue.outputs if not a.is_reduction]
+    inputs, outputs = epilogue.staged
+    direct = [a for a in stores if a not in outputs]
     kinds: dict[Kind, list[Operand]] = {kind: [o for o in epilogue.operands if o.kind == kind] for kind in _BYTES}
     uniform = [*kinds["scalar"], *kinds["batch"]]
     factors = [name for name in ("alpha", "beta") if name in epilogue.factors]
@@ -121,8 +147,13 @@ def epilogue_text(config: GemmConfig) -> str:
         **{o.name: f"column.{o.name}_" for o in kinds["column"]},
         **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
     }
+    elements = [o for o in kinds["matrix"] if o not in inputs]
+    rounded = roundings(epilogue, config.d.dtype)
     statements = [
-        *(f"Compute const {names[a.name]} = {_cpp(a.value, names, places)};" for a in epilogue.assignments),
+        *(
+            f"Compute const {names[a.name]} = {_cpp(a.value, names, places, rounded[a.name])};"
+            for a in epilogue.assignments
+        ),
         *(f"extras.{a.name}_ = {names[a.name]};" for a in stores),
         *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(reductions)),
         "return d_;",
@@ -141,7 +172,7 @@ def epilogue_text(config: GemmConfig) -> str:
         uniform_members=_struct([*factors, *(f"{o.name}_" for o in uniform)]),
         row_members=_struct(f"{o.name}_" for o in kinds["row"]),
         column_members=_struct(f"{o.name}_" for o in kinds["column"]),
-        element_members=_struct(f"{o.name}_" for o in kinds["matrix"]),
+        element_members=_struct(f"{o.name}_" for o in (*elements, *inputs)),
         extras_members=_struct(f"{a.name}_" for a in stores)[:-1] + reduced + " " if stores or reductions else "",
         needs_c="params.beta != 0" if epilogue.reads_c and epilogue.c_is_scaled else str(epilogue.reads_c).lower(),
         uniform=", ".join(
@@ -157,10 +188,10 @@ def epilogue_text(config: GemmConfig) -> str:
             f"gemmill::load_two<Compute>(params.{o.name}_, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
             for o in kinds["column"]
         ),
-        element=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in kinds["matrix"]),
+        element=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in elements),
         elements=_block(
             f"gemmill::load_two<Compute>(params.{o.name}_, m, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
-            for o in kinds["matrix"]
+            for o in elements
         ),
         touch=_block(
             (
@@ -170,11 +201,14 @@ def epilogue_text(config: GemmConfig) -> str:
                 *(f"gemmill::touch(params.{o.name}_, n, columns, n_end, batch, thread);" for o in kinds["column"]),
             )
         ),
-        store=_block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in stores),
+        store=_block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in direct),
         store_two=_block(
             f"gemmill::store_two(params.{a.name}_, m, n0, n1, end, batch, first.{a.name}_, second.{a.name}_);"
-            for a in stores
+            for a in direct
         ),
+        matrices=f"StagedMatrices<{_formats(inputs)}, {_formats(outputs)}>" if inputs or outputs else "NoMatrices",
+        descriptors=f"\n    cute::TmaDescriptor matrices[{len(inputs) + len(outputs)}];" if inputs or outputs else "",
+        staged=_place("input", "Element", inputs) + _place("output", "Extras", outputs),
         sums="Compute gate, Compute up" if epilogue.gated else "Compute acc, Compute",
         statements="\n".join(f"    {statement}" for statement in statements),
         bytes=epilogue_bytes(config),
@@ -189,8 +223,8 @@ def _reductions(epilogue: Epilogue) -> list[Assignment]:
 
 def _members(epilogue: Epilogue) -> list[tuple[str, Kind]]:
     """What has a struct of its own name."""
-    stores = [(a.name, a.kind) for a in epilogue.outputs if not a.is_reduction]
-    return [(o.name, o.kind) for o in epilogue.operands] + stores
+    stores = [(a.name, a.kind) for a in epilogue.outputs if not a.is_reduction and a.major == "any"]
+    return [(o.name, o.kind) for o in epilogue.operands if o.major == "any"] + stores
 
 
 def _passed(epilogue: Epilogue) -> list[tuple[str, Kind]]:
@@ -203,14 +237,35 @@ def _passed(epilogue: Epilogue) -> list[tuple[str, Kind]]:
 def _parameters(epilogue: Epilogue) -> str:
     lines = []
     for o in epilogue.operands:
+        if o.major != "any":
+            continue
         element = DTYPES[o.dtype].cpp
-        struct = "Scalar" if o.kind == "scalar" else "Matrix" if o.kind == "matrix" else "Vector"
+        struct = "Scalar" if o.kind == "scalar" else "Matrix" if o.kind == "matrix" else "Values"
         argument = f"{element}, Compute" if o.kind == "scalar" else f"{element} const"
         lines.append(f"gemmill::{struct}<{argument}> {o.name}_;")
-    lines += [f"gemmill::Matrix<{DTYPES[a.dtype].cpp}> {a.name}_;" for a in epilogue.outputs if not a.is_reduction]
+    lines += [
+        f"gemmill::Matrix<{DTYPES[a.dtype].cpp}> {a.name}_;"
+        for a in epilogue.outputs
+        if not a.is_reduction and a.major == "any"
+    ]
     if reductions := _reductions(epilogue):
-        lines.append(f"gemmill::Vector<float> reductions[kReductions];  // {', '.join(a.name for a in reductions)}")
+        lines.append(f"gemmill::Values<float> reductions[kReductions];  // {', '.join(a.name for a in reductions)}")
     return "".join(f"\n    {line}" for line in lines)
+
+
+def _formats(matrices: Iterable[Operand | Assignment]) -> str:
+    """The C++ list of what TMA moves."""
+    each = (f"gemmill::Format<{DTYPES[x.dtype].cpp}, gemmill::MajorOut::{x.major.upper()}>" for x in matrices)
+    return f"gemmill::Formats<{', '.join(each)}>"
+
+
+def _place(function: str, struct: str, matrices: Iterable[Operand | Assignment]) -> str:
+    """The function that finds matrix i in a struct of values."""
+    names = [x.name for x in matrices]
+    if not names:
+        return ""
+    places = "".join(f"i == {i} ? x.{name}_ : " for i, name in enumerate(names[:-1])) + f"x.{names[-1]}_"
+    return f"  __device__ static Compute& {function}({struct}& x, int i) {{ return {places}; }}\n"
 
 
 def _struct(members: Iterable[str]) -> str:
@@ -228,8 +283,8 @@ def _block(statements: Iterable[str]) -> str:
 _OPERATORS = {"and": "&&", "or": "||", "not": "!"}
 
 
-def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """A node in C++, every operator in parentheses."""
+def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
+    """A node in C++, every operator in parentheses; ``rounded``: what its value is on its way to."""
     match node:
         case Number(value):
             return f"Compute({value!r})"
@@ -238,8 +293,10 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str]) -> str
         case Value(name):
             return names[name]
         case Call(name, arguments):
-            function, texts = FUNCTIONS[name], [_cpp(argument, names, places) for argument in arguments]
+            function, inside = FUNCTIONS[name], rounded if name in PASSES else "f32"
+            texts = [_cpp(argument, names, places, inside) for argument in arguments]
             operator = _OPERATORS.get(name, function.symbol)
             if not operator or name == "div":
-                return f"math::{name}({', '.join(texts)})"
+                form = f"<gemmill::{rounded}>" if rounded in SHORT_FORMS.get(name, ()) else ""
+                return f"math::{name}{form}({', '.join(texts)})"
             return f"({operator}{texts[0]})" if len(texts) == 1 else f"({texts[0]} {operator} {texts[1]})"

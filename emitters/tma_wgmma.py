@@ -6,7 +6,7 @@ from string import Template
 from typing import Literal
 
 from gemmill.emitters import parts
-from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text, epilogue_type
+from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text, epilogue_type, staged_matrices
 from gemmill.emitters.slots import slots
 from gemmill.emitters.wgmma import wgmma_atom
 from gemmill.library import resources
@@ -126,18 +126,26 @@ def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -
 
 def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaBox:
     """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
-    n_major = fields[f"{operand}.major"] == "n"
     row_groups = fields["scheduler.batching"] in ("grouped", "masked")
+    staged = resources.stored_dtype(fields, operand), str(fields[f"{operand}.major"])
+    box = _staged_box(
+        fields, "partials" if fields["scheduler.decomposition"] == "split" else operand, staged, index * TMA_BYTES
+    )
+    window = resources.SUBTILE_M if operand == "d" and row_groups else 0
+    return box.model_copy(update={"window": window, "anywhere": fields["scheduler.batching"] == "array"})
+
+
+def _staged_box(fields: Fields, name: str, staged: resources.Format, offset: int) -> TmaBox:
+    """Box of a matrix of D's shape, whose descriptor lies at an offset in the parameters."""
+    dtype, major = staged
     return TmaBox(
-        operand="partials" if fields["scheduler.decomposition"] == "split" else operand,
-        dtype=resources.stored_dtype(fields, operand),  # type: ignore[arg-type]
-        contiguous="n" if n_major else "m",
-        strided="m" if n_major else "n",
-        box=resources.subtile_box(fields, operand),
-        swizzle=resources.subtile_swizzle(fields, operand),
-        offset=index * TMA_BYTES,
-        window=resources.SUBTILE_M if operand == "d" and row_groups else 0,
-        anywhere=fields["scheduler.batching"] == "array",
+        operand=name,
+        dtype=dtype,  # type: ignore[arg-type]
+        contiguous="n" if major == "n" else "m",
+        strided="m" if major == "n" else "n",
+        box=resources.subtile_box(fields, staged),
+        swizzle=resources.subtile_swizzle(fields, staged),
+        offset=offset,
     )
 
 
@@ -156,7 +164,9 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         if resources.has_zeros(fields):
             boxes.append(_group_box(fields, "zero", params_bytes + TMA_BYTES))
         params_bytes += 2 * TMA_BYTES
-    # KernelParams aligns the epilogue's own parameters so that they begin here.
+    # KernelParams aligns the epilogue's own parameters so that they begin here, with the descriptors of its matrices.
+    for i, x in enumerate(staged_matrices(config)):
+        boxes.append(_staged_box(fields, f"epilogue.{x.name}", (x.dtype, x.major), params_bytes + i * TMA_BYTES))
     offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
     params_bytes = resources.align_up(params_bytes + epilogue_bytes(config), 64)
     return LaunchSpec(

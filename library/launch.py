@@ -18,9 +18,9 @@ class TmaBox(Frozen):
     first two.
     """
 
-    operand: Literal["a", "b", "c", "d", "partials", "scale", "zero"]
-    """``partials``: matrices of partial sums that a split kernel stores, of D's majorness. ``scale`` and ``zero``: of
-    narrow A's groups."""
+    operand: str
+    """``a``, ``b``, ``c``, ``d``. ``partials``: matrices of partial sums that a split kernel stores, of D's majorness.
+    ``scale`` and ``zero``: of narrow A's groups. ``epilogue.x``: the matrix x of an epilogue's expression."""
     dtype: DTypeName
     contiguous: Literal["m", "n", "k"]
     """The problem extent that is contiguous in memory."""

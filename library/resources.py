@@ -7,6 +7,9 @@ Shared memory of a block, each region aligned to 1,024 bytes (the period of the 
 
     | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages | sums of slices |
     | mbarriers |
+
+A subtile of D is followed by those of the matrices that an epilogue writes by TMA beside it, one of C by those that it
+reads.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import is_gated
+from gemmill.library.epilogues.parse import is_gated, staged_formats
 from gemmill.library.fields import Fields
 
 WARPGROUP = 128
@@ -28,6 +31,9 @@ MAX_AUTO_STAGES = 16
 """Deepest pipeline that ``stages: auto`` asks for; more hides no further latency."""
 MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
+MAX_STAGED_N = 32
+"""The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
+no stage."""
 MAX_PROMOTED_N = 160
 """Most columns of a WGMMA whose sums are promoted."""
 MIN_D_BUFFERS = 2
@@ -41,10 +47,14 @@ def integer(fields: Fields, name: str) -> int:
     return value
 
 
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element in shared memory; 0 for an absent C's ``none``."""
+    return 0 if dtype == "none" else max(8, DTYPES[dtype].bits) // 8
+
+
 def element_bytes(fields: Fields, operand: str) -> int:
     """Bytes of one element of an operand in shared memory, packed ones unpacked; 0 for an absent C."""
-    dtype = fields[f"{operand}.dtype"]
-    return 0 if dtype == "none" else max(8, DTYPES[str(dtype)].bits) // 8
+    return dtype_bytes(str(fields[f"{operand}.dtype"]))
 
 
 def align_up(value: int, multiple: int) -> int:
@@ -183,57 +193,73 @@ def partial_dtype(fields: Fields) -> DTypeName:
     return "s32" if fields["accumulator"] == "s32" else "f32"
 
 
-def stored_bytes(fields: Fields, operand: str) -> int:
-    """Bytes of one element of :func:`stored_dtype`; 0 for an absent C."""
-    dtype = stored_dtype(fields, operand)
-    return 0 if dtype == "none" else max(8, DTYPES[dtype].bits) // 8
+Format = tuple[str, str]
+"""Dtype and major of C, D, or an epilogue's matrix."""
+
+
+def loaded(fields: Fields) -> tuple[Format, ...]:
+    """What is staged of C, where there is one, and of the matrices that the epilogue reads by TMA."""
+    c = stored_dtype(fields, "c"), str(fields["c.major"])
+    return (*((c,) if c[0] != "none" else ()), *_matrices(fields)[0])
+
+
+def stored(fields: Fields) -> tuple[Format, ...]:
+    """What is staged of D, and of the matrices that the epilogue writes by TMA."""
+    return ((stored_dtype(fields, "d"), str(fields["d.major"])), *_matrices(fields)[1])
+
+
+def _matrices(fields: Fields) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
+    """The matrices of the main kernel's epilogue; in split kernels the second one applies it."""
+    return ((), ()) if fields["scheduler.decomposition"] == "split" else staged_formats(str(fields["epilogue"]))
 
 
 def subtile_n(fields: Fields) -> int:
-    """Columns of the C and D subtiles that a warpgroup stages at a time: the widest that suits both operands.
+    """Columns of the subtiles that a warpgroup stages at a time: the widest that suits all that is staged.
 
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
-    operands = ((stored_dtype(fields, operand), str(fields[f"{operand}.major"])) for operand in "cd")
-    return _subtile_n(tile_columns_d(fields), *(pair for pair in operands if pair[0] != "none"))
+    most = MAX_STAGED_N if any(_matrices(fields)) else MAX_SUBTILE_N
+    return _subtile_n(tile_columns_d(fields), most, *loaded(fields), *stored(fields))
 
 
 @cache
-def _subtile_n(tile_n: int, *operands: tuple[str, str]) -> int:
-    """:func:`subtile_n` by tile N and the dtypes and majors of C and D."""
-    n_major = [max(8, DTYPES[dtype].bits) // 8 for dtype, major in operands if major == "n"]
-    m_major = [max(8, DTYPES[dtype].bits) // 8 for dtype, major in operands if major == "m"]
-    for n in range(min(tile_n, MAX_SUBTILE_N) // 8 * 8, 8, -8):
+def _subtile_n(tile_n: int, most: int, *operands: Format) -> int:
+    """:func:`subtile_n` by the tile's columns of D, the most of a subtile, and what is staged."""
+    n_major = [dtype_bytes(dtype) for dtype, major in operands if major == "n"]
+    m_major = [dtype_bytes(dtype) for dtype, major in operands if major == "m"]
+    for n in range(min(tile_n, most) // 8 * 8, 8, -8):
         conflict_free = all(n * size in (128, 64, 32) or n * size % 32 == 16 for size in n_major)
         if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):
             return n
     return 8
 
 
-def column_bytes(fields: Fields, operand: str) -> int:
-    """Bytes of a column of a panel of an m-major C or D subtile."""
-    return min(128, SUBTILE_M * stored_bytes(fields, operand))
+def column_bytes(dtype: str) -> int:
+    """Bytes of a column of a panel of an m-major subtile."""
+    return min(128, SUBTILE_M * dtype_bytes(dtype))
 
 
-def subtile_swizzle(fields: Fields, operand: str) -> int:
-    """Swizzle span in bytes of a C or D subtile; 16 means none."""
-    if fields[f"{operand}.major"] == "m":
-        return column_bytes(fields, operand)
-    row = subtile_n(fields) * stored_bytes(fields, operand)
+def subtile_swizzle(fields: Fields, staged: Format) -> int:
+    """Swizzle span in bytes of a subtile; 16 means none."""
+    dtype, major = staged
+    if major == "m":
+        return column_bytes(dtype)
+    row = subtile_n(fields) * dtype_bytes(dtype)
     return row if row in (128, 64, 32) else 16
 
 
-def subtile_box(fields: Fields, operand: str) -> tuple[int, int]:
-    """TMA box of a C or D subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
-    if fields[f"{operand}.major"] == "m":
-        return column_bytes(fields, operand) // stored_bytes(fields, operand), subtile_n(fields)
+def subtile_box(fields: Fields, staged: Format) -> tuple[int, int]:
+    """TMA box of a subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
+    dtype, major = staged
+    if major == "m":
+        return column_bytes(dtype) // dtype_bytes(dtype), subtile_n(fields)
     return subtile_n(fields), SUBTILE_M
 
 
-def subtile_bytes(fields: Fields, operand: str) -> int:
-    """Bytes of one C or D subtile; 0 for an absent C."""
-    return align_up(SUBTILE_M * subtile_n(fields) * stored_bytes(fields, operand), 1024)
+def subtile_bytes(fields: Fields, staged: tuple[Format, ...]) -> int:
+    """Bytes of one subtile of each of several matrices."""
+    return sum(align_up(SUBTILE_M * subtile_n(fields) * dtype_bytes(dtype), 1024) for dtype, _ in staged)
 
 
 def subtiles(fields: Fields) -> int:
@@ -242,8 +268,8 @@ def subtiles(fields: Fields) -> int:
 
 
 def c_buffers(fields: Fields) -> int:
-    """C subtiles a warpgroup has in flight."""
-    return 0 if stored_dtype(fields, "c") == "none" else min(2, subtiles(fields))
+    """C subtiles a warpgroup has in flight, and as many of each matrix that the epilogue reads by TMA."""
+    return min(2, subtiles(fields)) if loaded(fields) else 0
 
 
 def scale_bytes(fields: Fields) -> int:
@@ -259,7 +285,8 @@ def scale_bytes(fields: Fields) -> int:
 
 def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
     """Shared memory beside the A and B stages."""
-    per_warpgroup = d_buffers * subtile_bytes(fields, "d") + c_buffers(fields) * subtile_bytes(fields, "c")
+    outputs, inputs = subtile_bytes(fields, stored(fields)), subtile_bytes(fields, loaded(fields))
+    per_warpgroup = d_buffers * outputs + c_buffers(fields) * inputs
     turns = 2 if fields["schedule"] == "pingpong" else 0
     sums = (slices(fields) - 1) * integer(fields, "tile.m") * integer(fields, "tile.n") * 4
     rings = 3 if transposes(fields, "a") or transposes(fields, "b") else 2
@@ -280,7 +307,7 @@ def d_buffers(fields: Fields) -> int:
     capacity = ARCHS[str(fields["arch"])].shared_bytes
     stages = integer(fields, "stages")
     spare = capacity - stages * sum(stage_bytes(fields)) - fixed_bytes(fields, stages, MIN_D_BUFFERS)
-    extra = max(0, spare) // (storing_warpgroups(fields) * subtile_bytes(fields, "d"))
+    extra = max(0, spare) // (storing_warpgroups(fields) * subtile_bytes(fields, stored(fields)))
     return min(max(MIN_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.footprint import FAMILY, family_of
@@ -101,9 +101,16 @@ def _epilogue_integers(f: Fields) -> str | None:
 
 
 def _epilogue_family(f: Fields) -> str | None:
-    if f["epilogue"] == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
+    epilogue = str(f["epilogue"])
+    if epilogue == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
         return None
-    return f"{f['schedule']} kernels have the linear epilogue only: {f['epilogue']}"
+    if f["arch"] == "sm70":
+        return f"expressions need instructions that {f['arch']} lacks; there the epilogue is {LINEAR}: {epilogue}"
+    if is_gated(epilogue):
+        return f"{f['schedule']} kernels do not pair columns: {epilogue}"
+    if any(staged_formats(epilogue)):
+        return f"{f['schedule']} kernels have no TMA; leave out the majors of matrices: {epilogue}"
+    return None
 
 
 def _epilogue_groups(f: Fields) -> str | None:
@@ -152,7 +159,12 @@ RULES: tuple[Rule, ...] = (
         "gemmill: where a group's operands lie, and its rows end, is known for A to D alone",
     ),
     Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
-    Rule("epilogue-family", ("schedule", "epilogue"), _epilogue_family, "gemmill: kernels that take expressions"),
+    Rule(
+        "epilogue-family",
+        ("schedule", "epilogue", "arch"),
+        _epilogue_family,
+        "PTX ISA, max.NaN and tanh.approx: sm_80 and sm_75; gemmill: kernels that take expressions",
+    ),
     *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""

@@ -7,19 +7,19 @@ import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
-from gemmill.library.epilogues.parse import PLAIN
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.parse import PLAIN, spelling
+from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime import driver
-from gemmill.runtime.epilogues import NOTHING, Passed, bind_operands, read_passed
+from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, read_passed, staged
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
@@ -444,6 +444,7 @@ def _choose(
     extras = bind_operands(
         passed.epilogue, passed.values, tensors["out"], len(tensors["a"].shape) > 1, len(tensors["b"].shape) > 1
     )
+    gemm = _with_majors(gemm, passed.epilogue, extras)
     if is_empty(gemm.problem):
         return gemm, None, None
     if registry is None:
@@ -464,6 +465,15 @@ def _choose(
         swapped = needed
     kernel = _load(registry, name, tensors["a"].device, handle)
     return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count, extras)
+
+
+def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...]) -> Gemm:
+    """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them."""
+    if not any(x.kind == "matrix" for x in epilogue.passed):
+        return gemm
+    epilogue = staged(epilogue, bound)
+    text = spelling(transposed(epilogue) if gemm.is_transposed else epilogue)
+    return replace(gemm, problem=replace(gemm.problem, epilogue=text))
 
 
 def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed) -> bool:

@@ -8,9 +8,20 @@ from math import prod
 from typing import Any
 
 from gemmill.library.domains import suggest
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import PLAIN, parse
-from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, Assignment, Epilogue, Kind, with_dtypes
+from gemmill.library.epilogues.tree import (
+    INDEX,
+    OPERAND_DTYPES,
+    Assignment,
+    Epilogue,
+    Kind,
+    Major,
+    with_dtypes,
+    with_majors,
+)
 from gemmill.library.errors import ExpressionError, OperandError
+from gemmill.runtime import tma
 from gemmill.runtime.operands import broadcast, collapse, matrices
 from gemmill.runtime.tensors import TensorView, view
 
@@ -37,6 +48,8 @@ class Bound:
     """In elements: along M, N and the batch for matrices, along the batch for all else but scalars."""
     reset: tuple[int, int] | None = None
     """32-bit word, and their number, that an output is filled with before each launch."""
+    major: Major = "any"
+    """Of a matrix that TMA can move: its contiguous extent."""
 
     @property
     def transposed(self) -> tuple[int, ...]:
@@ -72,8 +85,11 @@ class Passed:
 
     @property
     def key(self) -> Hashable:
-        """All that matters for a launch but addresses."""
-        parts = (v if isinstance(v, float) else (v.shape, v.strides, v.dtype, v.device) for v in self.values.values())
+        """All that matters for a launch, of addresses their alignment."""
+        parts = (
+            v if isinstance(v, float) else (v.shape, v.strides, v.dtype, v.device, v.ptr % tma.ALIGNMENT)
+            for v in self.values.values()
+        )
         return (self.text, *parts)
 
     @property
@@ -149,6 +165,19 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     return with_dtypes(epilogue, dtypes)
 
 
+def staged(epilogue: Epilogue, bound: tuple[Bound, ...]) -> Epilogue:
+    """The epilogue with the majors of its tensors, so that TMA moves what it can; OperandError where it has another."""
+    majors = {x.name: x.major for x in bound if x.major != "any"}
+    for name, wanted in epilogue.majors.items():
+        if majors.get(name) != wanted:
+            raise OperandError(
+                f"{name} is {wanted}-major in the epilogue, so that TMA moves it: it must be contiguous along "
+                f"{wanted.upper()}, with an address and all other strides (of an output also the extent) that are "
+                f"multiples of {tma.ALIGNMENT} bytes; leave out the major"
+            )
+    return with_majors(epilogue, majors)
+
+
 def bind_operands(
     epilogue: Epilogue, values: Mapping[str, Value], out: TensorView, row_axis: bool, column_axis: bool
 ) -> tuple[Bound, ...]:
@@ -190,7 +219,32 @@ def _matrix(
     strides = x.row_stride, x.column_stride, x.batch_stride
     if output and any(e > 1 and s == 0 for e, s in zip((m, n, prod(out.shape[:outer])), strides, strict=True)):
         raise OperandError(f"{name} has strides {value.strides} for shape {value.shape}: its elements overlap")
-    return Bound(name, value.ptr, 0.0, strides)
+    major = _major(value, (m, n, prod(out.shape[:outer])), strides, output)
+    return Bound(name, value.ptr, 0.0, strides, major=major)
+
+
+def _major(value: TensorView, extents: tuple[int, int, int], strides: tuple[int, int, int], output: bool) -> Major:
+    """The contiguous extent of a matrix that TMA can move, or ``any``.
+
+    What TMA stores beside the last whole 16 bytes is zeros, so an output must end with them. It can read one matrix for
+    all of a batch, but not one row for all rows.
+    """
+    size = DTYPES[value.dtype].bytes
+    (m, n, batch), (row, column, outer) = extents, strides
+    majors: tuple[tuple[Major, int, int, int, int], ...] = (("n", n, column, m, row), ("m", m, row, n, column))
+    for major, inner, inner_stride, other, stride in majors:
+        steps = (stride * size if other > 1 else tma.ALIGNMENT, outer * size if batch > 1 else tma.ALIGNMENT)
+        if (
+            inner > 1
+            and inner_stride == 1
+            and steps[0] > 0
+            and steps[1] >= 0
+            and not any(step % tma.ALIGNMENT or step >= tma.MAX_STRIDE for step in steps)
+            and value.ptr % tma.ALIGNMENT == 0
+            and not (output and inner * size % tma.ALIGNMENT)
+        ):
+            return major
+    return "any"
 
 
 def _vector(

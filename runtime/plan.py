@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
-from gemmill.library.launch import LaunchSpec
+from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver, parts, tma
 from gemmill.runtime.driver import Kernel
@@ -96,13 +97,21 @@ def is_empty(problem: GemmProblem) -> bool:
     return 0 in (problem.m, problem.n, problem.batch)
 
 
-def _encode_descriptors(gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> Iterator[tuple[int, int, int]]:
-    """Writes the TMA descriptors. Of those that follow an operand: its place in :data:`OPERANDS`, the descriptor's
-    address, and how far from the operand's address it begins."""
+def _encode_descriptors(
+    gemm: Gemm, spec: LaunchSpec, block: ParameterBlock, extras: Sequence[Bound]
+) -> Iterator[tuple[int, int, int]]:
+    """Writes the TMA descriptors. Of those that follow an operand: its place in :data:`OPERANDS`, or of what is passed
+    to the epilogue after these; the descriptor's address; and how far from the operand's address it begins."""
     problem = gemm.problem
+    matrices = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
     for box in spec.boxes:
         if box.operand == "partials":
             continue  # it has no address before the launch
+        if box.operand in matrices:
+            place, extra = matrices[box.operand]
+            _describe_matrix(box, extra, problem, gemm.is_transposed).encode(block.address + box.offset)
+            yield place, block.address + box.offset, 0
+            continue
         operand = getattr(gemm, box.operand)
         # Without a K tile A and B are not read, and may have no address.
         unread = problem.k == 0 and box.operand not in ("c", "d")
@@ -123,12 +132,13 @@ def _factor_layout(problem: GemmProblem) -> str:
     return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
 
 
-def _scalars(gemm: Gemm, alpha: float, beta: float) -> Iterator[tuple[str, str, float]]:
-    """Parameters other than descriptors: member, layout, value. A kernel has some of them."""
+def _scalars(gemm: Gemm, alpha: float, beta: float, staged: Sequence[Bound]) -> Iterator[tuple[str, str, float]]:
+    """Parameters other than descriptors: member, layout, value. A kernel has some of them. TMA moves what is staged."""
     problem, factor = gemm.problem, _factor_layout(gemm.problem)
     for extent in ("m", "n", "k", "batch"):
         yield extent, "i", getattr(problem, extent)
-    yield "batched", "I", sum(bool(x and x.batch_stride) << i for i, x in enumerate((gemm.a, gemm.b, gemm.c)))
+    batched = [bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)] + [bool(x.strides[2]) for x in staged]
+    yield "batched", "I", sum(has << i for i, has in enumerate(batched))
     for name, value in (("alpha", alpha), ("beta", beta)):
         yield name, factor, int(value) if factor == "i" else value
         yield f"{name}64", "d", value
@@ -201,14 +211,17 @@ class Launcher:
         self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
         """Blocks of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
-        self._descriptors = tuple(_encode_descriptors(gemm, spec, block))
-        for name, layout, value in _scalars(gemm, alpha, beta):
+        self._descriptors = tuple(_encode_descriptors(gemm, spec, block, extras))
+        boxes = {box.operand: place for place, box in enumerate(spec.boxes)}
+        staged = sorted((x for x in extras if f"epilogue.{x.name}" in boxes), key=lambda x: boxes[f"epilogue.{x.name}"])
+        for name, layout, value in _scalars(gemm, alpha, beta, staged):
             if name in spec.offsets:
                 block.write(spec.offsets[name], layout, value)
-        for extra in extras:
+        plain = [(i, extra) for i, extra in enumerate(extras) if extra not in staged]
+        for _, extra in plain:
             _write_extra(extra, gemm, spec, block)
         pointers = [(_INDEX[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
-        pointers += [(len(OPERANDS) + i, f"epilogue.{extra.name}") for i, extra in enumerate(extras)]
+        pointers += [(len(OPERANDS) + i, f"epilogue.{extra.name}") for i, extra in plain]
         self._pointers = tuple(
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[member])) for index, member in pointers
         )
@@ -234,6 +247,16 @@ class Launcher:
                 self._launch(stream)
             else:
                 self._exchange(stream, self._launch)
+
+
+def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
+    """The descriptor of an epilogue's matrix."""
+    row, column, outer = matrix.transposed if is_transposed else matrix.strides
+    sizes = {"m": problem.m, "n": problem.d_columns}
+    batch = problem.batch if outer else 1
+    extents = sizes[box.contiguous], sizes[box.strided]
+    stride = row if box.contiguous == "n" else column
+    return tma.describe(box, matrix.address, *extents, batch, stride, outer, matrix.name)
 
 
 class Plan:
@@ -264,6 +287,7 @@ class Plan:
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
+        self._moved = parse(self.kernel.epilogue).majors if self.kernel else {}
         self._tensors = tensors
         self._passed = passed
         self._launcher = launcher
@@ -321,7 +345,7 @@ class Plan:
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
             if (name == "out" or name in self._passed.outputs) and not new.writable:
                 raise OperandError(f"{name} is read-only")
-            if 0 not in new.shape and name in ("a", "b", "c", "out"):
+            if 0 not in new.shape and (name in ("a", "b", "c", "out") or name in self._moved):
                 self._check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
@@ -348,9 +372,10 @@ class Plan:
         """Refuse a tensor whose first element is less aligned than the kernel relies on."""
         known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
         operand = getattr(self.kernel, known_as.get(name, name), None)
-        if operand is not None and (address % operand.align or address == 0):
+        align = tma.ALIGNMENT if name in self._moved else operand.align if operand is not None else 0
+        if align and (address % align or address == 0):
             raise OperandError(
-                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {operand.align} bytes: "
+                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {align} bytes: "
                 f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
             )
 

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
-from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.fields import fields_of
+from gemmill.library.footprint import auto_stages
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.rules import legal, verdicts
@@ -105,6 +107,8 @@ class Selector:
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
         self._groups = {key: _group(names, configs) for key, names in members.items()}
+        self._fused: dict[Format, _Group] = {}
+        """Linear kernels with the epilogues of problems, as they are asked for."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
         for decision in decisions:
             if decision.kernel in configs and decision.gpu.startswith(gpu.name):
@@ -133,7 +137,7 @@ class Selector:
     def _offers(self, problem: GemmProblem, sm_count: int | None, swapped: bool) -> Iterator[_Offer]:
         """Groups with kernels for a problem: those of its formats first, then those that take any majors."""
         for key in _served_by(problem):
-            group = self._group_at(key)
+            group = self._group_at(key, problem.epilogue)
             if group is not None and (serving := group.serving(problem, sm_count)).size:
                 yield _Offer(group, serving, problem, swapped)
 
@@ -156,15 +160,17 @@ class Selector:
                     offers.append(replace(offer, serving=np.array(exact)))
         return offers
 
-    def _group_at(self, key: Format) -> _Group | None:
-        """The kernels of a format: those declared with its epilogue, or else the linear ones with it in
-        place of theirs, as far as rules allow."""
+    def _group_at(self, key: Format, epilogue: str) -> _Group | None:
+        """The kernels of a format: those declared with its epilogue, or else, for the epilogue of a problem, the linear
+        ones with it in place of theirs, as far as rules allow."""
         group = self._groups.get(key)
-        if group is None and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
-            configs = [config.model_copy(update={"epilogue": key[-1]}) for config in linear.configs]
-            if own := {kernel_name(config): config for config in configs if legal(config)}:
-                group = self._groups[key] = _group(sorted(own), own)  # several threads at once would find the same
-        return group
+        if group is not None or key[-1] != epilogue:
+            return group
+        if key not in self._fused and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
+            configs = filter(None, (with_epilogue(config, epilogue) for config in linear.configs))
+            if own := {kernel_name(config): config for config in configs}:
+                self._fused[key] = _group(sorted(own), own)  # several threads at once would find the same
+        return self._fused.get(key)
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         decisions = [decision for decision in decisions if decision.final] or decisions
@@ -229,12 +235,25 @@ class Selector:
         )
 
 
+def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
+    """A linear kernel with an epilogue in place of its own, and with as many stages as then still fit; None where rules
+    refuse it. Matrices that TMA cannot move for it are read and written at any strides."""
+    for text in dict.fromkeys((epilogue, unstaged(epilogue))):
+        changed = config.model_copy(update={"epilogue": text})
+        if not legal(changed) and (stages := auto_stages(fields_of(changed))) < config.stages:
+            changed = changed.model_copy(update={"stages": stages})
+        if legal(changed):
+            return changed
+    return None
+
+
 def _served_by(problem: GemmProblem) -> Iterator[Format]:
     """The formats of kernels that serve a problem: its own, and those that read an operand whatever its majorness."""
     choices = []
     for field in _FORMATS:
         value = getattr(problem, field)
-        choices.append((value,) if not field.endswith("_major") or value in (None, "any") else (value, "any"))
+        others = ("any",) if field.endswith("_major") else (unstaged(value),) if field == "epilogue" else ()
+        choices.append(dict.fromkeys((value, *(others if value else ()))))
     return itertools.product(*choices)
 
 
@@ -273,7 +292,8 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
     found = []
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
-        if (given := getattr(problem, field)) != wanted and not (wanted == "any" and given):
+        given = getattr(problem, field)
+        if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
             found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:

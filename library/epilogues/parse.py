@@ -3,7 +3,8 @@
 ``d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c + bias.bf16[n])``: assignments between semicolons or line
 ends. ``acc`` is the sum of products, ``c`` the added matrix, ``gate`` and ``up`` the sums of an even column and the odd
 one after it; ``alpha`` and ``beta`` are the caller's factors. Any other name is an operand that the caller passes: its
-index says what it has one value for, an attribute its element type (f32 without one). Of the assigned names ``d`` is
+index says what it has one value for, an attribute its element type (f32 without one), and of matrices a further one
+that TMA moves them (``x.bf16.n[m, n]``: N is contiguous). Of the assigned names ``d`` is
 D, in the caller's type; one that is read later is a local value; any other, and any with an index or a type, is an
 output, a matrix unless its value is ``max``, ``min`` or ``sum`` of one argument.
 """
@@ -26,12 +27,14 @@ from gemmill.library.epilogues.tree import (
     Call,
     Epilogue,
     Kind,
+    Major,
     Node,
     Number,
     Operand,
     Role,
     Type,
     Value,
+    with_majors,
 )
 from gemmill.library.errors import ExpressionError
 from gemmill.library.wording import one_of, suggest
@@ -93,6 +96,7 @@ _BINARY: Mapping[type[ast.AST], str] = MappingProxyType(
         ast.Or: "or",
     }
 )
+_MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
 _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _FACTORS = ("alpha", "beta")
 _MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -132,6 +136,28 @@ def parse(text: str) -> Epilogue:
 def is_gated(text: str) -> bool:
     """Whether the epilogue that a text says is gated: asked once for each of millions of candidates."""
     return parse(text).gated
+
+
+@lru_cache(1024)
+def staged_formats(text: str) -> tuple[tuple[tuple[DTypeName, Major], ...], tuple[tuple[DTypeName, Major], ...]]:
+    """Dtype and major of the matrices that TMA moves for the epilogue that a text says: operands, outputs."""
+    inputs, outputs = parse(text).staged
+    return tuple((x.dtype, x.major) for x in inputs), tuple((x.dtype, x.major) for x in outputs)
+
+
+@lru_cache(1024)
+def unstaged(text: str) -> str:
+    """The text of the same epilogue with matrices at any strides, which every kernel takes that takes epilogues."""
+    return spelling(with_majors(parse(text), {}))
+
+
+@lru_cache(1024)
+def serves(kernel: str, wanted: str) -> bool:
+    """Whether a kernel's epilogue is the one that is wanted, or the same with fewer matrices that TMA moves."""
+    if kernel == wanted:
+        return True
+    demands, offers = parse(kernel).majors, parse(wanted).majors
+    return demands.items() <= offers.items() and spelling(with_majors(parse(wanted), demands)) == kernel
 
 
 def canonical(text: str) -> str:
@@ -186,9 +212,9 @@ class _Parser:
 
     def assignment(self, statement: ast.Assign, later: frozenset[str]) -> None:
         target = statement.targets[0]
-        name, dtype, kind = self.reference(target)
+        name, dtype, kind, major = self.reference(target)
         if name == "d":
-            if dtype or kind:
+            if dtype or kind or major:
                 raise self.error(target, "d is D: its type is that of the tensor, and it takes no index")
         elif name in RESERVED or name in FUNCTIONS or name in REDUCTIONS:
             raise self.error(target, f"{name!r} cannot be assigned to: the name has a meaning")
@@ -204,15 +230,18 @@ class _Parser:
                 value, role = argument, reduction
             case _ if name == "d":
                 role = "d"
-            case _ if dtype or kind or name not in later:
+            case _ if dtype or kind or major or name not in later:
                 role = "store"
         if role in REDUCTIONS:
             self.check_reduction(statement, name, dtype, kind, later)
             kind = kind or "scalar"
+            if major:
+                raise self.error(target, f"{name} is a reduction; only a matrix is {major}-major")
         elif kind not in (None, "matrix"):
             raise self.error(target, f"an output of fewer values than D is a reduction, as `{name}[m] = sum(acc)` is")
         tree = self.number(value)
-        self.assignments.append(Assignment(name, _role(role), kind or "matrix", dtype or OPERAND_DTYPES[0], tree))
+        kind, dtype = kind or "matrix", dtype or OPERAND_DTYPES[0]
+        self.assignments.append(Assignment(name, _role(role), kind, dtype, tree, major or "any"))
 
     def check_reduction(
         self, statement: ast.Assign, name: str, dtype: DTypeName | None, kind: Kind | None, later: frozenset[str]
@@ -226,10 +255,11 @@ class _Parser:
         if name in later:
             raise self.error(statement.targets[0], f"{name} is a reduction, known only at the end: nothing reads it")
 
-    def reference(self, node: ast.expr) -> tuple[str, DTypeName | None, Kind | None]:
-        """Name, element type and kind of ``name.dtype[index]``."""
+    def reference(self, node: ast.expr) -> tuple[str, DTypeName | None, Kind | None, Major | None]:
+        """Name, element type, kind and major of ``name.dtype.major[index]``."""
         kind: Kind | None = None
         dtype: DTypeName | None = None
+        major: Major | None = None
         if isinstance(node, ast.Subscript):
             index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             names = tuple(part.id if isinstance(part, ast.Name) else "?" for part in index)
@@ -238,6 +268,8 @@ class _Parser:
                     node.slice, f"[{ast.unparse(node.slice)}] is no index; there are [m], [n], [m, n], [batch]"
                 )
             kind, node = _KINDS[names], node.value
+        if isinstance(node, ast.Attribute) and node.attr in _MAJORS:
+            major, node = _MAJORS[node.attr], node.value
         if isinstance(node, ast.Attribute):
             if node.attr not in OPERAND_DTYPES:
                 raise self.error(node, f"{node.attr!r} is no type of an operand; it is {one_of(OPERAND_DTYPES)}")
@@ -246,7 +278,7 @@ class _Parser:
             raise self.error(node, f"{ast.unparse(node)!r} is no name")
         if not _NAME.fullmatch(node.id):
             raise self.error(node, f"{node.id!r} is no name here: lower-case letters, digits and single underscores")
-        return node.id, dtype, kind
+        return node.id, dtype, kind, major
 
     def number(self, node: ast.expr) -> Node:
         return self.typed(node, "number")
@@ -315,16 +347,16 @@ class _Parser:
         return Call(name, tuple(self.typed(a, kind) for a, kind in zip(arguments, types, strict=True)))
 
     def value(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Node:
-        name, dtype, kind = self.reference(node)
+        name, dtype, kind, major = self.reference(node)
         assigned = next((a for a in self.assignments if a.name == name), None)
         if name in ("acc", "c", "gate", "up") or assigned is not None:
-            if dtype or kind:
+            if dtype or kind or major:
                 raise self.error(node, f"{name!r} is a value of this element: it takes no type and no index")
             self.read.add(name)
             if "acc" in self.read and self.read & {"gate", "up"}:
                 raise self.error(node, "acc cannot stand beside gate and up, which are the sums of two columns")
             return Value(name)
-        if name in _FACTORS and (dtype or kind):
+        if name in _FACTORS and (dtype or kind or major):
             raise self.error(node, f"{name!r} is a factor that the caller gives: it takes no type and no index")
         if name == "d":
             raise self.error(node, "d is read before it is assigned")
@@ -334,9 +366,11 @@ class _Parser:
             raise self.error(node, f"{name!r} is a function, and has no value")
         if name in RESERVED and name not in _FACTORS:
             raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning")
-        operand = Operand(name, kind or "scalar", dtype or OPERAND_DTYPES[0])
+        if major and kind != "matrix":
+            raise self.error(node, f"{name!r} has no [m, n]; only a matrix is {major}-major")
+        operand = Operand(name, kind or "scalar", dtype or OPERAND_DTYPES[0], major or "any")
         if self.operands.setdefault(name, operand) != operand:
-            raise self.error(node, f"{name!r} stood with another index or type before; it must have one of each")
+            raise self.error(node, f"{name!r} stood with another index, type or major before; it must have one of each")
         return operand
 
 

@@ -1,7 +1,8 @@
 """What an epilogue computes, in float64, with how far the kernel's float32 may be from it.
 
 Every value travels with a bound of its error: kernels round each operation to float32 (half an ulp), and functions are
-as exact as ``ULPS`` says. Works on arrays of numpy or PyTorch: ``xp`` is the module.
+as exact as ``ULPS`` says; those whose results are rounded to 16 bits less so, as ``SHORT_ERRORS`` says. Works on arrays
+of numpy or PyTorch: ``xp`` is the module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gemmill.library.epilogues.tree import Call, Epilogue, Node, Number, Operand, Value
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.tree import (
+    PASSES,
+    SHORT_FORMS,
+    Call,
+    Epilogue,
+    Node,
+    Number,
+    Operand,
+    Value,
+    roundings,
+)
 
 EPSILON = 2.0**-23
 """An ulp of float32, relative."""
@@ -36,6 +48,23 @@ ULPS: Mapping[str, float] = MappingProxyType(
     }
 )
 """Error of each function in ulps of its result; of ``gelu``, in ulps of its argument."""
+
+SHORT_ERRORS: Mapping[tuple[str, str], float] = MappingProxyType(
+    {
+        # 1 / (1 + e) by polynomials of degree 4 and 5: 1 / 3363 and 1 / 19601, with half an ulp of each step.
+        **dict.fromkeys((("sigmoid", "bf16"), ("silu", "bf16"), ("gelu_tanh", "bf16")), 2.0**-11.7),
+        **dict.fromkeys((("sigmoid", "f16"), ("silu", "f16"), ("gelu_tanh", "f16")), 2.0**-14.2),
+        # The exponent by polynomials of degree 5 and 6, fitted; the fits' errors are 2^-12.37 and 2^-15.73.
+        ("gelu", "bf16"): 2.0**-12.3,
+        ("gelu", "f16"): 2.0**-15.6,
+        ("tanh", "bf16"): 2.0**-11,  # PTX ISA, "tanh.approx.f32"
+    }
+)
+"""Relative error of the shorter form of a function on its way to a type; of ``gelu``, 2^-20 of it more. Less than a
+quarter of half an ulp of the type."""
+
+_GELU_END = 6e-9
+"""Magnitude of ``gelu`` below -6, where its shorter form is not fitted and falls to 0 otherwise."""
 
 SMALLEST = 2.0**-126
 """The least normal float32."""
@@ -63,16 +92,17 @@ class Bounded:
     error: Any
 
 
-def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any) -> dict[str, Bounded]:
-    """D and the other outputs by name.
+def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DTypeName = "f32") -> dict[str, Bounded]:
+    """D and the other outputs by name, before they are rounded to their types; that of D is ``d_dtype``.
 
     ``inputs`` holds float64 arrays that broadcast to (..., M, columns of D): ``acc``, or ``gate`` and ``up``; ``c``;
     the operands, ``alpha`` and ``beta``; each may be a :class:`Bounded`. Row sums and the like keep batch extents.
     """
     known = {name: x if isinstance(x, Bounded) else Bounded(x, 0.0 * x) for name, x in inputs.items()}
     outputs = {}
+    rounded_to = roundings(epilogue, d_dtype)
     for a in epilogue.assignments:
-        result = _value(a.value, known, xp)
+        result = _value(a.value, known, xp, rounded_to[a.name])
         known[a.name] = result
         if a.role == "local":
             continue
@@ -95,7 +125,8 @@ def rounded(value: Any, dtype: str, xp: Any) -> Any:
     return xp.where(abs(result) > most, xp.copysign(0.0 * result + float("inf"), result), result)
 
 
-def _value(node: Node, known: Mapping[str, Bounded], xp: Any) -> Bounded:
+def _value(node: Node, known: Mapping[str, Bounded], xp: Any, rounded_to: DTypeName = "f32") -> Bounded:
+    """A node's value, which is on its way to a type: see :func:`roundings`."""
     match node:
         case Number(value):
             like = 0.0 * next(iter(known.values())).value
@@ -104,12 +135,14 @@ def _value(node: Node, known: Mapping[str, Bounded], xp: Any) -> Bounded:
             return known[name]
         case Call("where", (condition, x, y)):
             sure, unsure = _condition(condition, known, xp)
-            a, b = _value(x, known, xp), _value(y, known, xp)
+            a, b = _value(x, known, xp, rounded_to), _value(y, known, xp, rounded_to)
             error = xp.where(sure, a.error, b.error)
             jump = abs(a.value - b.value) + a.error + b.error
             return Bounded(xp.where(sure, a.value, b.value), xp.where(unsure, jump, error))
         case Call(name, arguments):
-            return _call(name, [_value(argument, known, xp) for argument in arguments], xp)
+            inside = rounded_to if name in PASSES else "f32"
+            values = [_value(argument, known, xp, inside) for argument in arguments]
+            return _call(name, values, xp, rounded_to if rounded_to in SHORT_FORMS.get(name, ()) else "f32")
 
 
 def _condition(node: Node, known: Mapping[str, Bounded], xp: Any) -> tuple[Any, Any]:
@@ -134,7 +167,8 @@ def _condition(node: Node, known: Mapping[str, Bounded], xp: Any) -> tuple[Any, 
     return compare[node.function](), (error > 0) & (abs(x.value - y.value) <= error)
 
 
-def _call(name: str, x: list[Bounded], xp: Any) -> Bounded:
+def _call(name: str, x: list[Bounded], xp: Any, form: DTypeName) -> Bounded:
+    """A function of bounded values; ``form``: the type for which it is exact enough."""
     values = [each.value for each in x]
     value = _apply(name, values, xp)
     if name in ("add", "sub"):
@@ -154,8 +188,13 @@ def _call(name: str, x: list[Bounded], xp: Any) -> Bounded:
         ends = (_apply(name, [values[0] + sign * x[0].error], xp) for sign in (-1, 1))
         low, high = (abs(end - value) for end in ends)
         error = xp.maximum(low, high)
-    scale = abs(values[0]) if name == "gelu" else abs(value) + error
-    error = error + ULPS.get(name, 0.0) * EPSILON * scale
+    size = abs(value) + error
+    if form != "f32":
+        error = error + SHORT_ERRORS[name, form] * size
+        if name == "gelu":
+            error = error + SHORT_ERRORS[name, form] * 2.0**-20 + _GELU_END * (values[0] < -6)
+    else:
+        error = error + ULPS.get(name, 0.0) * EPSILON * (abs(values[0]) if name == "gelu" else size)
     if name in _EXPONENTS:
         # The argument of `__expf` is rounded, and results below the normal range are 0.
         exponent = _EXPONENTS[name](abs(values[0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gemmill.library.dtypes import DTypeName
 
@@ -16,6 +16,10 @@ INDEX: Mapping[Kind, str] = MappingProxyType(
     {"scalar": "", "row": "[m]", "column": "[n]", "batch": "[batch]", "matrix": "[m, n]"}
 )
 """How each kind is written."""
+
+Major = Literal["any", "n", "m"]
+"""How an epilogue's matrices are read or written: element by element, at any strides; or by TMA, like C and D, in which
+case N or M is contiguous and all else of the tensor a multiple of 16 bytes."""
 
 Type = Literal["number", "condition"]
 
@@ -97,6 +101,8 @@ class Operand:
     name: str
     kind: Kind
     dtype: DTypeName
+    major: Major = "any"
+    """Of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,8 @@ class Assignment:
     dtype: DTypeName
     """Element type of an output; f32 for D, whose type the config says, and locals."""
     value: Node
+    major: Major = "any"
+    """Of an output matrix."""
 
     @property
     def is_reduction(self) -> bool:
@@ -143,7 +151,7 @@ class Assignment:
         return self.role not in ("d", "local")
 
     def __str__(self) -> str:
-        target = _reference(self.name, self.kind, self.dtype) if self.is_output else self.name
+        target = _reference(self.name, self.kind, self.dtype, self.major) if self.is_output else self.name
         value = f"{self.role}({expression(self.value)})" if self.is_reduction else expression(self.value)
         return f"{target} = {value}"
 
@@ -174,6 +182,18 @@ class Epilogue:
         return (*self.operands, *self.outputs)
 
     @property
+    def staged(self) -> tuple[tuple[Operand, ...], tuple[Assignment, ...]]:
+        """Matrices that pass through shared memory: operands, outputs."""
+        inputs = tuple(operand for operand in self.operands if operand.major != "any")
+        return inputs, tuple(output for output in self.outputs if output.major != "any")
+
+    @property
+    def majors(self) -> dict[str, Major]:
+        """Majors of these matrices by name, operands first."""
+        inputs, outputs = self.staged
+        return {x.name: x.major for x in inputs} | {x.name: x.major for x in outputs}
+
+    @property
     def factors(self) -> frozenset[str]:
         """Which of ``alpha`` and ``beta`` are read."""
         return frozenset(n.name for n in self._nodes() if isinstance(n, Operand)) & {"alpha", "beta"}
@@ -200,6 +220,50 @@ class Epilogue:
         return [node for assignment in self.assignments for node in walk(assignment.value)]
 
 
+PASSES = frozenset(("add", "sub", "mul", "div", "neg", "abs", "relu", "min", "max", "clamp", "where"))
+"""Functions that pass on a small error of an argument as it is, at most scaled as the argument itself."""
+
+_FINENESS = ("bf16", "f16", "f32")
+
+
+def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
+    """What the value of each assignment is on its way to, by name.
+
+    ``bf16`` or ``f16`` where all that is made of it is rounded to one of them (the finer, where to both) after nothing
+    but :data:`PASSES`; ``f32`` else, as in reductions, under other functions, and where it is rounded to 8 bits.
+    """
+    wanted: dict[str, DTypeName] = {}
+
+    def want(name: str, dtype: DTypeName) -> None:
+        finest = max(_fineness(wanted.get(name, "bf16")), _fineness(dtype))
+        wanted[name] = _FINENESS[finest]  # type: ignore[assignment]
+
+    def read(node: Node, dtype: DTypeName) -> None:
+        if isinstance(node, Value):
+            want(node.name, dtype)
+        if isinstance(node, Call):
+            for argument in node.arguments:
+                read(argument, dtype if node.function in PASSES else "f32")
+
+    for a in reversed(epilogue.assignments):
+        if a.role != "local":
+            want(a.name, d_dtype if a.role == "d" else a.dtype)
+        read(a.value, wanted[a.name])
+    return {a.name: wanted[a.name] for a in epilogue.assignments}
+
+
+def _fineness(dtype: DTypeName) -> int:
+    """Place in the order of fineness. Types of 8 bits count as f32: what is quantised is made as exact as it can be."""
+    return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
+
+
+SHORT_FORMS: Mapping[str, tuple[DTypeName, ...]] = MappingProxyType(
+    {**dict.fromkeys(("sigmoid", "silu", "gelu", "gelu_tanh"), ("bf16", "f16")), "tanh": ("bf16",)}
+)
+"""Functions that have a shorter form for what is on its way to a type of 16 bits (emitters/include/gemmill/epilogue/
+math.cuh), and the types."""
+
+
 def walk(node: Node) -> Iterator[Node]:
     """A node and all below it, from left to right."""
     yield node
@@ -213,8 +277,8 @@ def expression(node: Node) -> str:
     match node:
         case Number(value):
             return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-        case Operand(name, kind, dtype):
-            return _reference(name, kind, dtype)
+        case Operand(name, kind, dtype, major):
+            return _reference(name, kind, dtype, major)
         case Value(name):
             return name
         case Call(name, arguments):
@@ -236,33 +300,54 @@ def _within(node: Node, precedence: int) -> str:
     return f"({text})" if 0 < binding < precedence else text
 
 
-def _reference(name: str, kind: Kind, dtype: DTypeName) -> str:
-    return f"{name}{'' if dtype == OPERAND_DTYPES[0] else '.' + dtype}{INDEX[kind]}"
+def _reference(name: str, kind: Kind, dtype: DTypeName, major: Major) -> str:
+    dotted = f"{name}{'' if dtype == OPERAND_DTYPES[0] else '.' + dtype}{'' if major == 'any' else '.' + major}"
+    return f"{dotted}{INDEX[kind]}"
+
+
+Passed = TypeVar("Passed", Operand, Assignment)
 
 
 def with_dtypes(epilogue: Epilogue, dtypes: Mapping[str, DTypeName]) -> Epilogue:
     """The epilogue with other element types of some operands and outputs."""
-    return _changed(epilogue, lambda name, kind, dtype: (kind, dtypes.get(name, dtype)))
+
+    def change(x: Passed) -> Passed:
+        return replace(x, dtype=dtypes.get(x.name, x.dtype))
+
+    return _changed(epilogue, change, change)
+
+
+def with_majors(epilogue: Epilogue, majors: Mapping[str, Major]) -> Epilogue:
+    """The epilogue with other majors of its matrices; ``any`` for those that are not named."""
+
+    def change(x: Passed) -> Passed:
+        return replace(x, major=majors.get(x.name, "any"))
+
+    return _changed(epilogue, change, change)
 
 
 def transposed(epilogue: Epilogue) -> Epilogue:
     """The epilogue of the problem with M and N swapped: rows become columns. ValueError for a gated one."""
     if epilogue.gated:
         raise ValueError("a gated epilogue pairs columns, which a transposed problem has as rows")
-    swap: dict[Kind, Kind] = {"row": "column", "column": "row"}
-    return _changed(epilogue, lambda _, kind, dtype: (swap.get(kind, kind), dtype))
+    kinds: dict[Kind, Kind] = {"row": "column", "column": "row"}
+    majors: dict[Major, Major] = {"n": "m", "m": "n"}
+
+    def change(x: Passed) -> Passed:
+        return replace(x, kind=kinds.get(x.kind, x.kind), major=majors.get(x.major, x.major))
+
+    return _changed(epilogue, change, change)
 
 
-def _changed(epilogue: Epilogue, change: Callable[[str, Kind, DTypeName], tuple[Kind, DTypeName]]) -> Epilogue:
-    """The epilogue with other kinds and element types of operands and outputs."""
+def _changed(
+    epilogue: Epilogue, operand: Callable[[Operand], Operand], output: Callable[[Assignment], Assignment]
+) -> Epilogue:
+    """The epilogue with its operands and outputs changed."""
 
     def changed(node: Node) -> Node:
         if isinstance(node, Operand):
-            return Operand(node.name, *change(node.name, node.kind, node.dtype))
+            return operand(node)
         return replace(node, arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
 
-    assignments = []
-    for a in epilogue.assignments:
-        kind, dtype = change(a.name, a.kind, a.dtype) if a.is_output else (a.kind, a.dtype)
-        assignments.append(replace(a, kind=kind, dtype=dtype, value=changed(a.value)))
-    return Epilogue(tuple(assignments))
+    changed_values = (replace(a, value=changed(a.value)) for a in epilogue.assignments)
+    return Epilogue(tuple(output(a) if a.is_output else a for a in changed_values))

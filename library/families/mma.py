@@ -8,6 +8,7 @@ from types import MappingProxyType
 from gemmill.library.arch import ARCHS as TARGETS
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, multiplied
 from gemmill.library.families.family import Family
@@ -100,6 +101,8 @@ def _registers(f: Fields) -> str | None:
         why = f", as {' and '.join(loaded).upper()} is loaded through registers"
     elif integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES and f["a.dtype"] == "f64":
         why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
+    elif f["accumulator"] == "f64" and f["epilogue"] != LINEAR:
+        why = " beside an expression of f64"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
     if registers <= limit:
         return None
@@ -215,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "tile.k", "accumulator", *_LOADED, "arch"),
+        ("tile.n", "tile.m", "tile.k", "accumulator", "epilogue", *_LOADED, "arch"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
-from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.parse import LINEAR, parse, staged_formats
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, converted, multiplied
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
@@ -305,11 +305,20 @@ def _tma_box(f: Fields) -> str | None:
 
 
 def _epilogue_box(f: Fields) -> str | None:
-    for operand in "cd":
-        row = resources.subtile_n(f) * resources.stored_bytes(f, operand)
-        if f[f"{operand}.major"] == "n" and row % TMA_ALIGN:
-            return f"{operand.upper()}'s TMA box has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
+    for dtype, major in (*resources.loaded(f), *resources.stored(f)):
+        row = resources.subtile_n(f) * resources.dtype_bytes(dtype)
+        if major == "n" and row % TMA_ALIGN:
+            return f"the TMA box of {dtype} has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
     return None
+
+
+def _epilogue_matrices(f: Fields) -> str | None:
+    if f["scheduler.decomposition"] != "split" or not any(staged_formats(str(f["epilogue"]))):
+        return None
+    return (
+        "the second kernel of split decompositions, which has no TMA, reads and writes matrices at any strides; leave "
+        f"out their majors: {f['epilogue']}"
+    )
 
 
 def _epilogue_has(f: Fields) -> str:
@@ -326,7 +335,7 @@ def accumulator_limit(fields: Fields) -> int:
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
     if fields["promote"] and fields["epilogue"] == LINEAR:
         return PROMOTED_LIMIT[consumers]
-    narrow = resources.stored_bytes(fields, "d") == 1
+    narrow = resources.dtype_bytes(resources.stored_dtype(fields, "d")) == 1
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
@@ -553,6 +562,13 @@ RULES: tuple[Rule, ...] = (
         ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator", "epilogue"),
         _epilogue_box,
         "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
+        "wgmma",
+    ),
+    Rule(
+        "epilogue-matrices",
+        ("scheduler.decomposition", "epilogue"),
+        _epilogue_matrices,
+        "gemmill: emitters/include/gemmill/kernel/reduction.cuh",
         "wgmma",
     ),
     Rule(

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.gpu.harness import Guarded, fill, guarded, kernel
+from tests.gpu.harness import DIRECT, Guarded, fill, guarded, kernel
 
 import gemmill
 from gemmill.library.config import GemmConfig
@@ -17,7 +17,7 @@ from gemmill.library.epilogues.parse import canonical, parse
 from gemmill.library.epilogues.reference import Bounded, evaluate, rounded
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.rules import legal
 from gemmill.runtime.registry import Registry
 
@@ -91,10 +91,54 @@ PARTS = tuple(
 """Epilogues after the parts of K have been added up."""
 
 
+MATRICES = tuple(
+    config
+    for tile in TILES
+    for epilogue, fields in (
+        ("d = acc + r.bf16.n[m, n]", {}),
+        ("aux.bf16.n = acc * 0.5; d = relu(acc)", {}),
+        ("d = acc * r.n[m, n] + s.f16.m[m, n] + x[m]; aux.f16.n = acc + bias[n]", {"d__major": "m"}),
+        ("d = silu(gate) * up + r.bf16.n[m, n]; aux.bf16.n = gate; other.m = up", {}),
+        (
+            "d = acc + beta * c + r.bf16.n[m, n] * t[m, n]; aux.n = acc; top[m] = max(acc); other = acc",
+            {"d__dtype": "f32", "c__dtype": "f32"},
+        ),
+    )
+    if legal(config := config_of(epilogue, tile, **fields))
+)
+"""Matrices that pass through shared memory, alone, beside others at any strides, and beside C."""
+MATRIX_PARTS = tuple(
+    kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits)
+    for decomposition, splits in (("fused", 3), ("stream", 1))
+    for epilogue in ("d = acc + r.bf16.n[m, n]; aux.bf16.n = acc",)
+)
+GEMV = (
+    "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_f16k16_f16k16_f32_f32any4_f32any4_8x32x128_1x1_gemv_s2_m1_k1_linear",
+    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x64_1x1_gemv_s4_m1_k1_linear",
+)
+
+
+def without_tma() -> Iterator[GemmConfig]:
+    """Expressions in the families that read and write through plain addresses."""
+    for config in (*DIRECT, *map(parse_name, GEMV)):
+        text = (
+            "d = gelu(acc * 0.125 + beta * c) * row[m] + r[m, n]; rows[m] = sum(d); aux = acc"
+            if config.c
+            else "d = silu(alpha * acc * row[m] * x[n] + bias.bf16[n]) + r[m, n]; aux.bf16 = acc; amax = max(abs(d))"
+        )
+        config = config.model_copy(update={"epilogue": canonical(text)})
+        if config.a.dtype != "tf32" and legal(config):
+            yield config
+
+
+FUNCTIONS = ("sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "erf")
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm([*members(), *EIGHT_BITS, *PARTS])
+    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma()])
     return registry
 
 
@@ -152,7 +196,7 @@ class Case:
         return known
 
     def check(self) -> None:
-        outputs = evaluate(self.epilogue, self.inputs(), torch)
+        outputs = evaluate(self.epilogue, self.inputs(), torch, self.config.d.dtype)
         actual = {"d": self.d.tensor, **{o.name: self.passed[o.name] for o in self.epilogue.outputs}}
         dtypes = {"d": self.config.d.dtype, **{o.name: o.dtype for o in self.epilogue.outputs}}
         for name, wanted in outputs.items():
@@ -171,7 +215,7 @@ class Case:
 def bounds(wanted: Bounded, dtype: str) -> tuple[Any, Any]:
     """What a value may be after its conversion, which keeps the order."""
     low, high = wanted.value - wanted.error, wanted.value + wanted.error
-    if dtype == "f32":
+    if dtype in ("f32", "f64"):
         return low - 2.0**-23 * abs(low) - 2.0**-126, high + 2.0**-23 * abs(high) + 2.0**-126
     return rounded(low, dtype, torch), rounded(high, dtype, torch)
 
@@ -202,6 +246,11 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
         shape = {"scalar": (1,), "row": (*own, m), "column": (*own, n_d), "batch": own, "matrix": (*own, m, n_d)}[
             o.kind
         ]
+        if o.major != "any":
+            matrices = matrix(m, n_d, o.dtype, columns_contiguous=o.major == "n")
+            fill(matrices.tensor, "random", seed + 3 + index, o.dtype)
+            passed[o.name] = matrices.tensor
+            continue
         # Off the alignment of pairs now and then.
         flat = torch.randn(torch.Size(shape).numel() + 1, generator=generator, device="cuda").to(dtype)
         passed[o.name] = flat[(index + m) % 2 :][: torch.Size(shape).numel()].reshape(shape)
@@ -214,7 +263,8 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
             shape = {"scalar": (1,), "batch": outer, "row": (*outer, m), "column": (*outer, n_d)}[output.kind]
             passed[output.name] = torch.full(shape, float("nan"), device="cuda")
         else:
-            guards[output.name] = matrix(m, n_d, output.dtype, columns_contiguous=config.d.major == "n")
+            major = output.major if output.major != "any" else config.d.major
+            guards[output.name] = matrix(m, n_d, output.dtype, columns_contiguous=major == "n")
             passed[output.name] = guards[output.name].tensor
     return Case(config, epilogue, a, b, c, d, passed, guards, alpha=0.25, beta=-1.5)
 
@@ -225,6 +275,22 @@ def test_expressions(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, k, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("dtype", "d_dtype"), [("bf16", "bf16"), ("f16", "f16"), ("f16", "f32")])
+def test_functions_of_every_value(dtype: str, d_dtype: str, function: str, registry: Registry) -> None:
+    """Sums of one product each, of every finite value of a type; what is less exact for a D of 16 bits too."""
+    config = kernel(ab=dtype, d__dtype=d_dtype, tile="128x128x64", epilogue=f"d = {function}(acc)")
+    values = torch.arange(1 << 16, device="cuda").to(torch.int16).view(getattr(torch, DTYPES[dtype].torch))
+    values = values.nan_to_num(0.0, 0.0, 0.0).reshape(256, 256)
+    d = torch.full((256, 256), float("nan"), device="cuda", dtype=getattr(torch, DTYPES[d_dtype].torch))
+    one = torch.eye(256, device="cuda", dtype=values.dtype)
+    gemmill.matmul(one, values.t().contiguous().t(), out=d, epilogue=config.epilogue, kernel=config, registry=registry)
+    wanted = evaluate(parse(config.epilogue), {"acc": values.double()}, torch, config.d.dtype)["d"]
+    low, high = bounds(wanted, d_dtype)
+    wrong = ~((d >= low) & (d <= high))
+    assert not wrong.any(), [(float(v), float(got)) for v, got in zip(values[wrong], d[wrong], strict=True)][:8]
 
 
 @pytest.mark.parametrize("config", EIGHT_BITS, ids=lambda config: f"{config.a.dtype} {config.epilogue}")
@@ -241,6 +307,69 @@ def test_parts_of_k(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, k, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("config", [*MATRICES, *MATRIX_PARTS], ids=kernel_name)
+def test_matrices_by_tma(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, batch) in enumerate(((256, 256, None), (200, 176, None), (72, 592, 2))):
+        case = make_case(config, m, n, 200, batch, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+@pytest.mark.parametrize("config", list(without_tma()), ids=kernel_name)
+def test_without_tma(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k, batch) in enumerate(((256, 256, 128, None), (131, 70, 75, None), (37, 141, 40, 3))):
+        case = make_case(config, m, n, k, batch, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+def test_operands_of_any_layout_are_served() -> None:
+    a = torch.randn(70, 131, device="cuda", dtype=torch.bfloat16)[:, 1:]
+    b = torch.randn(130, 90, device="cuda", dtype=torch.bfloat16)[:, ::2]
+    bias, r = torch.randn(45, device="cuda"), torch.randn(45, 70, device="cuda").t()
+    d = gemmill.matmul(a, b, epilogue="d = relu(acc + bias[n]) + r[m, n]", bias=bias, r=r)
+    wanted = (a.double() @ b.double() + bias.double()).relu() + r.double()
+    torch.testing.assert_close(d.double(), wanted, rtol=2**-7, atol=1e-2)
+
+
+def test_matrices_are_moved_by_tma_where_they_can_be() -> None:
+    a = torch.randn(3, 256, 128, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(3, 128, 512, device="cuda", dtype=torch.bfloat16)
+    wide = torch.randn(3, 256, 520, device="cuda", dtype=torch.bfloat16)
+    sums = a.double() @ b.double()
+    layouts = {
+        "n": (wide[..., 8:], wide[0, :, :512], wide[..., :512]),
+        "m": (torch.randn(3, 512, 256, device="cuda", dtype=torch.bfloat16).mT,),
+        "any": (wide[..., 1:513], wide[:, :1, :512], wide[..., :1]),
+    }
+    for major, operands in layouts.items():
+        for r in operands:
+            aux = torch.empty(3, 256, 512, device="cuda")
+            epilogue = "d = acc + r[m, n]; aux = acc"
+            with gemmill.plan(a, b, epilogue=epilogue, r=r, aux=aux) as plan:
+                plan()
+                assert plan.kernel is not None
+                majors = parse(plan.kernel.epilogue).majors
+                expected = {"n": "m", "m": "n"} if plan.swapped else {}
+                assert majors.get("r", "any") == expected.get(major, major)
+                assert majors.get("aux") == expected.get("n", "n")
+                torch.testing.assert_close(plan.out.double(), sums + r.double(), rtol=2**-7, atol=1e-3)
+                torch.testing.assert_close(aux.double(), sums, rtol=1e-4, atol=1e-3)
+                if major == "n":
+                    with pytest.raises(OperandError, match="multiple of 16 bytes"):
+                        plan.rebind(
+                            r=torch.empty(3 * 256 * 520 + 8, device="cuda", dtype=torch.bfloat16)[1:].as_strided(
+                                r.shape, r.stride()
+                            )
+                        )
+                    other = wide.clone().as_strided(r.shape, r.stride())
+                    plan.rebind(r=other)
+                    plan()
+                    torch.testing.assert_close(plan.out.double(), sums + other.double(), rtol=2**-7, atol=1e-3)
+    with pytest.raises(OperandError, match="r is n-major in the epilogue"):
+        gemmill.matmul(a, b, epilogue="d = acc + r.bf16.n[m, n]", r=wide[..., 1:513])
 
 
 @pytest.mark.parametrize("config", list(members())[::3], ids=kernel_name)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.emitters import include_path
 from gemmill.library.config import GemmConfig
 from gemmill.library.epilogues.encoding import decode, encode
-from gemmill.library.epilogues.parse import LINEAR, canonical, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, canonical, parse, serves, spelling, unstaged
 from gemmill.library.epilogues.reference import evaluate, rounded
 from gemmill.library.epilogues.tree import (
     FUNCTIONS,
@@ -20,6 +21,7 @@ from gemmill.library.epilogues.tree import (
     Number,
     Operand,
     Value,
+    roundings,
     transposed,
     with_dtypes,
 )
@@ -125,6 +127,7 @@ def test_any_text_is_an_epilogue_or_an_error_inside_it(text: str) -> None:
         ("d = max(acc,\n  0)", "d = max(acc, 0)"),
         ("aux.bf16 = acc + b1.f32[n]; d = aux", "aux.bf16[m, n] = acc + b1[n]; d = aux"),
         ("amax = max( abs(acc) );d=acc", "amax = max(abs(acc)); d = acc"),
+        ("aux.bf16.n = acc; d = aux + r.f32.m[m, n]", "aux.bf16.n[m, n] = acc; d = aux + r.m[m, n]"),
         ("d = acc - (x[m] - y[n]) - (1 - 2)", "d = acc - (x[m] - y[n]) - (1 - 2)"),
         ("d = -(-1) * acc - -2", "d = 1 * acc - -2"),
         (
@@ -146,6 +149,9 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + bias[k]", 15, "[k] is no index"),
         ("d = acc + n", 10, "'n' is an index"),
         ("d = acc[n]", 4, "'acc' is a value of this element"),
+        ("d = acc + x.bf16.n[n]", 10, "'x' has no [m, n]; only a matrix is n-major"),
+        ("d = acc + x.n.bf16[m, n]", 10, "'x.n' is no name"),
+        ("x.n = max(acc); d = acc", 0, "x is a reduction; only a matrix is n-major"),
         ("d = acc + x.s8[n]", 10, "'s8' is no type of an operand"),
         ("x = acc", 7, "nothing is assigned to d"),
         ("d = 3 + s", 0, "the sums of products are not read"),
@@ -203,6 +209,18 @@ def test_types_and_transposition() -> None:
     assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; rows[n] = sum(d)"
     with pytest.raises(ValueError, match="gated"):
         transposed(parse("d = gate * up"))
+    staged = parse("aux.m = acc; d = acc + r.bf16.n[m, n] + s[m, n]")
+    assert staged.majors == {"r": "n", "aux": "m"}
+    assert str(transposed(staged)) == "aux.n[m, n] = acc; d = acc + r.bf16.m[m, n] + s[m, n]"
+
+
+def test_a_kernel_serves_epilogues_that_offer_what_it_demands() -> None:
+    wanted = canonical("aux.n = acc; d = acc + r.bf16.n[m, n]")
+    for kernel in (wanted, unstaged(wanted), canonical("aux = acc; d = acc + r.bf16.n[m, n]")):
+        assert serves(kernel, wanted)
+        assert serves(wanted, kernel) == (kernel == wanted)
+    for other in ("aux.m = acc; d = acc + r.bf16.n[m, n]", "aux.n = acc; d = acc - r.bf16.n[m, n]", LINEAR):
+        assert not serves(canonical(other), wanted)
 
 
 def test_configs_hold_canonical_epilogues_that_read_c_where_there_is_one() -> None:
@@ -253,3 +271,61 @@ def test_the_reference_evaluates_and_bounds() -> None:
     inputs = {"acc": acc.astype(np.float32).astype(float), "bias": bias.astype(np.float32).astype(float)}
     exact = evaluate(parse("d = (acc + bias[n]) * (acc + bias[n]) / 3"), inputs, np)["d"]
     assert (abs(single * single / np.float32(3) - exact.value) <= exact.error).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "d_dtype", "expected"),
+    [
+        ("d = gelu(acc)", "bf16", {"d": "bf16"}),
+        ("d = gelu(acc)", "f32", {"d": "f32"}),
+        ("d = gelu(acc)", "e4m3", {"d": "f32"}),
+        ("t = silu(acc); d = t * 2 + bias[n]", "f16", {"t": "f16", "d": "f16"}),
+        ("t = silu(acc); d = exp(t)", "bf16", {"t": "f32", "d": "bf16"}),
+        ("t = silu(acc); d = t; amax = max(abs(t))", "bf16", {"t": "f32", "d": "bf16", "amax": "f32"}),
+        ("t = silu(acc); aux.f16 = t; d = t", "bf16", {"t": "f16", "aux": "f16", "d": "bf16"}),
+        ("t = silu(acc); d = where(t > 0, t, 0)", "bf16", {"t": "f32", "d": "bf16"}),
+    ],
+)
+def test_values_know_what_they_are_rounded_to(text: str, d_dtype: Any, expected: dict[str, str]) -> None:
+    assert roundings(parse(text), d_dtype) == expected
+
+
+def test_short_forms_are_as_exact_as_they_say() -> None:
+    """The polynomials of math.cuh in single precision, over all bf16 and f16 values and beside them."""
+    header = (include_path() / "gemmill" / "epilogue" / "math.cuh").read_text()
+    found = re.findall(r"float (logistic|log2_normal)\(gemmill::(\w+), .*?polynomial\(\w, (.*?)\);", header, re.DOTALL)
+    coefficients = {
+        (name, dtype): [np.float32(x.strip(" \n")[:-1]) for x in row.split(",")] for name, dtype, row in found
+    }
+    assert len(coefficients) == 4
+
+    def polynomial(name: str, dtype: str, x: Any) -> Any:
+        result = np.zeros_like(x)
+        for coefficient in coefficients[name, dtype]:
+            result = (result.astype(float) * x + coefficient).astype(np.float32)
+        return result
+
+    def exp2(x: Any) -> Any:
+        return np.exp2(x).astype(np.float32)
+
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    every = np.concatenate([(bits.astype(np.uint32) << 16).view(np.float32), bits.view(np.float16).astype(np.float32)])
+    x = np.concatenate([every, np.random.default_rng(0).normal(scale=4, size=100_000).astype(np.float32)])
+    x = x[(abs(x) < 1e37) & ((abs(x) > 1e-37) | (x == 0))]
+    for dtype in ("bf16", "f16"):
+        e = exp2(-abs(x * np.float32(np.log2(np.e))))
+        t = np.minimum(abs(x), np.float32(12))
+        logistic = polynomial("logistic", dtype, e)
+        results = {
+            "sigmoid": np.where(x < 0, logistic * e, logistic),
+            "silu": np.maximum(x, 0) - abs(x) * e * logistic.astype(float),
+            "gelu": np.maximum(x, 0) - t * exp2(polynomial("log2_normal", dtype, t)).astype(float),
+        }
+        for name, result in results.items():
+            with np.errstate(over="ignore"):
+                wanted = evaluate(parse(f"d = {name}(acc)"), {"acc": x.astype(float)}, np, dtype)["d"]
+            assert (abs(result - wanted.value) <= wanted.error).all(), (name, dtype)
+            # Of use only if it is small beside the rounding to the type that follows, relative to its least half ulp.
+            rounding = {"bf16": 2.0**-9, "f16": 2.0**-12}[dtype]
+            normal = (abs(wanted.value) > 2.0**-12) & (abs(x) < 16)
+            assert (wanted.error[normal] < rounding / 4 * abs(wanted.value[normal])).all(), (name, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gemmill.library.epilogues.parse import RESERVED, parse
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api import matmul, plan
-from gemmill.runtime.epilogues import Passed, bind_operands, read_epilogue, read_operands, typed
+from gemmill.runtime.epilogues import Passed, bind_operands, read_epilogue, read_operands, staged, typed
 from gemmill.runtime.plan import Plan
 from gemmill.runtime.tensors import TensorView
 
@@ -46,6 +47,40 @@ def test_strides_follow_shapes() -> None:
     assert strides == {"s": (), "row": (8,), "per": (1,), "bias": (0,), "r": (1, 0, 0), "top": (16,)}
     one = bind_operands(parse("d = acc; top = max(acc)"), {"top": tensor()}, tensor(8, 16), True, True)
     assert one[0].reset == (0xFF800000, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "operand", "output"),
+    [
+        (tensor(3, 8, 16), "n", "n"),
+        (tensor(8, 16), "n", None),  # one for all of the batch; as an output it has not D's shape
+        (tensor(3, 8, 16, dtype="bf16"), "n", "n"),
+        (tensor(3, 8, 16, strides=(192, 24, 1), dtype="bf16"), "n", "n"),
+        (tensor(3, 8, 16, strides=(160, 20, 1), dtype="bf16"), "any", "any"),  # rows of 40 bytes
+        (tensor(3, 8, 16, strides=(128, 1, 8)), "m", "m"),
+        (tensor(3, 8, 16, strides=(256, 32, 2)), "any", "any"),
+        (tensor(3, 1, 16), "any", None),
+        (tensor(3, 8, 1), "any", None),
+        (tensor(3, 8, 16, strides=(-128, 16, 1)), "any", "any"),
+        (replace(tensor(3, 8, 16), ptr=4104), "any", "any"),
+    ],
+)
+def test_matrices_are_moved_by_tma_where_it_can(value: TensorView, operand: str, output: str | None) -> None:
+    (r,) = bind_operands(parse("d = acc + r[m, n]"), {"r": value}, tensor(3, 8, 16), True, True)
+    assert r.major == operand
+    if output is not None:
+        (x,) = bind_operands(parse("d = acc; x = acc"), {"x": value}, tensor(3, 8, 16), True, True)
+        assert x.major == output
+
+
+def test_an_output_of_tma_ends_with_whole_16_bytes() -> None:
+    epilogue = parse("d = acc + r[m, n]; x = acc")
+    values = {name: tensor(8, 18, strides=(20, 1)) for name in ("r", "x")}
+    bound = bind_operands(epilogue, values, tensor(8, 18), True, True)
+    assert {x.name: x.major for x in bound} == {"r": "n", "x": "any"}
+    assert str(staged(epilogue, bound)) == "d = acc + r.n[m, n]; x[m, n] = acc"
+    with pytest.raises(OperandError, match=r"x is n-major in the epilogue, .* leave out the major"):
+        staged(parse("d = acc + r[m, n]; x.n = acc"), bound)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
+from gemmill.library.epilogues.parse import unstaged
 from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
+from gemmill.library.rules import legal
 from gemmill.runtime.decisions import Decision, read_decisions
 from gemmill.runtime.model import Columns, estimate
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import RUNNERS_UP, Selector, faults, needs_swap
+from gemmill.runtime.selector import RUNNERS_UP, Selector, faults, needs_swap, with_epilogue
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -355,6 +357,27 @@ def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> Non
     assert fused.config.model_copy(update={"epilogue": "linear"}) in selector.configs.values()
     with pytest.raises(UnsupportedProblemError, match="epilogue-c: there is no C, which the epilogue reads"):
         selector.select(replace(plain, epilogue="d = acc + c"))
+
+
+def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None:
+    plain = problem(4096, 4096, 4096)
+    epilogue = "d = acc + r.n[m, n]"
+    linear = selector.select(plain).config
+    config = with_epilogue(linear, epilogue)
+    assert config is not None
+    assert config.epilogue == epilogue
+    assert config.stages < linear.stages, "stages make room for the matrix"
+    assert legal(config)
+    split = next(c for c in selector.configs.values() if c.scheduler.decomposition == "split" and c.c is None)
+    assert with_epilogue(split, epilogue) == split.model_copy(update={"epilogue": unstaged(epilogue)})
+    selector.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
+    assert selector.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
+    assert parse_name(kernel_name(config)) == config
+    # A declared kernel that takes any strides serves the problem as well.
+    anywhere = linear.model_copy(update={"epilogue": unstaged(epilogue)})
+    assert needs_swap(anywhere, replace(plain, epilogue=epilogue)) is False
+    declared = Selector({"any": anywhere}, selector.gpu)
+    assert declared.select(replace(plain, epilogue=epilogue)).config == anywhere
 
 
 def test_a_declared_epilogue_is_served(kernels: dict[str, GemmConfig]) -> None:

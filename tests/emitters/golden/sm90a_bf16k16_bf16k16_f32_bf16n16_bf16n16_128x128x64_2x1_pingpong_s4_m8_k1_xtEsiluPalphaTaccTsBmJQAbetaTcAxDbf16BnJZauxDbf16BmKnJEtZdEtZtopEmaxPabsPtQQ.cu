@@ -27,7 +27,7 @@ struct Atom {
 };
 
 // t = silu(alpha * acc * s[m]) + beta * c + x.bf16[n]; aux.bf16[m, n] = t; d = t; top = max(abs(t))
-struct Epilogue {
+struct Epilogue : gemmill::NoMatrices {
   using Compute = float;
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
@@ -38,10 +38,10 @@ struct Epilogue {
 
   struct Params {
     Compute alpha, beta;
-    gemmill::Vector<float const> s_;
-    gemmill::Vector<gemmill::bf16 const> x_;
+    gemmill::Values<float const> s_;
+    gemmill::Values<gemmill::bf16 const> x_;
     gemmill::Matrix<gemmill::bf16> aux_;
-    gemmill::Vector<float> reductions[kReductions];  // top
+    gemmill::Values<float> reductions[kReductions];  // top
   };
   struct Uniform { Compute alpha, beta; };
   struct Row { Compute s_; };

@@ -62,7 +62,9 @@ struct DirectEpilogue {
       if constexpr (kHasC) {
         if (i < valid && operation.needs_c()) added = load_as<Compute>(*c.at(m, n + i));
       }
-      values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, m, n + i, batch));
+      // An expression reads and writes at its place, which must lie inside D.
+      if (!Operation::kIsExpression || i < valid)
+        values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, m, n + i, batch));
     }
     if (Count <= valid) {
       *reinterpret_cast<Pack<Element, Count>*>(d.at(m, n)) = values;

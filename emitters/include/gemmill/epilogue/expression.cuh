@@ -2,7 +2,8 @@
 ///
 /// An emitted epilogue loads what depends on nothing (`uniform`), on the row (`row`), on the column (`column`, `columns`)
 /// and on the element (`element`, `elements`), computes D's element and the other outputs from that (`compute`), and stores the latter
-/// (`store`). `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions, which `reductions` has in this order.
+/// (`store`). Matrices with a major pass through shared memory: `input` and `output` name their places in what is loaded and
+/// stored. `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions, which `reductions` has in this order.
 #pragma once
 
 #include <gemmill/epilogue/linear.cuh>
@@ -27,14 +28,28 @@ __device__ Compute evaluate(Epilogue const& epilogue, Compute accumulator, Compu
   return d;
 }
 
+/// What a kernel without TMA takes with an expression, and the epilogue that finds its own part there.
+template <class Epilogue>
+struct ExpressionParams : DirectParams {
+  typename Epilogue::Params epilogue;
+};
+template <class Epilogue>
+struct DirectExpression : Epilogue {
+  __device__ explicit DirectExpression(DirectParams const& params)
+      : Epilogue(static_cast<ExpressionParams<Epilogue> const&>(params).epilogue) {}
+};
+
 /// The epilogue of one warpgroup on one tile: 64-row blocks of WGMMA fragments, subtile by subtile.
 ///
 /// A thread holds, of each 16 x 8 fragment, two neighbouring columns of rows r and r + 8. In a gated epilogue they are
 /// `gate` and `up`, so it holds one column of D of each of two fragments, four apart; the four threads of a row exchange
 /// their results, so that D is written as always.
-template <class Operation>
+template <class Operation, int SubtileN>
 struct FragmentEpilogue {
   using Compute = typename Operation::Compute;
+  using Column = typename Operation::Column;
+  /// A warp holds the columns of eight fragments at a time.
+  static constexpr int kHeld = 64;
   static constexpr int kReductions = Operation::kReductions;
   static constexpr int kFirstRow = Operation::kTotals;
   static constexpr int kFirstColumn = kFirstRow + Operation::kRowTotals;
@@ -42,6 +57,9 @@ struct FragmentEpilogue {
   Operation const operation;
   typename Operation::Uniform const uniform;
   typename Operation::Row rows[2];
+  /// What the subtile's columns have, loaded once and dealt out over the warp: lane 4 p + q holds the columns that thread q
+  /// of any row needs of fragments p, p + 8, ...
+  Column columns[ceil_div(SubtileN, kHeld)][2];
   /// D's extents, and the first of this thread's two rows.
   int const m_end, n_end;
   int batch;
@@ -69,16 +87,28 @@ struct FragmentEpilogue {
     }
   }
 
-  /// Four elements of D of one fragment: rows m and m + 8, two columns that `columns_at` names. `sums` holds them in the
-  /// order of the fragment, in a gated epilogue those of two fragments.
-  template <class Sums>
-  __device__ void apply(Sums const& sum, int n, Compute const (&c)[4], Compute* values) {
-    constexpr bool kGated = Operation::kGated;
-    // What depends on the column alone is loaded anew for each block of rows: kept, it would fill the registers.
+  /// Starts loading what the columns of the subtile at column n have.
+  __device__ void begin_columns(int n) {
+    // Anew for each block of rows: kept, it would fill the registers.
     asm("" : "+r"(n) : "r"(m));
+#pragma unroll
+    for (int i = 0; i < ceil_div(SubtileN, kHeld); ++i) {
+      int const at = n + i * kHeld + threadIdx.x % 32 / 4 * 8;
+      operation.columns(at + column_of(0), at + column_of(1), n_end, batch, columns[i][0], columns[i][1]);
+    }
+  }
+
+  /// Four elements of D of one fragment: rows m and m + 8, two columns that `column_of` names, of the eight that begin at
+  /// column `offset` of the subtile and n of D. `sum` has them in the order of the fragment, in a gated epilogue those of
+  /// two fragments. `elements` hold what has been staged; `staged(i, j)` takes element j of output i that is to be.
+  template <class Sums, class Staged>
+  __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
+                        typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
+    constexpr bool kGated = Operation::kGated;
+    // Addresses are computed anew for each fragment: kept, they would fill the registers.
+    asm volatile("" : "+r"(n));
     int const n0 = n + column_of(0), n1 = n + column_of(1);
-    typename Operation::Column columns[2];
-    operation.columns(n0, n1, n_end, batch, columns[0], columns[1]);
+    Column const own[2] = {held(offset, 0), held(offset, 1)};
     float column_totals[Operation::kColumnTotals + 1][2];
 #pragma unroll
     for (int i = 0; i < Operation::kColumnTotals; ++i)
@@ -87,14 +117,13 @@ struct FragmentEpilogue {
     for (int half = 0; half < 2; ++half) {
       int const row = m + half * 8;
       typename Operation::Extras extras[2];
-      typename Operation::Element elements[2];
-      operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[0], elements[1]);
+      operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[half * 2], elements[half * 2 + 1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         int const column = j == 0 ? n0 : n1;
         int const first = kGated ? j * 4 + half * 2 : half * 2 + j;
         values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
-                                                 uniform, rows[half], columns[j], elements[j], extras[j]);
+                                                 uniform, rows[half], own[j], elements[half * 2 + j], extras[j]);
         if constexpr (kReductions > 0) {
           if (row < m_end && column < n_end) {
 #pragma unroll
@@ -108,6 +137,14 @@ struct FragmentEpilogue {
         }
       }
       if (row < m_end) operation.store_two(extras[0], extras[1], row, n0, n1, n_end, batch);
+      if constexpr (Operation::Outputs::kCount > 0) {
+#pragma unroll
+        for (int i = 0; i < Operation::Outputs::kCount; ++i) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) staged(i, half * 2 + j) = Operation::output(extras[j], i);
+          if constexpr (kGated) exchange(staged(i, half * 2), staged(i, half * 2 + 1));
+        }
+      }
       if constexpr (kGated) exchange(values[half * 2], values[half * 2 + 1]);
     }
 #pragma unroll
@@ -155,6 +192,21 @@ struct FragmentEpilogue {
   __device__ void output(int i, int index, float total) const {
     if constexpr (kReductions > 0)
       reduce_into(Operation::reduce(i), operation.params.reductions[i].at(index, batch), total);
+  }
+
+  /// What the thread of this lane's place in its row holds of the fragment at column `offset` of the subtile.
+  __device__ Column held(int offset, int j) const {
+    static_assert(sizeof(Compute) == 4, "words are exchanged");
+    Column const& mine = columns[offset / kHeld][j];
+    Column result;
+    auto const* const from = reinterpret_cast<uint32_t const*>(&mine);
+    auto* const to = reinterpret_cast<uint32_t*>(&result);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Column) / 4); ++i)
+      // Segments of lanes that are equal modulo 4 (PTX ISA, "shfl.sync": bits 8 to 12 are the mask of segments).
+      asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x31f, 0xffffffff;"
+                   : "=r"(to[i]) : "r"(from[i]), "r"(offset % kHeld / 8 * 4));
+    return result;
   }
 
   /// From columns q and q + 4 of the thread at q, to 2 q and 2 q + 1: in each of two rounds, every thread of the four

@@ -6,12 +6,31 @@
 #pragma once
 
 #include <gemmill/kernel/direct_params.cuh>
+#include <gemmill/types.cuh>
 
 namespace gemmill {
 
+/// A matrix that an epilogue reads or writes by TMA, beside C and D.
+template <class Element_, MajorOut Major>
+struct Format {
+  using Element = Element_;
+  static constexpr MajorOut kMajor = Major;
+};
+template <class... All>
+struct Formats {
+  static constexpr int kCount = sizeof...(All);
+};
+/// What every epilogue says of them.
+template <class Inputs_, class Outputs_>
+struct StagedMatrices {
+  using Inputs = Inputs_;
+  using Outputs = Outputs_;
+};
+using NoMatrices = StagedMatrices<Formats<>, Formats<>>;
+
 /// D = alpha * acc + beta * C, computed in one type: float, double, or int32_t, in which whole alpha and beta are exact.
 template <class Compute_>
-struct Linear {
+struct Linear : NoMatrices {
   using Compute = Compute_;
   struct Params {
     Compute alpha, beta;
@@ -42,7 +61,7 @@ using IntegerEpilogue = Linear<int32_t>;
 /// The accumulator itself: a partial sum, stored in a workspace whose contiguous extent is whole units of 16 bytes. The
 /// parameters are those of the epilogue that the second kernel applies.
 template <class Compute_, class Epilogue>
-struct Raw {
+struct Raw : NoMatrices {
   using Compute = Compute_;
   using Params = typename Epilogue::Params;
   static constexpr bool kIsExpression = false;

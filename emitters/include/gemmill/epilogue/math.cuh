@@ -1,5 +1,6 @@
 /// The functions of epilogue expressions. Single precision takes the fast hardware instructions where they are exact to
-/// a few ulps (library/epilogues/reference.py has the bounds); double precision takes CUDA's.
+/// a few ulps; double precision takes CUDA's. What is on its way to 16 bits may be `silu<bf16>(x)`: the shorter form, whose
+/// error is small beside the rounding to that type. library/epilogues/reference.py has the bounds of both.
 #pragma once
 
 #include <gemmill/types.cuh>
@@ -44,11 +45,13 @@ __device__ inline float sqrt(float x) {
   return result;
 }
 __device__ inline float rsqrt(float x) { return rsqrtf(x); }
-__device__ inline float exp(float x) {
+__device__ inline float exp2(float x) {
   float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+inline constexpr float kLog2E = 1.4426950408889634f;
+__device__ inline float exp(float x) { return exp2(x * kLog2E); }
 __device__ inline float log(float x) { return logf(x); }
 __device__ inline float erf(float x) { return erff(x); }
 __device__ inline float tanh(float x) { return tanhf(x); }
@@ -100,6 +103,71 @@ __device__ inline float gelu(float x) {
 template <class T>
 __device__ inline T gelu_tanh(T x) {
   return x * sigmoid(T(2 * 0.79788456080286536) * (x + T(0.044715) * x * x * x));
+}
+
+/// A polynomial in y, the coefficient of its highest power first.
+template <class... Coefficients>
+__device__ inline float polynomial(float y, float first, Coefficients... others) {
+  float sum = first;
+  ((sum = fmaf(sum, y, others)), ...);
+  return sum;
+}
+/// 1 / (1 + e) for e from 0 to 1, which costs less than the special function unit's reciprocal. The best polynomials of
+/// their degrees n, (1 - T(2 e - 1) / T(-3)) / (1 + e) with the Chebyshev polynomial T of degree n + 1: relative errors
+/// 1 / |T(-3)|, 2^-11.7 and 2^-14.2.
+__device__ inline float logistic(gemmill::bf16, float e) {
+  return polynomial(e, 0.152245015f, -0.532857597f, 0.865893543f, -0.984834969f, 0.999702632f);
+}
+__device__ inline float logistic(gemmill::f16, float e) {
+  return polynomial(e, -0.104484469f, 0.417937875f, -0.770572901f, 0.953420758f, -0.996275723f, 0.999948978f);
+}
+/// log2 of the normal distribution function at -t, for t from 0 to 6. Fitted for the least error of t 2^p, relative to it
+/// or to 2^-20 where it is less: 2^-12.3 and 2^-15.7.
+__device__ inline float log2_normal(gemmill::bf16, float t) {
+  return polynomial(t, -0.000255816936f, 0.00513757532f, -0.0456949398f, -0.467885077f, -1.14726579f, -1.0002718f);
+}
+__device__ inline float log2_normal(gemmill::f16, float t) {
+  return polynomial(t, 2.76522715e-05f, -0.000683190941f, 0.00761087658f, -0.0522796884f, -0.459979713f, -1.15072751f,
+                    -1.00002658f);
+}
+template <class Element>
+__device__ inline float sigmoid(float x) {
+  float const y = x * kLog2E, e = exp2(-fabsf(y));
+  float const positive = logistic(Element{}, e);
+  return y < 0 ? positive * e : positive;
+}
+/// x / (1 + 2^-y) = max(x, 0) - |x| 2^-|y| / (1 + 2^-|y|), where the second term is below 1 and 0 at infinity: there the
+/// saturated product makes it of a NaN.
+template <class Element>
+__device__ inline float scaled_sigmoid(float x, float y) {
+  float const e = exp2(-fabsf(y));
+  float product;
+  asm("mul.sat.f32 %0, %1, %2;" : "=f"(product) : "f"(fabsf(x)), "f"(e));
+  return fmaf(-product, logistic(Element{}, e), max(x, 0.0f));
+}
+template <class Element>
+__device__ inline float silu(float x) {
+  return scaled_sigmoid<Element>(x, x * kLog2E);
+}
+template <class Element>
+__device__ inline float gelu_tanh(float x) {
+  constexpr float kLinear = 2 * 0.79788456080286536 * 1.4426950408889634;
+  return scaled_sigmoid<Element>(x, x * fmaf(0.044715f * kLinear, x * x, kLinear));
+}
+/// max(x, 0) - |x| P(-|x|), P the normal distribution function. The polynomials fall below -95 between 6 and 12.
+template <class Element>
+__device__ inline float gelu(float x) {
+  float const t = fminf(fabsf(x), 12.0f);
+  return fmaf(-t, exp2(log2_normal(Element{}, t)), max(x, 0.0f));
+}
+template <class Element>
+__device__ inline float tanh(float x);
+/// To 2^-11 (PTX ISA, `tanh.approx.f32`).
+template <>
+__device__ inline float tanh<gemmill::bf16>(float x) {
+  float result;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 /// Conversions to a narrower type and back: the nearest value, ties to even; saturated to 8 bits.

@@ -14,7 +14,7 @@ struct Scalar {
 
 /// A value for each row or column, or with an extent of 1 for each matrix of the batch.
 template <class Element>
-struct Vector {
+struct Values {
   Element* data;
   int64_t batch_stride;
 
@@ -72,7 +72,7 @@ __device__ Compute load(Scalar<Element, Compute> const& x) {
   return x.data ? Compute(load_element(x.data)) : x.value;
 }
 template <class Compute, class Element>
-__device__ Compute load(Vector<Element const> const& x, int index, int batch) {
+__device__ Compute load(Values<Element const> const& x, int index, int batch) {
   return load_element(x.at(index, batch));
 }
 template <class Compute, class Element>
@@ -88,7 +88,7 @@ __device__ bool is_pair(Element const* at) {
 
 /// The elements of two columns, 0 from column `end` on: as one where they are neighbours in memory.
 template <class Compute, class Element>
-__device__ void load_two(Vector<Element const> const& x, int n0, int n1, int end, int batch, Compute& first,
+__device__ void load_two(Values<Element const> const& x, int n0, int n1, int end, int batch, Compute& first,
                          Compute& second) {
   Element const* const at = x.at(n0, batch);
   float2 const both = load_two(at, at + (n1 - n0), n1 == n0 + 1 && n1 < end && is_pair(at), n0 < end, n1 < end);
@@ -121,7 +121,7 @@ __device__ void touch(Scalar<Element, Compute> const& x, int thread) {
 }
 /// The same for `count` elements from `index` on, a sector for each thread.
 template <class Element>
-__device__ void touch(Vector<Element const> const& x, int index, int count, int end, int batch, int thread) {
+__device__ void touch(Values<Element const> const& x, int index, int count, int end, int batch, int thread) {
   constexpr int kSector = 32 / sizeof(Element);
   int const mine = index + min(thread * kSector, count - 1);
   if (thread * kSector < count + kSector && mine < end) touch(static_cast<Element const*>(x.at(mine, batch)));

@@ -21,15 +21,23 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
   return to_float(f16{uint16_t(registers[index / 2] >> (index % 2 * 16))});
 }
 
-/// Stages D (and C, where there is one) subtile by subtile, so that stores overlap the conversion of what follows.
+/// Stages D (and C, where there is one) subtile by subtile, so that stores overlap the conversion of what follows. A buffer
+/// of D holds a subtile of each matrix that an expression writes by TMA as well, one of C of each that it reads.
 ///
 /// One thread of the warpgroup issues every TMA copy. A single barrier a subtile orders three things: D's subtile is
 /// written, C's has been read, and the D buffer that comes next has left shared memory.
 /// `TileN` are columns of D.
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
+  using Inputs = Subtiles<typename Operation::Inputs, SubtileN>;
+  using Outputs = Subtiles<typename Operation::Outputs, SubtileN>;
+  /// Bytes of a buffer of C and of D.
+  static constexpr int kBytesC = SubtileC::kBytes + Inputs::kBytes, kBytesD = SubtileD::kBytes + Outputs::kBytes;
   static constexpr bool kHasC = SubtileC::kBytes > 0;
+  static constexpr bool kLoads = kBytesC > 0;
   static constexpr bool kPartial = Operation::kIsPartial;
+  /// Whether a thread's two columns lie next to each other.
+  static constexpr bool kNeighbours = !Operation::kGated;
   static constexpr int kColumns = TileN / SubtileN;
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 2, "one D buffer is written while another is stored");
@@ -52,7 +60,7 @@ struct StagedEpilogue {
   __device__ static int lane() { return threadIdx.x % 32; }
   /// Where a thread's first or second column lies in a group of eight.
   __device__ static int column_of(int j) {
-    if constexpr (Operation::kGated) return FragmentEpilogue<Operation>::column_of(j);
+    if constexpr (Operation::kGated) return FragmentEpilogue<Operation, SubtileN>::column_of(j);
     return lane() % 4 * 2 + j;
   }
 
@@ -62,10 +70,10 @@ struct StagedEpilogue {
   __device__ void prefetch(int m, int n, int batch) {
     if constexpr (Operation::kIsExpression)
       Operation(operation_params).touch(m, Blocks * kSubtileM, params.m, n, TileN, n_end(), batch, threadIdx.x % 128);
-    if constexpr (kHasC) {
+    if constexpr (kLoads) {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
-      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance()) load_c<Found>(i, at.stage, m, n, batch);
+      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance()) load<Found>(i, at.stage, m, n, batch);
     }
   }
 
@@ -77,14 +85,15 @@ struct StagedEpilogue {
     for (int i = 0; i < kSubtiles; ++i) {
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
+        if (i == 0) operation.begin_columns(n);
       }
-      char* const subtile_d = buffers_d + at_d.stage * SubtileD::kBytes;
+      char* const subtile_d = buffers_d + at_d.stage * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
-      if constexpr (kHasC) {
-        subtile_c = buffers_c + at_c.stage * SubtileC::kBytes;
-        needs_c = Operation(operation_params).needs_c();
-        if (needs_c) FullC::wait(&full_c[at_c.stage], at_c.phase);
+      if constexpr (kLoads) {
+        subtile_c = buffers_c + at_c.stage * kBytesC;
+        needs_c = kHasC && Operation(operation_params).needs_c();
+        if (bytes_to_load() > 0) FullC::wait(&full_c[at_c.stage], at_c.phase);
       }
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = i % kColumns * SubtileN;
@@ -95,6 +104,8 @@ struct StagedEpilogue {
         convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, subtile_d);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
+        // Loads that the barrier hides.
+        if (i + 1 < kSubtiles) operation.begin_columns(n + (i + 1) % kColumns * SubtileN);
       }
 
       cute::tma_store_fence();
@@ -117,12 +128,19 @@ struct StagedEpilogue {
             SubtileD::store(params.d, subtile_d, row, n + first, batch);
           }
         }
+        if constexpr (Operation::Outputs::kCount > 0) {
+          Outputs::each([&](auto subtile, int index, int offset) {
+            using Output = decltype(subtile);
+            Output::store(operation_params.matrices[Operation::Inputs::kCount + index],
+                          subtile_d + SubtileD::kBytes + offset, row, n + first, batch);
+          });
+        }
         // Also without a store: the wait above counts one group a subtile.
         cute::tma_store_arrive();
       }
       at_d.advance();
-      if constexpr (kHasC) {
-        if (i + BuffersC < kSubtiles) load_c<Found>(i + BuffersC, at_c.stage, m, n, batch);
+      if constexpr (kLoads) {
+        if (i + BuffersC < kSubtiles) load<Found>(i + BuffersC, at_c.stage, m, n, batch);
         at_c.advance();
       }
     }
@@ -141,7 +159,7 @@ struct StagedEpilogue {
   /// What applies the operation to the fragments of a tile.
   __device__ auto begin_tile(int batch) const {
     if constexpr (Operation::kIsExpression) {
-      return FragmentEpilogue<Operation>(operation_params, params.m, n_end(), batch);
+      return FragmentEpilogue<Operation, SubtileN>(operation_params, params.m, n_end(), batch);
     } else {
       return Operation(operation_params);
     }
@@ -158,22 +176,36 @@ struct StagedEpilogue {
     }
   }
 
+  /// Bytes that a buffer of C waits for.
+  __device__ int bytes_to_load() const {
+    bool const needs_c = kHasC && Operation(operation_params).needs_c();
+    return (needs_c ? SubtileC::kDataBytes : 0) + Inputs::kDataBytes;
+  }
+
   template <Matrices Found>
-  __device__ void load_c(int i, int stage, int m, int n, int batch) {
-    if (is_leader() && Operation(operation_params).needs_c()) {
-      FullC::arrive_and_expect_tx(&full_c[stage], SubtileC::kDataBytes);
-      char* const subtile_c = buffers_c + stage * SubtileC::kBytes;
+  __device__ void load(int i, int stage, int m, int n, int batch) {
+    if (is_leader() && bytes_to_load() > 0) {
+      FullC::arrive_and_expect_tx(&full_c[stage], bytes_to_load());
+      char* const subtile_c = buffers_c + stage * kBytesC;
       int const row = m + i / kColumns * kSubtileM;
       int const column = n + i % kColumns * SubtileN;
-      if constexpr (Found == Matrices::Array) {
+      constexpr int kAny = 0x7fffffff;
+      if constexpr (kHasC && Found == Matrices::Array) {
         ArrayMatrix const c(params, Operand::C, batch);
         using Element = typename SubtileC::Element;
         int const last_m = SubtileC::kMajor == MajorOut::N ? params.m - 1 : last_chunk<Element>(params.m);
         int const last_n = SubtileC::kMajor == MajorOut::N ? last_chunk<Element>(params.n) : params.n - 1;
         SubtileC::load(params.c, full_c[stage], subtile_c, row, column, last_m, last_n, c.low(), c.high());
-      } else {
-        constexpr int kAny = 0x7fffffff;
-        SubtileC::load(params.c, full_c[stage], subtile_c, row, column, kAny, kAny, params.batched & 4 ? batch : 0);
+      } else if constexpr (kHasC) {
+        if (Inputs::kBytes == 0 || Operation(operation_params).needs_c())
+          SubtileC::load(params.c, full_c[stage], subtile_c, row, column, kAny, kAny, params.batched & 4 ? batch : 0);
+      }
+      if constexpr (Operation::Inputs::kCount > 0) {
+        Inputs::each([&](auto subtile, int index, int offset) {
+          using Input = decltype(subtile);
+          Input::load(operation_params.matrices[index], full_c[stage], subtile_c + SubtileC::kBytes + offset, row,
+                      column, kAny, kAny, params.batched & 8 << index ? batch : 0);
+        });
       }
     }
   }
@@ -182,20 +214,36 @@ struct StagedEpilogue {
   __device__ void convert(Tile& operation, Register const* registers, int first, int column, int n,
                           char const* subtile_c, bool needs_c, char* subtile_d) {
     using Compute = typename Operation::Compute;
+    constexpr int kOutputs = Operation::Outputs::kCount;
     Compute values[4 * Units];
+    Compute outputs[kOutputs + 1][4 * Units];
 #pragma unroll
     for (int unit = 0; unit < Units; ++unit) {
       Compute c[4] = {};
       if constexpr (kHasC) {
         int const at = column + unit * 8;
-        if (needs_c) SubtileC::read(subtile_c, warp(), lane(), at + column_of(0), at + column_of(1), c);
+        if (needs_c)
+          SubtileC::template read<kNeighbours>(subtile_c, warp(), lane(), at + column_of(0), at + column_of(1), c);
       }
       int const at = first + column + unit * 8;
       if constexpr (Operation::kIsExpression) {
         auto const sum = [&](int i) {
           return accumulator_value<Compute>(registers, (Operation::kGated ? at : at / 2) + i);
         };
-        operation.apply(sum, n + at, c, values + unit * 4);
+        typename Operation::Element elements[4];
+        if constexpr (Operation::Inputs::kCount > 0) {
+          Inputs::each([&](auto subtile, int index, int offset) {
+            using Input = decltype(subtile);
+            int const inside = column + unit * 8;
+            Compute read[4];
+            Input::template read<kNeighbours>(subtile_c + SubtileC::kBytes + offset, warp(), lane(),
+                                              inside + column_of(0), inside + column_of(1), read);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) Operation::input(elements[j], index) = read[j];
+          });
+        }
+        auto const staged = [&](int index, int j) -> Compute& { return outputs[index][unit * 4 + j]; };
+        operation.apply(sum, column + unit * 8, n + at, c, elements, values + unit * 4, staged);
       } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -205,6 +253,12 @@ struct StagedEpilogue {
       }
     }
     SubtileD::template write<Units>(subtile_d, warp(), lane(), column, values);
+    if constexpr (kOutputs > 0) {
+      Outputs::each([&](auto subtile, int index, int offset) {
+        using Output = decltype(subtile);
+        Output::template write<Units>(subtile_d + SubtileD::kBytes + offset, warp(), lane(), column, outputs[index]);
+      });
+    }
   }
 };
 

@@ -1,9 +1,10 @@
-/// Subtiles of C and D in shared memory: 64 rows by some columns, between a warpgroup's fragments and TMA.
+/// Subtiles of C, D and their like in shared memory: 64 rows by some columns, between a warpgroup's fragments and TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/epilogue/linear.cuh>
 #include <gemmill/kernel/params.cuh>
 
 namespace gemmill {
@@ -12,6 +13,8 @@ namespace gemmill {
 inline constexpr int kSubtileM = 64;
 /// Most columns of a subtile.
 inline constexpr int kMaxSubtileN = 128;
+/// The same where an epilogue's matrices are staged as well.
+inline constexpr int kMaxStagedN = 32;
 
 /// True where a subtile of n columns suits an operand. n-major: a warp accesses rows without bank conflicts if they are
 /// a swizzle span or an odd multiple of 16 bytes long. m-major: always swizzled; a subtile has at most 8 KiB.
@@ -22,12 +25,20 @@ constexpr bool suits(int n) {
   return bytes == 0 || bytes == 128 || bytes == 64 || bytes == 32 || bytes % 32 == 16;
 }
 
-/// Columns of C's and D's subtiles: the widest that divides tile N and suits both operands.
+template <class... All>
+constexpr bool suits(Formats<All...>, int n) {
+  return (true && ... && suits<typename All::Element, All::kMajor>(n));
+}
+
+/// Columns of a subtile: the widest that divides tile N and suits C, D and the epilogue's matrices.
 /// library/resources.py holds the same rule for the host.
-template <class C, MajorOut MajorC, class D, MajorOut MajorD>
+template <class C, MajorOut MajorC, class D, MajorOut MajorD, class Epilogue>
 constexpr int subtile_n(int tile_n) {
-  for (int n = min_of(tile_n, kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
-    if (tile_n % n == 0 && suits<C, MajorC>(n) && suits<D, MajorD>(n)) return n;
+  constexpr bool kStages = Epilogue::Inputs::kCount + Epilogue::Outputs::kCount > 0;
+  for (int n = min_of(tile_n, kStages ? kMaxStagedN : kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
+    if (tile_n % n == 0 && suits<C, MajorC>(n) && suits<D, MajorD>(n) && suits(typename Epilogue::Inputs{}, n) &&
+        suits(typename Epilogue::Outputs{}, n))
+      return n;
   return 8;
 }
 
@@ -96,14 +107,22 @@ struct Subtile {
     }
   }
 
-  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`; `first` and `second`: its columns.
-  template <class Compute>
+  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`; `first` and `second`: its columns,
+  /// which with `Neighbours` are an even one and the next.
+  template <bool Neighbours, class Compute>
   __device__ static void read(char const* subtile, int warp, int lane, int first, int second, Compute (&values)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int const row = warp * 16 + lane / 4 + i / 2 * 8;
-      int const at = offset(row, i % 2 ? second : first);
-      values[i] = to_compute(Compute{}, *reinterpret_cast<Element const*>(subtile + at));
+    for (int half = 0; half < 2; ++half) {
+      int const row = warp * 16 + lane / 4 + half * 8;
+      Pair pair;
+      if constexpr (Neighbours && Major == MajorOut::N) {
+        pair = *reinterpret_cast<Pair const*>(subtile + offset(row, first));
+      } else {
+        pair.elements[0] = *reinterpret_cast<Element const*>(subtile + offset(row, first));
+        pair.elements[1] = *reinterpret_cast<Element const*>(subtile + offset(row, second));
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) values[half * 2 + j] = to_compute(Compute{}, pair.elements[j]);
     }
   }
 
@@ -167,8 +186,8 @@ struct Subtile {
  private:
   /// Neighbours along N, as fragments hold them.
   union alignas(2 * sizeof(Element)) Pair {
-    uint16_t bits;
     Element elements[2];
+    uint16_t bits;
   };
 
   __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[4]) {
@@ -197,7 +216,30 @@ struct Subtile {
 /// An absent C: no storage, nothing to load.
 template <MajorOut Major, int N>
 struct Subtile<None, Major, N> {
-  static constexpr int kBytes = 0, kBoxContiguous = 0, kBoxStrided = 0, kSpan = 0;
+  static constexpr int kBytes = 0, kDataBytes = 0, kBoxContiguous = 0, kBoxStrided = 0, kSpan = 0;
+};
+
+/// One subtile of each of several matrices, one after the other.
+template <class List, int N>
+struct Subtiles {
+  static constexpr int kBytes = 0, kDataBytes = 0;
+
+  template <int Index = 0, int Offset = 0, class Visitor>
+  __device__ static void each(Visitor const&) {}
+};
+template <class First, class... Others, int N>
+struct Subtiles<Formats<First, Others...>, N> {
+  using Own = Subtile<typename First::Element, First::kMajor, N>;
+  using Rest = Subtiles<Formats<Others...>, N>;
+  static constexpr int kBytes = Own::kBytes + Rest::kBytes;
+  static constexpr int kDataBytes = Own::kDataBytes + Rest::kDataBytes;
+
+  /// Calls `visit(subtile, index, offset)` with an object of each one's type, its place in the list and in memory.
+  template <int Index = 0, int Offset = 0, class Visitor>
+  __device__ static void each(Visitor const& visit) {
+    visit(Own{}, Index, Offset);
+    Rest::template each<Index + 1, Offset + Own::kBytes>(visit);
+  }
 };
 
 }  // namespace gemmill

@@ -31,13 +31,13 @@ struct DirectSpec {
   uint32_t offset_alpha, offset_beta, offset_m, offset_n, offset_k, offset_batch;
 };
 
-template <class Kernel>
+template <class Kernel, class Params = DirectParams>
 constexpr DirectSpec direct_spec() {
   return {Kernel::kThreads,
           Kernel::kSharedBytes,
           Kernel::kTileM,
           Kernel::kTileN,
-          sizeof(DirectParams),
+          sizeof(Params),
           offsetof(DirectParams, a),
           offsetof(DirectParams, b),
           offsetof(DirectParams, c),

@@ -16,7 +16,8 @@ struct ScaleParams {
 struct GemmParams {
   cute::TmaDescriptor a, b, c, d;
   int m, n, k, batch;
-  /// Bit 0: A has a batch extent, bit 1: B, bit 2: C. A clear bit broadcasts the operand over the batch.
+  /// Bit 0: A has a batch extent, bit 1: B, bit 2: C, further ones: matrices that the epilogue reads by TMA. A clear bit
+  /// broadcasts the operand over the batch.
   uint32_t batched;
   /// Address of D, and strides in elements of its strided extent and its batch.
   char* d_pointer;

@@ -79,7 +79,8 @@ struct TmaWgmmaGemm {
   /// Columns of D in a tile.
   static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1);
   static constexpr int kSubtileN =
-      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD>(kTileColumnsD);
+      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD, typename Config::Epilogue>(
+          kTileColumnsD);
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, kSubtileN>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, kSubtileN>;
   using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD, kSubtileN,
@@ -128,8 +129,8 @@ struct TmaWgmmaGemm {
   static constexpr int kTransposers = 4 - kFirstTransposer;
   using Ready = ReadyStages<Config::kStages, kTransposers>;
 
-  static constexpr int kOffsetC = kStorers * Config::kBuffersD * SubtileD::kBytes;
-  static constexpr int kOffsetA = kOffsetC + kStorers * Config::kBuffersC * SubtileC::kBytes;
+  static constexpr int kOffsetC = kStorers * Config::kBuffersD * Epilogue::kBytesD;
+  static constexpr int kOffsetA = kOffsetC + kStorers * Config::kBuffersC * Epilogue::kBytesC;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
   static constexpr int kOffsetRawA = StagesA::kTransposed ? kOffsetB + Config::kStages * B::kBytes : kOffsetA;
   static constexpr int kOffsetRawB =
@@ -347,8 +348,8 @@ struct TmaWgmmaGemm {
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
                       params.epilogue,
-                      shared + kOffsetC + warpgroup * Config::kBuffersC * SubtileC::kBytes,
-                      shared + warpgroup * Config::kBuffersD * SubtileD::kBytes,
+                      shared + kOffsetC + warpgroup * Config::kBuffersC * Epilogue::kBytesC,
+                      shared + warpgroup * Config::kBuffersD * Epilogue::kBytesD,
                       full_c + warpgroup * Config::kBuffersC,
                       uint32_t(1 + warpgroup)};
     // What this warpgroup computes of a tile, and of the K of a stage.
