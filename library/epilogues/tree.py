@@ -257,9 +257,7 @@ def _fineness(dtype: DTypeName) -> int:
     return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
 
 
-SHORT_FORMS: Mapping[str, tuple[DTypeName, ...]] = MappingProxyType(
-    {**dict.fromkeys(("sigmoid", "silu", "gelu", "gelu_tanh"), ("bf16", "f16")), "tanh": ("bf16",)}
-)
+SHORT_FORMS: Mapping[str, tuple[DTypeName, ...]] = MappingProxyType({"gelu": ("bf16", "f16"), "tanh": ("bf16",)})
 """Functions that have a shorter form for what is on its way to a type of 16 bits (emitters/include/gemmill/epilogue/
 math.cuh), and the types."""
 

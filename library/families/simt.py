@@ -28,6 +28,8 @@ STAGES = 2
 """One is multiplied while the other is written."""
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread, which holds as much again of operands and addresses."""
+MAX_F64_REGISTERS = 64
+"""The same of f64 sums beside stages more than 8 deep."""
 
 
 def _types(f: Fields) -> str | None:
@@ -51,12 +53,14 @@ def _tile(f: Fields) -> str | None:
 
 
 def _registers(f: Fields) -> str | None:
-    registers = accumulator_registers(f)
-    if registers <= MAX_REGISTERS:
+    registers, limit = accumulator_registers(f), MAX_REGISTERS
+    if f["accumulator"] == "f64" and integer(f, "tile.k") > TILE_K[0]:
+        limit = MAX_F64_REGISTERS
+    if registers <= limit:
         return None
     return (
         f"{SIDE * SIDE} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
-        f"each; they have {MAX_REGISTERS}"
+        f"each; with tile K of {f['tile.k']} they have {limit}"
     )
 
 
@@ -104,7 +108,7 @@ RULES: tuple[Rule, ...] = (
     Rule("simt-stages", ("stages",), _stages, "gemmill: one stage is multiplied while the other is written", "simt"),
     Rule(
         "simt-registers",
-        ("tile.m", "tile.n", "accumulator"),
+        ("tile.m", "tile.n", "tile.k", "accumulator"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "simt",

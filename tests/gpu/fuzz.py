@@ -34,6 +34,8 @@ from gemmill.runtime.toolchain import Toolchain
 
 MOST_K = {"f16": 2048}
 """Least K that no kernel is run on, by accumulator, where it is not 4096: sums of longer ones would not be exact."""
+GROUP = 128
+"""Elements of the largest group of scales."""
 
 
 def legal_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
@@ -116,11 +118,14 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
         tile, cluster = config.tile, config.cluster
         m = generator.randrange(1, 3 * tile.m * cluster.m)
         n = generator.randrange(1, 3 * tile.n * cluster.n)
-        k = generator.randrange(1, min(2 * tile.k * config.stages, MOST_K.get(config.accumulator, 4096)))
+        # The size of groups of scales is that of K over their number: one group could be of any size.
+        least = GROUP + 1 if is_mixed(fields_of(config)) else 1
+        most = min(2 * tile.k * config.stages, MOST_K.get(config.accumulator, 4096))
+        k = generator.randrange(least, max(most, 2 * least))
         try:
             if config.scheduler.batching != "strided":
                 check_groups(config, registry)
-            elif is_mixed(fields_of(config)):
+            elif config.family == "wgmma" and is_mixed(fields_of(config)):
                 check_mixed(config, n, m, k, registry, exact=True)
             else:
                 check(config, m, n, k, registry, seed=generator.randrange(1000))

@@ -11,6 +11,7 @@ from tests.gpu.harness import Guarded, guarded, kernel, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
+from gemmill.profiler.verify import saturated
 from gemmill.runtime.registry import Registry
 
 
@@ -124,6 +125,7 @@ class Case:
             c=self.c.tensor if self.c else None,
             beta=self.beta if self.c else None,
             tf32=self.config.a.dtype == "tf32",
+            accumulator=self.config.accumulator,
             registry=registry,
             kernel=self.config,
             **{self.kind: self.groups},
@@ -148,7 +150,7 @@ class Case:
             if c is not None:
                 wanted += self.beta * c.double()
             if self.exact:
-                wrong = ~(d == wanted.float().to(d.dtype))
+                wrong = ~(d == saturated(wanted.float(), self.config.d.dtype).to(d.dtype))
             else:
                 # Each of the K products and partial sums loses at most an ulp of f32; D is rounded once.
                 info = torch.finfo(d.dtype)
@@ -169,7 +171,8 @@ def ranges_of(kind: str, values: Sequence[int], extent: int) -> tuple[tuple[int,
 
 def fill(tensor: Any, exact: bool) -> None:
     if exact:
-        tensor.copy_(torch.randint(-2, 3, tensor.shape, device=tensor.device).float())
+        least = -2 if tensor.dtype.is_signed else 0
+        tensor.copy_(torch.randint(least, 3, tensor.shape, device=tensor.device).float())
     else:
         tensor.copy_(torch.randn(tensor.shape, device=tensor.device))
 
@@ -216,14 +219,15 @@ def check_array(config: GemmConfig, count: int, m: int, n: int, k: int, registry
     a, b, d = (operands[name][0].tensor for name in ("a", "b", "out"))
     c = operands["c"][0].tensor if config.c else None
     before = {name: [x.buffer.clone() for x in operands[name]] for name in "abc"}
-    gemmill.array_matmul(a, b, d, addresses, c=c, registry=registry, kernel=config)
+    gemmill.array_matmul(a, b, d, addresses, c=c, accumulator=config.accumulator, registry=registry, kernel=config)
     torch.cuda.synchronize()
     for i in range(count):
         left, right, out = (operands[name][i] for name in ("a", "b", "out"))
         wanted = left.tensor.float() @ right.tensor.float()
         if config.c:
             wanted += operands["c"][i].tensor
-        assert torch.equal(out.tensor, wanted.to(out.tensor.dtype)), f"matrix {i}"
+        expected = saturated(wanted, config.d.dtype).to(out.tensor.dtype)
+        assert torch.equal(out.tensor, expected), f"matrix {i}"
         assert out.intact(), "memory around D was written"
     for name, buffers in before.items():
         assert all(torch.equal(x.buffer, old) for x, old in zip(operands[name], buffers, strict=True))

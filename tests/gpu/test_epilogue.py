@@ -335,8 +335,8 @@ def test_operands_of_any_layout_are_served() -> None:
 
 
 def test_matrices_are_moved_by_tma_where_they_can_be() -> None:
-    a = torch.randn(3, 256, 128, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(3, 128, 512, device="cuda", dtype=torch.bfloat16)
+    a = torch.randn(3, 256, 512, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(3, 512, 512, device="cuda", dtype=torch.bfloat16)
     wide = torch.randn(3, 256, 520, device="cuda", dtype=torch.bfloat16)
     sums = a.double() @ b.double()
     layouts = {

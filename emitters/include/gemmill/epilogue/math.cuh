@@ -1,6 +1,7 @@
 /// The functions of epilogue expressions. Single precision takes the fast hardware instructions where they are exact to
-/// a few ulps; double precision takes CUDA's. What is on its way to 16 bits may be `silu<bf16>(x)`: the shorter form, whose
-/// error is small beside the rounding to that type. library/epilogues/reference.py has the bounds of both.
+/// a few ulps; double precision takes CUDA's. What is on its way to 16 bits may be `gelu<bf16>(x)`: the shorter form, whose
+/// error is small beside the rounding to that type. Multiplications and additions cost more than they seem: they share
+/// the registers' bandwidth, and the power, with another warpgroup's MMAs. library/epilogues/reference.py has the bounds of both.
 #pragma once
 
 #include <gemmill/types.cuh>
@@ -100,9 +101,12 @@ __device__ inline float gelu(float x) {
   return max(x, 0.0f) - 0.5f * magnitude * series * exp(-0.5f * x * x);
 }
 /// 0.5 x (1 + tanh(u)) = x sigmoid(2 u), which loses no digits where tanh(u) is near -1.
-template <class T>
-__device__ inline T gelu_tanh(T x) {
-  return x * sigmoid(T(2 * 0.79788456080286536) * (x + T(0.044715) * x * x * x));
+__device__ inline double gelu_tanh(double x) {
+  return x * sigmoid(2 * 0.79788456080286536 * (x + 0.044715 * x * x * x));
+}
+__device__ inline float gelu_tanh(float x) {
+  constexpr float kLinear = -2 * 0.79788456080286536 * 1.4426950408889634;
+  return x * reciprocal(1 + exp2(x * fmaf(0.044715f * kLinear, x * x, kLinear)));
 }
 
 /// A polynomial in y, the coefficient of its highest power first.
@@ -112,15 +116,6 @@ __device__ inline float polynomial(float y, float first, Coefficients... others)
   ((sum = fmaf(sum, y, others)), ...);
   return sum;
 }
-/// 1 / (1 + e) for e from 0 to 1, which costs less than the special function unit's reciprocal. The best polynomials of
-/// their degrees n, (1 - T(2 e - 1) / T(-3)) / (1 + e) with the Chebyshev polynomial T of degree n + 1: relative errors
-/// 1 / |T(-3)|, 2^-11.7 and 2^-14.2.
-__device__ inline float logistic(gemmill::bf16, float e) {
-  return polynomial(e, 0.152245015f, -0.532857597f, 0.865893543f, -0.984834969f, 0.999702632f);
-}
-__device__ inline float logistic(gemmill::f16, float e) {
-  return polynomial(e, -0.104484469f, 0.417937875f, -0.770572901f, 0.953420758f, -0.996275723f, 0.999948978f);
-}
 /// log2 of the normal distribution function at -t, for t from 0 to 6. Fitted for the least error of t 2^p, relative to it
 /// or to 2^-20 where it is less: 2^-12.3 and 2^-15.7.
 __device__ inline float log2_normal(gemmill::bf16, float t) {
@@ -129,30 +124,6 @@ __device__ inline float log2_normal(gemmill::bf16, float t) {
 __device__ inline float log2_normal(gemmill::f16, float t) {
   return polynomial(t, 2.76522715e-05f, -0.000683190941f, 0.00761087658f, -0.0522796884f, -0.459979713f, -1.15072751f,
                     -1.00002658f);
-}
-template <class Element>
-__device__ inline float sigmoid(float x) {
-  float const y = x * kLog2E, e = exp2(-fabsf(y));
-  float const positive = logistic(Element{}, e);
-  return y < 0 ? positive * e : positive;
-}
-/// x / (1 + 2^-y) = max(x, 0) - |x| 2^-|y| / (1 + 2^-|y|), where the second term is below 1 and 0 at infinity: there the
-/// saturated product makes it of a NaN.
-template <class Element>
-__device__ inline float scaled_sigmoid(float x, float y) {
-  float const e = exp2(-fabsf(y));
-  float product;
-  asm("mul.sat.f32 %0, %1, %2;" : "=f"(product) : "f"(fabsf(x)), "f"(e));
-  return fmaf(-product, logistic(Element{}, e), max(x, 0.0f));
-}
-template <class Element>
-__device__ inline float silu(float x) {
-  return scaled_sigmoid<Element>(x, x * kLog2E);
-}
-template <class Element>
-__device__ inline float gelu_tanh(float x) {
-  constexpr float kLinear = 2 * 0.79788456080286536 * 1.4426950408889634;
-  return scaled_sigmoid<Element>(x, x * fmaf(0.044715f * kLinear, x * x, kLinear));
 }
 /// max(x, 0) - |x| P(-|x|), P the normal distribution function. The polynomials fall below -95 between 6 and 12.
 template <class Element>
