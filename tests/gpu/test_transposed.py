@@ -21,6 +21,8 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("128x128x128", "pingpong", ab="s8", b__major="mn", **S32),
     kernel("128x256x64", "cooperative", "2x1", ab="u8", b__dtype="s8", b__major="mn", **S32),
     kernel("64x64x64", "pingpong", ab="s8", b__dtype="u8", a__major="mn", b__major="mn", **S32),
+    # An odd number of stages of B ends within a period of A's swizzle.
+    kernel("128x24x64", "pingpong", "1x2", ab="s8", a__major="mn", stages=5, **S32),
     kernel("192x128x128", "cooperative", "1x2", ab="s8", a__major="mn", b__major="mn", accumulator="s32"),
     kernel("64x64x256", "pingpong", ab="s8", a__major="mn", b__major="mn", c__dtype="s32", **S32),
     kernel("128x128x128", ab="e4m3", b__major="mn", d__dtype="bf16"),

@@ -2,7 +2,8 @@
 ///
 /// Warpgroup 0 loads; the others multiply and store. Shared memory:
 /// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices | mbarriers |, as
-/// library/resources.py lays it out for the host.
+/// library/resources.py lays it out for the host; stages of an operand that is transposed are followed by what they are
+/// made of.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -131,12 +132,14 @@ struct TmaWgmmaGemm {
 
   static constexpr int kOffsetC = kStorers * Config::kBuffersD * Epilogue::kBytesD;
   static constexpr int kOffsetA = kOffsetC + kStorers * Config::kBuffersC * Epilogue::kBytesC;
-  static constexpr int kOffsetB = kOffsetA + Config::kStages * A::kBytes;
-  static constexpr int kOffsetRawA = StagesA::kTransposed ? kOffsetB + Config::kStages * B::kBytes : kOffsetA;
-  static constexpr int kOffsetRawB =
-      StagesB::kTransposed ? kOffsetB + Config::kStages * (B::kBytes + StagesA::kExtraBytes) : kOffsetB;
-  static constexpr int kOffsetScales =
-      kOffsetB + Config::kStages * (B::kBytes + StagesA::kExtraBytes + StagesB::kExtraBytes);
+  static constexpr int kOffsetRawA = kOffsetA + (StagesA::kTransposed ? Config::kStages * A::kBytes : 0);
+  static constexpr int kOffsetB = kOffsetA + Config::kStages * (A::kBytes + StagesA::kExtraBytes);
+  static constexpr int kOffsetRawB = kOffsetB + (StagesB::kTransposed ? Config::kStages * B::kBytes : 0);
+  static constexpr int kOffsetScales = kOffsetB + Config::kStages * (B::kBytes + StagesB::kExtraBytes);
+  /// TMA and WGMMA swizzle by address: eight rows are a period.
+  static_assert(kOffsetA % (8 * A::kSpan) == 0 && kOffsetRawA % (8 * RawA::kSpan) == 0 &&
+                    kOffsetB % (8 * B::kSpan) == 0 && kOffsetRawB % (8 * RawB::kSpan) == 0,
+                "stages begin where their swizzle does");
   static constexpr int kOffsetSlices =
       kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
   static constexpr int kOffsetBarriers =
