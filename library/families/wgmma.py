@@ -77,8 +77,8 @@ ACCUMULATOR_LIMIT = {
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
 MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
-ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more, and a D of 8 bits
-takes 16 of any."""
+ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more; of any, an odd multiple of 8
+columns, which are staged in many narrow subtiles, takes 8, and a D of 8 bits 16."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
 STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
@@ -373,6 +373,8 @@ def _mixed_registers(f: Fields, accumulators: int) -> str | None:
     fragments, consumers = resources.fragment_registers(f), resources.consumer_warpgroups(f)
     limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
     if consumers == 4 and f["c.dtype"] != "none":
+        limit -= 8
+    if integer(f, "tile.n") % 16:
         limit -= 8
     if resources.element_bytes(f, "d") == 1:
         limit = max(0, limit - 16)

@@ -107,6 +107,11 @@ def cell_configs(generator: random.Random, arch: str) -> Iterator[GemmConfig]:
                         yield config_of(fields)
 
 
+def has_scaled_groups(config: GemmConfig) -> bool:
+    """Whether it takes groups whose operands have block scales, which the harness does not make."""
+    return config.scheduler.batching != "strided" and (config.a.scale, config.b.scale) != ("none", "none")
+
+
 def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: Registry) -> list[str]:
     """Run each kernel on a problem of odd extents; what is wrong, a line each."""
     from tests.gpu.groups import check_groups  # torch, which compiling needs not
@@ -166,7 +171,9 @@ def main() -> int:
     print("\n".join([*faults, f"{len(configs)} legal configs: {len(faults)} do not compile or spill"]), flush=True)
     if arguments.run:
         failed = {fault.partition(":")[0] for fault in faults}
-        sound = [config for config in configs if kernel_name(config) not in failed]
+        sound = [c for c in configs if kernel_name(c) not in failed and not has_scaled_groups(c)]
+        left = len(configs) - len(failed) - len(sound)
+        print(f"{left} kernels for groups of scaled blocks are not run here: tests/gpu/test_groups.py has them")
         wrong = run_all(sound, generator, registry)
         print(f"{len(sound)} kernels run: {len(wrong)} are wrong")
         print("\n".join(wrong))

@@ -126,6 +126,7 @@ class Case:
             beta=self.beta if self.c else None,
             tf32=self.config.a.dtype == "tf32",
             accumulator=self.config.accumulator,
+            fast_accumulation=self.config.promote == 0,
             registry=registry,
             kernel=self.config,
             **{self.kind: self.groups},
@@ -150,7 +151,8 @@ class Case:
             if c is not None:
                 wanted += self.beta * c.double()
             if self.exact:
-                wrong = ~(d == saturated(wanted.float(), self.config.d.dtype).to(d.dtype))
+                values = wanted.float() if d.dtype.is_floating_point else wanted.round()
+                wrong = ~(d == saturated(values, self.config.d.dtype).to(d.dtype))
             else:
                 # Each of the K products and partial sums loses at most an ulp of f32; D is rounded once.
                 info = torch.finfo(d.dtype)
@@ -219,7 +221,17 @@ def check_array(config: GemmConfig, count: int, m: int, n: int, k: int, registry
     a, b, d = (operands[name][0].tensor for name in ("a", "b", "out"))
     c = operands["c"][0].tensor if config.c else None
     before = {name: [x.buffer.clone() for x in operands[name]] for name in "abc"}
-    gemmill.array_matmul(a, b, d, addresses, c=c, accumulator=config.accumulator, registry=registry, kernel=config)
+    gemmill.array_matmul(
+        a,
+        b,
+        d,
+        addresses,
+        c=c,
+        accumulator=config.accumulator,
+        fast_accumulation=config.promote == 0,
+        registry=registry,
+        kernel=config,
+    )
     torch.cuda.synchronize()
     for i in range(count):
         left, right, out = (operands[name][i] for name in ("a", "b", "out"))
