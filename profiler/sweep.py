@@ -25,12 +25,27 @@ from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.worker import Machine, Options, Outcome, Report, Setup, Unit
 from gemmill.runtime import pool
+from gemmill.runtime.parts import PARTIAL_BYTES
 from gemmill.runtime.selector import needs_swap
 from gemmill.runtime.store import Store
 
 DEFAULT_OPTIONS = Options()
 TRANSPOSED_ROWS = 128
 """Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
+
+
+MAX_PARTIAL_BYTES = 1 << 30
+"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
+
+
+def too_large(config: GemmConfig, problem: GemmProblem) -> str:
+    """Why a kernel is not measured on a problem whose partial sums take too much memory; empty where they do not."""
+    if config.scheduler.decomposition != "split":
+        return ""
+    needed = config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES
+    if needed <= MAX_PARTIAL_BYTES:
+        return ""
+    return f"partial sums take {needed:,} bytes; a sweep allows {MAX_PARTIAL_BYTES:,}"
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
@@ -154,8 +169,9 @@ def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report
     """Measure a unit without the kernels that are known to be ``faulty``; those that crash are added to them."""
     while True:
         names = {kernel_name(config): config for config in unit.configs}
-        failed = tuple(Outcome(name, "failed", says=faulty[name]) for name in names if name in faulty)
-        sound = tuple(config for name, config in names.items() if name not in faulty)
+        refused = {name: faulty.get(name) or too_large(config, unit.problem) for name, config in names.items()}
+        failed = tuple(Outcome(name, "failed", says=says) for name, says in refused.items() if says)
+        sound = tuple(config for name, config in names.items() if not refused[name])
         if not sound:
             return Report(failed, None)
         try:

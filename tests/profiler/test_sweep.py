@@ -15,11 +15,11 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.manifest import load_manifest, shipped_manifest
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.records import read_records
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import measure, problem_of, sweep, units
+from gemmill.profiler.sweep import measure, problem_of, sweep, too_large, units
 from gemmill.profiler.worker import Options, Setup, Unit
 from gemmill.runtime.operands import bind
 from gemmill.runtime.selector import needs_swap
@@ -77,6 +77,13 @@ def test_few_rows_are_measured_transposed_too() -> None:
     assert {(c.d.major, c.b.major) for c in transposed} == {("m", "k")}
 
 
+def test_partial_sums_that_fill_the_memory_are_not_measured() -> None:
+    split = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_k64split_linear")
+    assert too_large(split, problem_of(split, Shape(2048, 2048, 8192))) == ""
+    assert "8,589,934,592 bytes" in too_large(split, problem_of(split, Shape(8192, 4096, 8192)))
+    assert too_large(PLAIN[0], problem_of(PLAIN[0], Shape(16384, 16384, 1024))) == ""
+
+
 def test_nothing_to_profile_is_an_error(tmp_path: Path) -> None:
     for configs, shapes in (((), [Shape(64, 64, 64)]), (PLAIN, [])):
         with pytest.raises(RecordError, match="nothing to profile"):
@@ -95,7 +102,7 @@ def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatc
 BODY = """
 import os, signal, time
 from multiprocessing.connection import Connection
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.profiler.worker import Fault, Machine, Outcome, Report, Running
 
 def serve(descriptor):
