@@ -7,11 +7,9 @@ Prints the time of each and its ratio to the plain one, with quartiles over roun
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +45,17 @@ EPILOGUES = (
 
 def main() -> None:
     """Measure, write and print."""
+    from benchmarks.common import add_options, write
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="M, N and K (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds over all candidates (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--commit", help="commit that the results name; default: the repository's")
-    parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
+    add_options(parser, rounds=40)
     arguments = parser.parse_args()
 
     import torch
 
     from gemmill.library.epilogues.parse import canonical
     from gemmill.library.names import kernel_name, parse_name
-    from gemmill.profiler.records import source_commit
-    from gemmill.profiler.telemetry import open_telemetry
     from gemmill.profiler.timing import capture, time_rounds
     from gemmill.runtime.registry import Registry
     from gemmill.runtime.selector import with_epilogue
@@ -87,25 +82,11 @@ def main() -> None:
         us = statistics.median(samples)
         row = {"plain": name, "stages": config.stages, "epilogue": config.epilogue, "us": us}
         rows.append(row | {"ratio": median, "low": low, "high": high})
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    record = {
-        "gpu": properties.name,
-        "driver": open_telemetry(f"GPU-{properties.uuid}").driver(),
-        "cuda": torch.version.cuda,
-        "torch": str(torch.__version__),
-        "commit": arguments.commit or source_commit(),
-        "size": arguments.size,
-        "rounds": arguments.rounds,
-        "rows": sorted(rows, key=lambda row: KERNELS.index(row["plain"])),
-    }
-    path = arguments.out / f"epilogue-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    if arguments.json:
-        print(json.dumps(record, indent=2))
-        return
-    print(f"{record['gpu']}, driver {record['driver']}, commit {record['commit']}: {arguments.size}^3 bf16")
+    rows.sort(key=lambda row: KERNELS.index(row["plain"]))
+    path = write("epilogue", arguments, size=arguments.size, rows=rows)
+    print(f"{torch.cuda.get_device_name()}: {arguments.size}^3 bf16")
     print("ratio to the plain epilogue, its quartiles")
-    for row in record["rows"]:
+    for row in rows:
         if row["epilogue"] == "linear":
             print(row["plain"])
         print(
@@ -157,5 +138,5 @@ def _plan(registry: Any, config: Any, x: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "src"))
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
     main()

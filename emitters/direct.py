@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from string import Template
 
-from gemmill.emitters.epilogue import epilogue_bytes, epilogue_offsets, epilogue_text
+from gemmill.emitters.epilogue import compute_type, epilogue_bytes, epilogue_offsets, epilogue_text
 from gemmill.emitters.slots import slots
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.fields import fields_of
 from gemmill.library.footprint import FAMILY
@@ -53,7 +54,6 @@ _STRIDED = ("pointer", "row_stride", "column_stride", "batch_stride")
 """Members of ``StridedMatrix``, each of 8 bytes."""
 _SCALARS = {"alpha64": 8, "beta64": 8, "m": 4, "n": 4, "k": 4, "batch": 4}
 """Bytes of what follows the four matrices in ``DirectParams``."""
-_ACCUMULATORS = {"f32": "float", "f64": "double", "s32": "int32_t"}
 
 
 def _offsets() -> dict[str, int]:
@@ -101,27 +101,21 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
 def text(config: GemmConfig, *, header: str, kernel: str, atom: str = "", members: str = "") -> str:
     """The source of a legal config's kernel: an instantiation of a class template of ``kernel/<header>.cuh``."""
     launch = launch_spec(config)
-    plain = config.epilogue == LINEAR
+    plain, compute = config.epilogue == LINEAR, DTYPES[compute_type(config)].cpp
     return _TEMPLATE.substitute(
         slots(config, launch),
         header=header,
         atom=atom,
         members=members,
-        accumulator=_ACCUMULATORS[config.accumulator],
+        accumulator=DTYPES[config.accumulator].cpp,
         align_a=config.a.align,
         align_b=config.b.align,
         align_c=(config.c or config.d).align,
         align_d=config.d.align,
         include="" if plain else "#include <gemmill/epilogue/expression.cuh>\n",
         epilogue_text=epilogue_text(config),
-        epilogue=f"gemmill::Linear<{_compute(config)}>" if plain else "gemmill::DirectExpression<::Epilogue>",
+        epilogue=f"gemmill::Linear<{compute}>" if plain else "gemmill::DirectExpression<::Epilogue>",
         spec="Kernel" if plain else "Kernel, gemmill::ExpressionParams<::Epilogue>",
         params="DirectParams" if plain else "ExpressionParams<::Epilogue>",
         kernel=kernel,
     )
-
-
-def _compute(config: GemmConfig) -> str:
-    """The type that the epilogue computes in: s32 that stays s32 is exact."""
-    exact = config.accumulator == "f64" or (config.accumulator, config.d.dtype) == ("s32", "s32")
-    return _ACCUMULATORS[config.accumulator if exact else "f32"]

@@ -30,7 +30,6 @@ from gemmill.library.epilogues.tree import (
 from gemmill.library.launch import TMA_BYTES
 from gemmill.library.resources import align_up
 
-_COMPUTE = {"f32": "float", "f64": "double", "s32": "int32_t"}
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
 """Bytes of the struct that an operand of each kind is passed in: an address, then a value or strides."""
 
@@ -82,7 +81,7 @@ static_assert(sizeof(Epilogue::Params) == $bytes, "the host lays out the same me
 """)
 
 
-def compute_type(config: GemmConfig) -> str:
+def compute_type(config: GemmConfig) -> DTypeName:
     """The dtype that a kernel's epilogue computes in: f32; f64 where the sums are; s32 where sums and D are."""
     if config.accumulator == "f64":
         return "f64"
@@ -95,7 +94,7 @@ def epilogue_type(config: GemmConfig) -> str:
         return "::Epilogue"
     compute = compute_type(config)
     named = {"f32": "gemmill::LinearEpilogue", "s32": "gemmill::IntegerEpilogue"}
-    return named.get(compute) or f"gemmill::Linear<{_COMPUTE[compute]}>"
+    return named.get(compute) or f"gemmill::Linear<{DTYPES[compute].cpp}>"
 
 
 def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
@@ -161,7 +160,7 @@ def epilogue_text(config: GemmConfig) -> str:
     reduced = f" Compute reduced[{len(reductions)}];" if reductions else ""
     return _TEMPLATE.substitute(
         expression=config.epilogue,
-        compute=_COMPUTE[compute_type(config)],
+        compute=DTYPES[compute_type(config)].cpp,
         gated=str(epilogue.gated).lower(),
         totals=sum(a.kind in ("scalar", "batch") for a in reductions),
         row_totals=sum(a.kind == "row" for a in reductions),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,17 +98,16 @@ def is_empty(problem: GemmProblem) -> bool:
 
 
 def _encode_descriptors(
-    gemm: Gemm, spec: LaunchSpec, block: ParameterBlock, extras: Sequence[Bound]
+    gemm: Gemm, spec: LaunchSpec, block: ParameterBlock, extras: Mapping[str, tuple[int, Bound]]
 ) -> Iterator[tuple[int, int, int]]:
     """Writes the TMA descriptors. Of those that follow an operand: its place in :data:`OPERANDS`, or of what is passed
     to the epilogue after these; the descriptor's address; and how far from the operand's address it begins."""
     problem = gemm.problem
-    matrices = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
     for box in spec.boxes:
         if box.operand == "partials":
             continue  # it has no address before the launch
-        if box.operand in matrices:
-            place, extra = matrices[box.operand]
+        if box.operand in extras:
+            place, extra = extras[box.operand]
             _describe_matrix(box, extra, problem, gemm.is_transposed).encode(block.address + box.offset)
             yield place, block.address + box.offset, 0
             continue
@@ -132,7 +131,7 @@ def _factor_layout(problem: GemmProblem) -> str:
     return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
 
 
-def _scalars(gemm: Gemm, alpha: float, beta: float, staged: Sequence[Bound]) -> Iterator[tuple[str, str, float]]:
+def _scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[Bound]) -> Iterator[tuple[str, str, float]]:
     """Parameters other than descriptors: member, layout, value. A kernel has some of them. TMA moves what is staged."""
     problem, factor = gemm.problem, _factor_layout(gemm.problem)
     for extent in ("m", "n", "k", "batch"):
@@ -211,17 +210,16 @@ class Launcher:
         self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
         """Blocks of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
-        self._descriptors = tuple(_encode_descriptors(gemm, spec, block, extras))
-        boxes = {box.operand: place for place, box in enumerate(spec.boxes)}
-        staged = sorted((x for x in extras if f"epilogue.{x.name}" in boxes), key=lambda x: boxes[f"epilogue.{x.name}"])
-        for name, layout, value in _scalars(gemm, alpha, beta, staged):
+        placed = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
+        self._descriptors = tuple(_encode_descriptors(gemm, spec, block, placed))
+        staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
+        for name, layout, value in _scalars(gemm, alpha, beta, staged.values()):
             if name in spec.offsets:
                 block.write(spec.offsets[name], layout, value)
-        plain = [(i, extra) for i, extra in enumerate(extras) if extra not in staged]
-        for _, extra in plain:
+        for _, extra in placed.values():
             _write_extra(extra, gemm, spec, block)
         pointers = [(_INDEX[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
-        pointers += [(len(OPERANDS) + i, f"epilogue.{extra.name}") for i, extra in plain]
+        pointers += [(place, member) for member, (place, _) in placed.items()]
         self._pointers = tuple(
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[member])) for index, member in pointers
         )

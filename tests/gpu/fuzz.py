@@ -27,6 +27,7 @@ from gemmill.library.names import kernel_name
 from gemmill.library.resources import is_mixed
 from gemmill.library.rules import DOMAINS, legal
 from gemmill.library.search import Given, any_legal, draw_legal
+from gemmill.runtime.operands import GROUPS
 from gemmill.runtime.pool import compile_many
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.store import Store
@@ -34,8 +35,6 @@ from gemmill.runtime.toolchain import Toolchain
 
 MOST_K = {"f16": 2048}
 """Least K that no kernel is run on, by accumulator, where it is not 4096: sums of longer ones would not be exact."""
-GROUP = 128
-"""Elements of the largest group of scales."""
 
 
 def legal_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
@@ -124,7 +123,7 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
         m = generator.randrange(1, 3 * tile.m * cluster.m)
         n = generator.randrange(1, 3 * tile.n * cluster.n)
         # The size of groups of scales is that of K over their number: one group could be of any size.
-        least = GROUP + 1 if is_mixed(fields_of(config)) else 1
+        least = max(GROUPS) + 1 if is_mixed(fields_of(config)) else 1
         most = min(2 * tile.k * config.stages, MOST_K.get(config.accumulator, 4096))
         k = generator.randrange(least, max(most, 2 * least))
         try:
