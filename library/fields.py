@@ -1,19 +1,54 @@
 """A config flattened to named leaves: what rules, ``where`` filters, names and diagnostics speak of.
 
-Rules declare which fields they read. A kernel set is a grid over its axes, so a rule is evaluated once for each
-distinct combination of those fields and its verdict broadcast over the rest: two million candidates cost a few
-thousand evaluations of plain Python.
+A kernel set is a grid over its axes, so a rule is evaluated once for each distinct combination of the fields that it
+reads and its verdict broadcast over the rest: two million candidates cost a few thousand evaluations of plain Python.
+What a rule adds up of many fields, it reads as parts (:func:`part`), each of which reads few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
 
 from gemmill.library.config import GemmConfig
 
 Value = str | int
 Fields = Mapping[str, Value]
 """Values by field name; a rule may be given only the fields it declares."""
+Reader = str | Callable[[Fields], Any]
+"""What is read of a config: a field, by its name, or a part."""
+
+_Result = TypeVar("_Result")
+
+
+class UnreadError(LookupError):
+    """Something is read that a group of candidates has not been told apart by."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.reader = reader
+
+
+class Known(dict[Any, Any]):
+    """The fields and parts that a group of candidates has in common. Stands for their fields; the rest is unread."""
+
+    def __missing__(self, reader: Reader) -> Any:
+        raise UnreadError(reader)
+
+
+def part(function: Callable[[Fields], _Result]) -> Callable[[Fields], _Result]:
+    """Makes a function of fields a part: a grid evaluates it by itself, over the few fields that it reads.
+
+    What reads it is then evaluated once for each of its results, however many combinations of fields have the same.
+    """
+
+    @wraps(function)
+    def read(fields: Fields) -> _Result:
+        return fields[read] if type(fields) is Known else function(fields)
+
+    return read
+
 
 FIELD_NAMES: tuple[str, ...] = (
     "arch",

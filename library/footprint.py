@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 
 from gemmill.library.config import FAMILIES, FamilyName
 from gemmill.library.families import gemv, mma, simt, wgmma
 from gemmill.library.families.family import Family
-from gemmill.library.fields import Fields, Value
+from gemmill.library.fields import Fields, part
 
 FAMILY: Mapping[FamilyName, Family] = MappingProxyType(
     {"wgmma": wgmma.FAMILY, "mma": mma.FAMILY, "simt": simt.FAMILY, "gemv": gemv.FAMILY}
@@ -17,10 +16,6 @@ FAMILY: Mapping[FamilyName, Family] = MappingProxyType(
 """Every family that has kernels, in the order in which their rules are reported."""
 MIN_STAGES = 2
 """The least stages of a pipeline."""
-AUTO_STAGES_FIELDS: tuple[str, ...] = tuple(
-    dict.fromkeys(("schedule", *(name for family in FAMILY.values() for name in family.auto_stages_fields)))
-)
-"""The fields that :func:`auto_stages` reads."""
 
 
 def family_of(fields: Fields) -> Family | None:
@@ -29,13 +24,12 @@ def family_of(fields: Fields) -> Family | None:
 
 
 def auto_stages(fields: Fields) -> int:
-    """Stages that ``stages: auto`` stands for; 0 where there are no such kernels."""
-    return _auto_stages(tuple(fields[name] for name in AUTO_STAGES_FIELDS))
-
-
-@lru_cache(1 << 16)
-def _auto_stages(values: tuple[Value, ...]) -> int:
-    """:func:`auto_stages` by the values of its fields: every rule and preset asks anew for the same candidates."""
-    fields = dict(zip(AUTO_STAGES_FIELDS, values, strict=True))
+    """Stages that its family would have; may be below 2, and is 0 where there are no such kernels."""
     family = family_of(fields)
     return family.auto_stages(fields) if family else 0
+
+
+@part
+def resolved_stages(fields: Fields) -> int:
+    """Stages that ``stages: auto`` stands for: at least 2, so that a rule can say what does not fit."""
+    return max(MIN_STAGES, auto_stages(fields))

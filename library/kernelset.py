@@ -17,9 +17,9 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.domains import suggest
 from gemmill.library.errors import ManifestError
 from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value, config_of
-from gemmill.library.footprint import AUTO_STAGES_FIELDS
-from gemmill.library.grid import Cells, Grid, Predicate, Table, resolved
+from gemmill.library.fields import Value, config_of
+from gemmill.library.footprint import resolved_stages
+from gemmill.library.grid import Cells, Grid, Predicate, Table
 from gemmill.library.rules import RULES
 
 Mask = npt.NDArray[np.bool_]
@@ -60,22 +60,17 @@ class Candidates:
         """Every rule for schedules of the grid, over the grid: true where it is kept."""
         schedules = [{"schedule": schedule} for schedule in self.grid.values("schedule")]
         concerning = (rule for rule in RULES if any(map(rule.concerns, schedules)))
-        return tuple((rule, self.grid.tabulate(Predicate(rule.fields, rule.allows))) for rule in concerning)
+        return tuple((rule, self.grid.tabulate(rule.allows)) for rule in concerning)
 
     @cached_property
     def members(self) -> tuple[Predicate, ...]:
         """What a config fulfils to be one of these candidates."""
         return (*(member(axis.names, axis.values) for axis in self.grid.axes), *self.where)
 
-    def first(self, rules: bool = True) -> Fields | None:
-        """The first candidate that passes the filters and, with ``rules``, breaks none of them; None without one."""
+    def any(self, rules: bool = True) -> bool:
+        """Whether any candidate passes the filters and, with ``rules``, breaks none of them."""
         tables = [*self.passing, *(table for _, table in (self.rules if rules else ()))]
-        for cells in self.grid.blocks():
-            if (mask := _all(tables, cells)).any():
-                first = np.zeros_like(mask)
-                first.flat[mask.argmax()] = True
-                return next(self.grid.candidates(cells, first))
-        return None
+        return any(_all(tables, cells).any() for cells in self.grid.blocks())
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +180,15 @@ class KernelSet:
 
 def predicates(where: str | None) -> tuple[Predicate, ...]:
     """The predicates of a filter; none for None. Raises ExpressionError."""
-    return () if where is None else tuple(Predicate(e.fields, e.check) for e in expression.parse(where))
+    return () if where is None else tuple(e.check for e in expression.parse(where))
 
 
 def member(names: tuple[str, ...], values: tuple[tuple[Value, ...], ...]) -> Predicate:
     """Whether fields have one of the values; for ``stages`` these may include ``"auto"``."""
     allowed = frozenset(values)
     if names == ("stages",) and ("auto",) in allowed:
-        return Predicate(
-            ("stages", *AUTO_STAGES_FIELDS),
-            lambda f: (f["stages"],) in allowed or f["stages"] == resolved({**f, "stages": "auto"})["stages"],
-        )
-    return Predicate(names, lambda f: tuple(f[name] for name in names) in allowed)
+        return lambda f: (f["stages"],) in allowed or f["stages"] == resolved_stages(f)
+    return lambda f: tuple(f[name] for name in names) in allowed
 
 
 class _Chosen:

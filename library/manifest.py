@@ -173,11 +173,12 @@ def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal:
     """Whether sets hold a candidate, or with ``legal`` a kernel; if not, a fault says what is in the way."""
     where = (*at, "where") if (*at, "where") in document.values else at
     try:
-        passing = [fields for part in parts if (fields := part.first(rules=False))]
+        passing = [part for part in parts if part.any(rules=False)]
         if not passing:
             document.fault(where, "no candidate passes")
-        elif legal and not any(part.first() for part in parts):
-            document.fault(at, f"every candidate is refused, the first one by {verdicts(passing[0])[0]}")
+        elif legal and not any(part.any() for part in parts):
+            first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
+            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
         else:
             return True
     except ExpressionError as error:

@@ -130,7 +130,7 @@ def _choices(group: str, part: Any) -> list[tuple[Value, ...]]:
 
 def filters(where: tuple[Expression, ...] | None) -> tuple[Predicate, ...]:
     """A ``where`` as predicates."""
-    return tuple(Predicate(term.fields, term.check) for term in where or ())
+    return tuple(term.check for term in where or ())
 
 
 def preset(spec: PresetSpec) -> Preset:
@@ -164,4 +164,4 @@ def _any_part(group: str, parts: tuple[Any, ...]) -> Predicate:
         given = ((f"{group}.{leaf}", getattr(part, leaf)) for leaf in _GROUPS[group])
         return all(values is None or fields[name] in values for name, values in given)
 
-    return Predicate((*names, *like_d), lambda fields: any(fits(part, fields) for part in parts))
+    return lambda fields: any(fits(part, fields) for part in parts)

@@ -19,7 +19,7 @@ from functools import cache
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import is_gated, staged_formats
-from gemmill.library.fields import Fields
+from gemmill.library.fields import Fields, part
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -67,6 +67,7 @@ def element_bits(fields: Fields, operand: str) -> int:
     return DTYPES[str(fields[f"{operand}.dtype"])].bits
 
 
+@part
 def is_mixed(fields: Fields) -> bool:
     """Whether A is narrower than B, and widened to B's type on its way to the tensor cores."""
     return element_bits(fields, "a") <= 8 and element_bits(fields, "b") == 16
@@ -139,6 +140,7 @@ def register_budget(fields: Fields) -> tuple[int, int]:
     return 56, {2: 224, 3: 152, 4: 104}[consumer_warpgroups(fields)]
 
 
+@part
 def accumulator_registers(fields: Fields) -> int:
     """32-bit accumulator registers of a consumer thread, those of the sums that wait for promotion included."""
     n, bits = integer(fields, "tile.n"), DTYPES[str(fields["accumulator"])].bits
@@ -167,6 +169,7 @@ def operand_swizzle(fields: Fields, operand: str) -> int:
     return swizzle_bytes(integer(fields, extent) * element_bits(fields, operand) // 8)
 
 
+@part
 def stage_bytes(fields: Fields) -> tuple[int, int]:
     """Bytes of one stage of A and of B; transposed ones lie there twice."""
     m, n, k = (integer(fields, f"tile.{extent}") for extent in "mnk")
@@ -262,6 +265,7 @@ def subtile_bytes(fields: Fields, staged: tuple[Format, ...]) -> int:
     return sum(align_up(SUBTILE_M * subtile_n(fields) * dtype_bytes(dtype), 1024) for dtype, _ in staged)
 
 
+@part
 def subtiles(fields: Fields) -> int:
     """Subtiles in a warpgroup's part of a tile."""
     return warpgroup_m(fields) // SUBTILE_M * (tile_columns_d(fields) // subtile_n(fields))
@@ -283,38 +287,50 @@ def scale_bytes(fields: Fields) -> int:
     return 0 if fields["a.scale"] == "none" else (integer(fields, "tile.m") + 4) * 4
 
 
-def fixed_bytes(fields: Fields, stages: int, d_buffers: int) -> int:
-    """Shared memory beside the A and B stages."""
-    outputs, inputs = subtile_bytes(fields, stored(fields)), subtile_bytes(fields, loaded(fields))
-    per_warpgroup = d_buffers * outputs + c_buffers(fields) * inputs
+@part
+def bytes_per_stage(fields: Fields) -> int:
+    """Shared memory that a stage takes: A, B, scales and mbarriers."""
+    rings = 3 if transposes(fields, "a") or transposes(fields, "b") else 2
+    return sum(stage_bytes(fields)) + scale_bytes(fields) + 8 * rings
+
+
+@part
+def bytes_per_d_buffer(fields: Fields) -> int:
+    """Shared memory that a D subtile of every warpgroup that stores takes."""
+    return storing_warpgroups(fields) * subtile_bytes(fields, stored(fields))
+
+
+@part
+def fixed_bytes(fields: Fields) -> int:
+    """Shared memory beside stages and D subtiles: C subtiles and their mbarriers, those of turns, sums of slices."""
+    per_c_buffer = storing_warpgroups(fields) * (subtile_bytes(fields, loaded(fields)) + 8)
     turns = 2 if fields["schedule"] == "pingpong" else 0
     sums = (slices(fields) - 1) * integer(fields, "tile.m") * integer(fields, "tile.n") * 4
-    rings = 3 if transposes(fields, "a") or transposes(fields, "b") else 2
-    barriers = 8 * (rings * stages + storing_warpgroups(fields) * c_buffers(fields) + turns)
-    return storing_warpgroups(fields) * per_warpgroup + sums + barriers + stages * scale_bytes(fields)
+    return c_buffers(fields) * per_c_buffer + sums + 8 * turns
+
+
+def stages_room(fields: Fields) -> int:
+    """Shared memory for stages beside the fewest D subtiles; below 0 where these do not fit."""
+    capacity = ARCHS[str(fields["arch"])].shared_bytes
+    return capacity - fixed_bytes(fields) - MIN_D_BUFFERS * bytes_per_d_buffer(fields)
 
 
 def auto_stages(fields: Fields) -> int:
     """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, at most 16; may be below 2."""
-    capacity = ARCHS[str(fields["arch"])].shared_bytes
-    fixed = fixed_bytes(fields, 0, MIN_D_BUFFERS)
-    stage = sum(stage_bytes(fields)) + fixed_bytes(fields, 1, MIN_D_BUFFERS) - fixed
-    return max(0, min(MAX_AUTO_STAGES, (capacity - fixed) // stage))
+    return max(0, min(MAX_AUTO_STAGES, stages_room(fields) // bytes_per_stage(fields)))
 
 
 def d_buffers(fields: Fields) -> int:
     """D subtiles a warpgroup has in flight: two, and as many more as the stages leave room for."""
-    capacity = ARCHS[str(fields["arch"])].shared_bytes
-    stages = integer(fields, "stages")
-    spare = capacity - stages * sum(stage_bytes(fields)) - fixed_bytes(fields, stages, MIN_D_BUFFERS)
-    extra = max(0, spare) // (storing_warpgroups(fields) * subtile_bytes(fields, stored(fields)))
+    spare = stages_room(fields) - integer(fields, "stages") * bytes_per_stage(fields)
+    extra = max(0, spare) // bytes_per_d_buffer(fields)
     return min(max(MIN_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
 
 
 def shared_bytes(fields: Fields) -> int:
     """Dynamic shared memory of a block."""
-    stages = integer(fields, "stages")
-    return stages * sum(stage_bytes(fields)) + fixed_bytes(fields, stages, d_buffers(fields))
+    stages, buffers = integer(fields, "stages"), d_buffers(fields)
+    return stages * bytes_per_stage(fields) + buffers * bytes_per_d_buffer(fields) + fixed_bytes(fields)
 
 
 def slot_flags(fields: Fields) -> int:

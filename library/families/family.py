@@ -29,7 +29,5 @@ class Family:
     """32-bit accumulator registers of a thread that multiplies."""
     auto_stages: Callable[[Fields], int]
     """Stages that ``stages: auto`` stands for: the most that fit, up to ``max_auto_stages``; may be below 2."""
-    auto_stages_fields: tuple[str, ...]
-    """The fields that ``auto_stages`` reads, beside the schedule."""
     max_auto_stages: Callable[[Fields], int]
     """Deepest pipeline that ``stages: auto`` asks for."""

@@ -260,6 +260,5 @@ FAMILY = Family(
     shared_bytes=shared_bytes,
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
-    auto_stages_fields=AUTO_STAGES_FIELDS,
     max_auto_stages=max_auto_stages,
 )

@@ -130,6 +130,5 @@ FAMILY = Family(
     shared_bytes=shared_bytes,
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
-    auto_stages_fields=(),
     max_auto_stages=auto_stages,
 )

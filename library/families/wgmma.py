@@ -13,7 +13,7 @@ from gemmill.library.epilogues.parse import LINEAR, parse, staged_formats
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, converted, multiplied
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value
+from gemmill.library.fields import Fields, Value, part
 from gemmill.library.resources import integer
 
 NARROW = (*INT8, *FP8, "s4", "u4")
@@ -158,9 +158,11 @@ def _mma_majors(f: Fields) -> str | None:
     if resources.is_mixed(f) and f["a.major"] == "mn":
         return f"A is {f['a.dtype']} and mn-major; a narrow A must be K-major"
     for operand, extent in (("a", "tile.m"), ("b", "tile.n")):
+        if not resources.transposes(f, operand):
+            continue
         row = integer(f, extent) * resources.element_bytes(f, operand)
         depth = integer(f, "tile.k") * resources.element_bytes(f, operand)
-        if resources.transposes(f, operand) and (row % TRANSPOSED_BYTES or depth not in TRANSPOSED_DEPTHS):
+        if row % TRANSPOSED_BYTES or depth not in TRANSPOSED_DEPTHS:
             return (
                 f"{operand.upper()} is {f[f'{operand}.dtype']} and mn-major, in stages of {row} bytes along {extent} "
                 f"by {depth} along K; to be transposed those must be multiples of {TRANSPOSED_BYTES} and "
@@ -321,6 +323,7 @@ def _epilogue_matrices(f: Fields) -> str | None:
     )
 
 
+@part
 def _epilogue_has(f: Fields) -> str:
     if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
         outputs = parse(str(f["epilogue"])).outputs
@@ -330,6 +333,7 @@ def _epilogue_has(f: Fields) -> str:
     return "no C and an n-major" if plain else "C or an m-major"
 
 
+@part
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
@@ -340,7 +344,8 @@ def accumulator_limit(fields: Fields) -> int:
     if narrow:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
     if fields["scheduler.decomposition"] == "stream":
-        limits.append(STREAM_LIMIT[consumers, epilogue == "no C and an n-major" and not narrow])
+        plain = epilogue == "no C and an n-major" and not narrow
+        limits.append(STREAM_LIMIT.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses here
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
         limits.append(SHALLOW_LIMIT)
@@ -623,6 +628,5 @@ FAMILY = Family(
     shared_bytes=resources.shared_bytes,
     accumulator_registers=resources.accumulator_registers,
     auto_stages=resources.auto_stages,
-    auto_stages_fields=AUTO_STAGES_FIELDS,
     max_auto_stages=lambda fields: resources.MAX_AUTO_STAGES,
 )

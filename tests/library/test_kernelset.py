@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.expression import parse
 from gemmill.library.families.wgmma import MIN_STAGES
-from gemmill.library.fields import FIELD_NAMES, Value, fields_of
+from gemmill.library.fields import FIELD_NAMES, Fields, Value, fields_of, part
 from gemmill.library.footprint import auto_stages
 from gemmill.library.grid import Axis, Grid, Predicate
 from gemmill.library.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name
+from gemmill.library.resources import integer
 from gemmill.library.rules import RULES, legal
 
 CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
@@ -25,6 +26,7 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
         ("bf16", "mn", 16, "none"),
         ("f16", "k", 16, "none"),
         ("bf16", "k", 8, "none"),
+        ("s8", "k", 16, "none"),
     ],
     ("b.dtype", "b.major", "b.align", "b.scale"): [
         ("bf16", "k", 16, "none"),
@@ -43,8 +45,12 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
     ("cluster.m", "cluster.n"): [(1, 1), (2, 1), (1, 2), (4, 1)],
     ("schedule",): [("cooperative",), ("pingpong",)],
     ("scheduler.raster", "scheduler.swizzle", "scheduler.splits"): [("m", 1, 1), ("m", 3, 1), ("n", 8, 1), ("n", 1, 2)],
-    ("scheduler.decomposition", "scheduler.batching"): [("tiles", "strided"), ("stream", "strided")],
-    ("epilogue",): [("linear",)],
+    ("scheduler.decomposition", "scheduler.batching"): [
+        ("tiles", "strided"),
+        ("stream", "strided"),
+        ("split", "strided"),
+    ],
+    ("epilogue",): [("linear",), ("d = relu(acc)",)],
 }
 STAGES: list[list[tuple[Value, ...]]] = [[("auto",)], [(2,), (4,), (9,)], [(1,)]]
 FILTERS = ["tile.m * tile.n <= 128 * 256", "stages >= 4 and a.major == b.major", "c.dtype != 'none' or stages % 2 == 0"]
@@ -69,7 +75,7 @@ def kernel_sets(draw: st.DrawFn) -> KernelSet:
 
 
 def predicates(where: str | None) -> tuple[Predicate, ...]:
-    return tuple(Predicate(term.fields, term.check) for term in parse(where)) if where else ()
+    return tuple(term.check for term in parse(where)) if where else ()
 
 
 def one_by_one(grid: Grid) -> list[dict[str, Value]]:
@@ -93,11 +99,11 @@ def test_broadcast_judgements_equal_those_made_one_by_one(kernel_set: KernelSet)
     refused = dict.fromkeys((rule.id for rule in RULES), 0)
     kernels: dict[tuple[Value, ...], None] = {}
     candidates = filtered = duplicates = 0
-    for part in kernel_set.sets:
-        for fields in one_by_one(part.grid):
+    for own in kernel_set.sets:
+        for fields in one_by_one(own.grid):
             candidates += 1
             broken = [rule.id for rule in RULES if not rule.allows(fields)]
-            if not all(predicate.check(fields) for predicate in part.where):
+            if not all(predicate(fields) for predicate in own.where):
                 filtered += 1
             elif broken:
                 refused[broken[0]] += 1
@@ -150,12 +156,29 @@ def test_blocks_cover_a_grid_once_and_in_order(grid: Grid, cells: int) -> None:
 def test_a_table_says_the_same_of_a_block_as_of_the_whole(grid: Grid, where: str, cells: int) -> None:
     (predicate, *_) = predicates(where)
     table = grid.tabulate(predicate)
-    verdicts = [predicate.check(fields) for fields in one_by_one(grid)]
+    verdicts = [predicate(fields) for fields in one_by_one(grid)]
     in_blocks: list[bool] = []
     for block in grid.blocks(cells):
         shape = tuple(cut.stop - cut.start for cut in block)
         in_blocks += np.broadcast_to(table.over(block), shape).ravel().tolist()
     assert in_blocks == verdicts
+
+
+def test_what_reads_a_part_is_evaluated_once_for_each_of_its_results() -> None:
+    evaluated = []
+
+    @part
+    def area(fields: Fields) -> int:
+        return integer(fields, "tile.m") * integer(fields, "tile.n")
+
+    def small(fields: Fields) -> bool:
+        evaluated.append(area(fields))
+        return evaluated[-1] <= 128
+
+    axes = [Axis((name,), ((8,), (16,), (32,))) for name in ("tile.m", "tile.n", "tile.k")]
+    table = Grid(tuple(axes)).tabulate(small)
+    assert sorted(evaluated) == [64, 128, 256, 512, 1024]
+    assert table.entries.squeeze().tolist() == [[True, True, False], [True, False, False], [False, False, False]]
 
 
 BIG = {
