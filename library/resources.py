@@ -29,6 +29,8 @@ SUBTILE_M = 64
 """Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
 MAX_AUTO_STAGES = 16
 """Deepest pipeline that ``stages: auto`` asks for; more hides no further latency."""
+MAX_SCALED_STAGES = 12
+"""The same with block scales: named barriers for stages (emitters/include/gemmill/pipeline/named_barrier.cuh)."""
 MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
 MAX_STAGED_N = 32
@@ -315,9 +317,20 @@ def stages_room(fields: Fields) -> int:
     return capacity - fixed_bytes(fields) - MIN_D_BUFFERS * bytes_per_d_buffer(fields)
 
 
+def has_block_scales(fields: Fields) -> bool:
+    """Whether blocks of A and B have scales."""
+    return fields["a.scale"] != "none" and not is_mixed(fields)
+
+
+def max_auto_stages(fields: Fields) -> int:
+    """Deepest pipeline that ``stages: auto`` asks for."""
+    return MAX_SCALED_STAGES if has_block_scales(fields) else MAX_AUTO_STAGES
+
+
 def auto_stages(fields: Fields) -> int:
-    """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, at most 16; may be below 2."""
-    return max(0, min(MAX_AUTO_STAGES, stages_room(fields) // bytes_per_stage(fields)))
+    """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, up to :func:`max_auto_stages`; may
+    be below 2."""
+    return max(0, min(max_auto_stages(fields), stages_room(fields) // bytes_per_stage(fields)))
 
 
 def d_buffers(fields: Fields) -> int:

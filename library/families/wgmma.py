@@ -196,6 +196,8 @@ def _block_scales(f: Fields) -> str | None:
         return "promote is 0; scales multiply promoted sums, so it must be 4"
     if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:
         return f"tiles of {n} columns meet three blocks of B's scales of {PROMOTION_K} columns; kernels hold two"
+    if integer(f, "stages") > resources.MAX_SCALED_STAGES:
+        return f"stages is {f['stages']}; block scales have named barriers for {resources.MAX_SCALED_STAGES}"
     return None
 
 
@@ -538,7 +540,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "block-scales",
-        ("a.scale", "b.scale", "promote", "tile.n", "a.dtype", "b.dtype"),
+        ("a.scale", "b.scale", "promote", "tile.n", "a.dtype", "b.dtype", "stages"),
         _block_scales,
         "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales a row",
         "wgmma",
@@ -628,5 +630,5 @@ FAMILY = Family(
     shared_bytes=resources.shared_bytes,
     accumulator_registers=resources.accumulator_registers,
     auto_stages=resources.auto_stages,
-    max_auto_stages=lambda fields: resources.MAX_AUTO_STAGES,
+    max_auto_stages=resources.max_auto_stages,
 )

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/pipeline/named_barrier.cuh>
 
 namespace gemmill {
 
@@ -10,10 +11,20 @@ inline constexpr int kScaleBlock = 128;
 
 /// The scales of one stage in shared memory: A's, one for each row of the tile, and B's, for the two blocks of columns
 /// that a tile meets at most (rule `block-scales`).
-template <int TileM>
+///
+/// It is filled anew when all threads that read it have arrived at its named barrier, as soon as they have: the operands
+/// beside it are released later. racecheck follows named barriers, but no lane that arrives at an mbarrier for its warp.
+template <int TileM, int Readers>
 struct ScaleStage {
   static constexpr int kBytes = (TileM + 4) * int(sizeof(float));
   static constexpr int kArrivals = 32;
+  /// Those that read, and the warp that fills.
+  static constexpr int kThreads = Readers + 32;
+
+  /// Every reader, when it has read the stage.
+  __device__ static void release(int stage) { named_barrier::arrive(named_barrier::kScales + stage, kThreads); }
+  /// The warp that fills, before it fills the stage anew.
+  __device__ static void acquire(int stage) { named_barrier::sync(named_barrier::kScales + stage, kThreads); }
 };
 
 /// Copies the scales of one tile, stage by stage. One warp does, with cp.async, 4 bytes at a time, so that scales of any
@@ -92,7 +103,7 @@ struct BlockScales {
         row(warpgroup_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
         first(kScaleBlock - n % kScaleBlock) {}
 
-  /// Reads the scales of a stage.
+  /// Reads the scales of a stage, and releases it.
   __device__ void read(int stage) {
     float const* const values = reinterpret_cast<float const*>(stages + stage * Stage::kBytes);
     float columns[kColumns];
@@ -104,6 +115,7 @@ struct BlockScales {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) scales[i][j] = scale * columns[j];
     }
+    Stage::release(stage);
   }
 
   /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").

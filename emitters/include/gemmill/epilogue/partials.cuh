@@ -1,9 +1,8 @@
 /// Partial sums on their way, through a workspace, from the block that computed them to the one that stores the tile.
 #pragma once
 
-#include <cutlass/arch/barrier.h>
-
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/pipeline/named_barrier.cuh>
 #include <gemmill/scheduler/work.cuh>
 
 namespace gemmill {
@@ -26,7 +25,7 @@ struct PartialTiles {
   /// Of the warpgroups that compute a cluster tile.
   int warpgroup;
   /// The named barrier of this warpgroup.
-  uint32_t barrier;
+  int barrier;
 
   /// Does this part's share of adding up a tile (SharedWork); false where another block stores it.
   __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int slot_stride) const {
@@ -47,7 +46,7 @@ struct PartialTiles {
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i)
       put(target + i * 128, registers[4 * i], registers[4 * i + 1], registers[4 * i + 2], registers[4 * i + 3]);
-    cutlass::arch::NamedBarrier::sync(128, barrier);
+    named_barrier::sync(barrier, 128);
     if (threadIdx.x % 128 == 0)
       asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(slot)) : "memory");
   }
@@ -61,7 +60,7 @@ struct PartialTiles {
       } while (value == 0);
       *flag(slot) = 0;
     }
-    cutlass::arch::NamedBarrier::sync(128, barrier);
+    named_barrier::sync(barrier, 128);
     auto* const registers = &accumulators.values[0][0];
     uint4 const* const source = at(slot);
 #pragma unroll

@@ -6,6 +6,7 @@
 #include <gemmill/epilogue/expression.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/subtile.cuh>
+#include <gemmill/pipeline/named_barrier.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/array.cuh>
 
@@ -50,7 +51,7 @@ struct StagedEpilogue {
   /// One mbarrier for each C buffer.
   uint64_t* full_c;
   /// The named barrier of this warpgroup.
-  uint32_t barrier;
+  int barrier;
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
 
@@ -110,7 +111,7 @@ struct StagedEpilogue {
 
       cute::tma_store_fence();
       if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
-      cutlass::arch::NamedBarrier::sync(128, barrier);
+      named_barrier::sync(barrier, 128);
       int const row = m + i / kColumns * kSubtileM;
       bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
       if (ragged) {

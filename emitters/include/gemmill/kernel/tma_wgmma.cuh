@@ -19,6 +19,7 @@
 #include <gemmill/mma/transpose.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/dependent_launch.cuh>
+#include <gemmill/pipeline/named_barrier.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/groups.cuh>
 #include <gemmill/scheduler/persistent.cuh>
@@ -73,8 +74,11 @@ struct TmaWgmmaGemm {
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN;
+  static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
-  static constexpr uint32_t kSliceBarrier = 1 + kConsumers;
+  static constexpr int kSliceBarrier = named_barrier::kWarpgroups + kConsumers;
+  static_assert(!Config::kBlockScales || named_barrier::kScales + Config::kStages <= named_barrier::kEnd,
+                "a stage of scales has a named barrier");
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
   /// Columns of D in a tile.
@@ -87,7 +91,7 @@ struct TmaWgmmaGemm {
   using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD, kSubtileN,
                                   Config::kBuffersC, Config::kBuffersD>;
 
-  using Scales = ScaleStage<Config::kTileM>;
+  using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
   using ThreadScales = cute::conditional_t<Config::kBlockScales,
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
   using Accumulator = cute::conditional_t<
@@ -106,7 +110,6 @@ struct TmaWgmmaGemm {
   using Unit = decltype(cute::declval<Scheduler&>().work(0));
   /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
-  static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  Config::kBlockScales ? Scales::kArrivals : 0>;
@@ -276,21 +279,27 @@ struct TmaWgmmaGemm {
     if (issues) launch_dependents();
   }
 
-  /// One warp: fills the scales of each stage, beside `produce`.
+  /// One warp: fills the scales of each stage, beside `produce`. A full barrier has seen all arrivals of one lap before the
+  /// readers of that lap release its scales.
   __device__ static void produce_scales(Params const& params, char* shared, StagePipeline& pipeline,
                                         Scheduler& scheduler) {
     uint32_t const stages = cute::cast_smem_ptr_to_uint(shared + kOffsetScales);
     uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
     Position at;
+    bool again = false;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
       ScaleLoad<Config::kTileM> load(params, work.m, work.n, work.k_tile, work.batch);
 #pragma unroll 1
-      for (int i = 0; i < work.k_tiles; ++i, at.advance()) {
-        pipeline.wait_empty(at);
+      for (int i = 0; i < work.k_tiles; ++i) {
+        if (again) Scales::acquire(at.stage);
         load(stages + at.stage * Scales::kBytes, full + at.stage * int(sizeof(uint64_t)));
+        at.advance();
+        again |= at.stage == 0;
       }
     }
+    // No barrier is left half arrived at.
+    for (int stage = 0; stage < (again ? Config::kStages : at.stage); ++stage) Scales::acquire(stage);
   }
 
   /// Warps of the producer warpgroup that do not load: transpose each stage as it arrives.
@@ -329,11 +338,7 @@ struct TmaWgmmaGemm {
     __device__ int index() const { return at.stage; }
     __device__ void wait() { wait_stage(pipeline, ready, at); }
     __device__ void advance() { at.advance(); }
-    __device__ void release(int stage) {
-      // One lane arrives for all, and scales are read by all.
-      if constexpr (Config::kBlockScales) __syncwarp();
-      pipeline.release(stage, lane, rank);
-    }
+    __device__ void release(int stage) { pipeline.release(stage, lane, rank); }
   };
 
   /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
@@ -354,7 +359,7 @@ struct TmaWgmmaGemm {
                       shared + kOffsetC + warpgroup * Config::kBuffersC * Epilogue::kBytesC,
                       shared + warpgroup * Config::kBuffersD * Epilogue::kBytesD,
                       full_c + warpgroup * Config::kBuffersC,
-                      uint32_t(1 + warpgroup)};
+                      named_barrier::kWarpgroups + warpgroup};
     // What this warpgroup computes of a tile, and of the K of a stage.
     int const first_row = kPingpong || kSlices > 1 ? 0 : warpgroup * kWarpgroupM;
     int const first_k = kSlices > 1 ? warpgroup * kSliceK : 0;
@@ -427,7 +432,7 @@ struct TmaWgmmaGemm {
 
       if constexpr (kShared) {
         int const of_cluster = scheduler.rank * kTileWarpgroups + (kPingpong ? 0 : warpgroup);
-        Partials const partials{params, of_cluster, uint32_t(1 + warpgroup)};
+        Partials const partials{params, of_cluster, named_barrier::kWarpgroups + warpgroup};
         if (!partials.add_up(accumulators, work, scheduler.slot_stride())) continue;
       }
       if constexpr (kSlices > 1) reduce_slices<kSlices>(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);

@@ -7,6 +7,7 @@
 #include <gemmill/kernel/params.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/mma/widen.cuh>
+#include <gemmill/pipeline/named_barrier.cuh>
 
 namespace gemmill {
 
@@ -122,17 +123,17 @@ struct NarrowOperand {
 ///
 /// `scratch` holds an accumulator tile of each but the first. All of the warpgroups call it.
 template <int Slices, class Accumulators>
-__device__ void reduce_slices(Accumulators& accumulators, char* scratch, int warpgroup, uint32_t barrier) {
+__device__ void reduce_slices(Accumulators& accumulators, char* scratch, int warpgroup, int barrier) {
   constexpr int kValues = sizeof(accumulators.values) / sizeof(float);
   auto* const values = reinterpret_cast<float*>(scratch) + threadIdx.x % 128;
   auto& sums = reinterpret_cast<float(&)[kValues]>(accumulators.values);
   // The first warpgroup has read the tile before.
-  cutlass::arch::NamedBarrier::sync(128 * Slices, barrier);
+  named_barrier::sync(barrier, 128 * Slices);
   if (warpgroup > 0) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[((warpgroup - 1) * kValues + i) * 128] = sums[i];
   }
-  cutlass::arch::NamedBarrier::sync(128 * Slices, barrier);
+  named_barrier::sync(barrier, 128 * Slices);
   if (warpgroup == 0) {
 #pragma unroll
     for (int slice = 0; slice < Slices - 1; ++slice)
