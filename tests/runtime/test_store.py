@@ -316,7 +316,7 @@ def test_the_least_recently_used_are_evicted(store: Store, entry: Path, artifact
     size = entry.stat().st_size
     for age, key in enumerate(("aa" * 32, "bb" * 32, "cc" * 32, "dd" * 32)):
         path = store.path / key[:2] / f"{key}.gemmill"
-        path.parent.mkdir()
+        path.parent.mkdir(exist_ok=True)
         shutil.copyfile(entry, path)
         os.utime(path, (1000 - age, 1000 - age))
     assert store.get(artifacts[0].key) is not None
