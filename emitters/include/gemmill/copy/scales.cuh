@@ -80,6 +80,7 @@ struct ScaleLoad {
 /// No scales: sums move as they are.
 struct NoScales {
   __device__ void read(int) {}
+  __device__ void release(int) {}
   __device__ float operator()(int, int) const { return 1.0f; }
 };
 
@@ -103,7 +104,7 @@ struct BlockScales {
         row(warpgroup_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
         first(kScaleBlock - n % kScaleBlock) {}
 
-  /// Reads the scales of a stage, and releases it.
+  /// Reads the scales of a stage.
   __device__ void read(int stage) {
     float const* const values = reinterpret_cast<float const*>(stages + stage * Stage::kBytes);
     float columns[kColumns];
@@ -115,8 +116,10 @@ struct BlockScales {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) scales[i][j] = scale * columns[j];
     }
-    Stage::release(stage);
   }
+
+  /// When they are read. The whole warp calls it at once.
+  __device__ void release(int stage) { Stage::release(stage); }
 
   /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").
   __device__ float operator()(int block, int index) const {

@@ -49,6 +49,7 @@ struct PromotedAccumulators {
         wgmma_wait<0>();
 #pragma unroll
         for (float& value : partial) pin(value);
+        if (part == 0) scales.release(stage);
         if (part == Blocks * kParts - 1) stages.release(stage);
 #pragma unroll
         for (int j = 0; j < Atom::kRegisters; ++j)
