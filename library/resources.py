@@ -328,8 +328,10 @@ def max_auto_stages(fields: Fields) -> int:
 
 
 def auto_stages(fields: Fields) -> int:
-    """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, up to :func:`max_auto_stages`; may
-    be below 2."""
+    """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, up to :func:`max_auto_stages`.
+
+    It may be below 2.
+    """
     return max(0, min(max_auto_stages(fields), stages_room(fields) // bytes_per_stage(fields)))
 
 

@@ -12,8 +12,8 @@ inline constexpr int kScaleBlock = 128;
 /// The scales of one stage in shared memory: A's, one for each row of the tile, and B's, for the two blocks of columns
 /// that a tile meets at most (rule `block-scales`).
 ///
-/// It is filled anew when all threads that read it have arrived at its named barrier, as soon as they have: the operands
-/// beside it are released later. racecheck follows named barriers, but no lane that arrives at an mbarrier for its warp.
+/// It is filled anew when all threads that read it have arrived at its named barrier: racecheck follows those, but no lane
+/// that arrives at an mbarrier for its warp.
 template <int TileM, int Readers>
 struct ScaleStage {
   static constexpr int kBytes = (TileM + 4) * int(sizeof(float));
@@ -118,7 +118,7 @@ struct BlockScales {
     }
   }
 
-  /// When they are read. The whole warp calls it at once.
+  /// Lets the stage be filled anew, once `read`. The warp calls it together.
   __device__ void release(int stage) { Stage::release(stage); }
 
   /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").
