@@ -139,14 +139,12 @@ def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
 
 def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and cuBLAS were timed side by side."""
-    from gemmill.profiler.baseline import BASELINES
+    from gemmill.profiler.figures import extents, figures
 
-    finalists = {m.kernel: m for m in measurements if m.stage == "final"}
-    cublas = next((finalists.pop(name) for name in BASELINES if name in finalists), None)
-    best = min(finalists.values(), key=lambda m: m.us, default=None)
-    chosen = finalists.get(selected)
+    (found,) = figures(measurements)
+    cublas, best, chosen = found.baseline, found.best, found.finalists.get(selected)
     return {
-        "problem": f"{problem.m}x{problem.n}x{problem.k}" + (f"x{problem.batch}" if problem.batch > 1 else ""),
+        "problem": extents(problem),
         "formats": f"{problem.a_major}{problem.b_major}{problem.d_major} {problem.a_dtype} {problem.d_dtype}",
         "baseline": cublas and cublas.kernel,
         "cublas_us": cublas and cublas.us,
@@ -158,7 +156,7 @@ def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[s
         "selected": selected,
         "selected_us": chosen and chosen.us,
         "selected_tflops": chosen and chosen.tflops,
-        "selected_over_best": best.us / chosen.us if best and chosen else None,
+        "selected_over_best": found.reached([selected]) if chosen else None,
         "selected_over_cublas": chosen and chosen.ratio,
         "sm_mhz": best and best.sm_mhz,
         "watts": best and best.watts,
@@ -189,8 +187,10 @@ def _summary(measurements: Sequence[Any], select: Any) -> dict[str, Any]:
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
     """Geometric mean; None if a problem lacks the figure: a mean of the rest would flatter."""
+    from gemmill.profiler.figures import geometric_mean
+
     values = [row[key] for row in rows]
-    return math.exp(sum(map(math.log, values)) / len(values)) if values and None not in values else None
+    return None if None in values else geometric_mean(values)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from gemmill.library.config import Frozen, GemmConfig
 from gemmill.library.errors import ConfigError, PackError
+from gemmill.library.files import publish
 from gemmill.library.names import parse_name
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.decisions import Decision
@@ -70,7 +69,7 @@ def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Seque
     index = Index(members=tuple(members), decisions=tuple(decisions)).model_dump_json().encode()
     prefix = _PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest())
     try:
-        _publish(path, [prefix, index, *contents])
+        publish(path, [prefix, index, *contents])
     except OSError as error:
         raise PackError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -166,23 +165,6 @@ class Pack:
             except PackError as error:
                 faults[name] = str(error)
         return faults
-
-
-def _publish(path: Path, parts: Iterable[bytes]) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private; packs are meant to be handed on
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _sha256(data: bytes) -> str:

@@ -1,0 +1,352 @@
+"""Records as a page that opens offline, as CSV for spreadsheets, and as JUnit XML for CI."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from gemmill.library.arch import DEFAULT_GPU, Gpu
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import ConfigError, RecordError, UnsupportedProblemError
+from gemmill.library.names import parse_name
+from gemmill.library.records import Measurement
+from gemmill.library.rules import verdicts
+from gemmill.profiler.figures import Figures, extents, formats, geometric_mean, intensity
+from gemmill.runtime import gpus
+from gemmill.runtime.selector import RUNNERS_UP, Selector
+
+CHOICES = 1 + RUNNERS_UP
+"""Kernels that a selector names for a problem, and so the longest list that the regret curve tries."""
+
+
+class Row(NamedTuple):
+    """One problem of a run, as tables show it; None for what was not measured."""
+
+    problem: str
+    formats: str
+    gpu: str
+    commit: str
+    best: str | None
+    us: float | None
+    tflops: float | None
+    cublas_us: float | None
+    over_cublas: float | None
+    selected: str | None
+    selected_over_best: float | None
+    sm_mhz: int | None
+    watts: float | None
+    throttle: str
+    kernels: int
+    failed: int
+
+
+class Choices:
+    """What the selector's model alone would take of the kernels that were measured."""
+
+    def __init__(self, found: Sequence[Figures]) -> None:
+        kernels: dict[str, dict[str, GemmConfig]] = defaultdict(dict)
+        self.unknown: set[str] = set()
+        """Names of kernels that were measured, and that gemmill would no longer make."""
+        for figures in found:
+            for name in (*figures.finalists, *figures.screened):
+                config = _config(name)
+                if config is None:
+                    self.unknown.add(name)
+                else:
+                    kernels[figures.run.gpu][name] = config
+        self._selectors = {gpu: Selector(configs, figures_of(gpu)) for gpu, configs in kernels.items()}
+
+    def of(self, figures: Figures) -> tuple[str, ...]:
+        """Kernels for the problem of a run, the best first; none where no kernel serves it."""
+        selector = self._selectors.get(figures.run.gpu)
+        try:
+            choice = selector.select(figures.run.problem) if selector else None
+        except UnsupportedProblemError:
+            choice = None
+        return (choice.name, *(name for name, _ in choice.runners_up)) if choice else ()
+
+
+def _config(name: str) -> GemmConfig | None:
+    """The config of a kernel name; None where rules refuse it, or it is no name any more."""
+    try:
+        config = parse_name(name)
+    except ConfigError:
+        return None
+    return None if verdicts(config) else config
+
+
+def figures_of(gpu: str) -> Gpu:
+    """The rates of a GPU by its name; of one without a row those of the default."""
+    return gpus.figures(gpu, DEFAULT_GPU.capability)
+
+
+def rows(found: Sequence[Figures], choices: Choices) -> list[Row]:
+    """A row for every problem of every run."""
+    return [_row(figures, choices.of(figures)) for figures in found]
+
+
+def _row(figures: Figures, ranked: Sequence[str]) -> Row:
+    best, cublas, run = figures.best, figures.baseline, figures.run
+    return Row(
+        extents(run.problem),
+        formats(run.problem),
+        run.gpu,
+        run.commit,
+        best.kernel if best else None,
+        best.us if best else None,
+        best.tflops if best else None,
+        cublas.us if cublas else None,
+        best.ratio if best else None,
+        ranked[0] if ranked else None,
+        figures.reached(ranked[:1]),
+        best.sm_mhz if best else None,
+        best.watts if best else None,
+        ", ".join(best.throttle) if best else "",
+        len(figures.finalists) + len(figures.screened),
+        len(figures.failed),
+    )
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    """A line for every row, under a line of names (RFC 4180)."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(Row._fields)
+    writer.writerows(found)
+    return text.getvalue()
+
+
+def as_junit(measurements: Sequence[Figures]) -> str:
+    """A test case for every kernel on every problem, which fails where the kernel did; times are of one launch."""
+    root = ElementTree.Element("testsuites", name="gemmill")
+    for figures in measurements:
+        name = f"{extents(figures.run.problem)} ({formats(figures.run.problem)}) on {figures.run.gpu}"
+        cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
+        counts = {"name": name, "tests": str(len(cases)), "failures": str(len(figures.failed))}
+        suite = ElementTree.SubElement(root, "testsuite", counts)
+        for m in cases:
+            seconds = f"{(m.us or 0) / 1e6:.9f}"
+            case = ElementTree.SubElement(suite, "testcase", name=m.kernel, classname=name, time=seconds)
+            if m.stage == "failed":
+                ElementTree.SubElement(case, "failure", message=m.says)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def as_html(found: Sequence[Figures], choices: Choices) -> str:
+    """One page with everything it needs inside.
+
+    Raises:
+        RecordError: Plotly or Jinja is not installed.
+
+    """
+    jinja, plotly = _library("jinja2"), _library("plotly.offline")
+    table = rows(found, choices)
+    charts = [
+        chart
+        for chart in (
+            _roofline(found),
+            _winners(found),
+            _distribution(found, choices),
+            _regret(found, choices),
+        )
+        if chart.figure.data
+    ]
+    template = (resources.files("gemmill.profiler") / "report.html").read_text(encoding="utf-8")
+    environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined)
+    finals = [m for figures in found for m in figures.finalists.values()]
+    return str(
+        environment.from_string(template).render(
+            script=plotly.get_plotlyjs(),
+            charts=[
+                (c.title, c.says, c.figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"chart-{i}"))
+                for i, c in enumerate(charts)
+            ],
+            columns=Row._fields,
+            rows=table,
+            machines=sorted({(m.gpu, m.driver, m.cuda, m.torch, m.commit, m.method) for m in finals}, key=str),
+            means=_means(table),
+            throttle=Counter(reason for m in finals for reason in m.throttle).most_common(),
+            finals=len(finals),
+            unthrottled=sum(not m.throttle for m in finals),
+            clocks=_quartiles([m.sm_mhz for m in finals if m.sm_mhz is not None]),
+            watts=_quartiles([m.watts for m in finals if m.watts is not None]),
+            failures=Counter(m.says for figures in found for m in figures.failed).most_common(),
+            unknown=sorted(choices.unknown),
+        )
+    )
+
+
+class _Chart(NamedTuple):
+    title: str
+    says: str
+    figure: Any
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RecordError(f"a page needs Plotly and Jinja ({error}); pip install 'gemmill[report]'") from error
+
+
+def _figure(x: str, y: str, **layout: Any) -> Any:
+    graphs = _library("plotly.graph_objects")
+    return graphs.Figure(layout={"template": "plotly_white", "height": 480, **layout}).update_layout(
+        xaxis_title=x, yaxis_title=y
+    )
+
+
+def _by_formats(found: Sequence[Figures]) -> Iterator[tuple[str, list[Figures]]]:
+    groups: dict[str, list[Figures]] = defaultdict(list)
+    for figures in found:
+        groups[formats(figures.run.problem)].append(figures)
+    yield from groups.items()
+
+
+def _roofline(found: Sequence[Figures]) -> _Chart:
+    """Rates over arithmetic intensity, under what the GPU's DRAM allows."""
+    chart = _figure("operations a byte of A, B, C and D", "TFLOP/s", xaxis_type="log", yaxis_type="log")
+    graphs = _library("plotly.graph_objects")
+    for name, group in _by_formats(found):
+        for what, marker in (("best kernel", "circle"), ("cuBLAS", "x-thin-open")):
+            points = [(f, f.best if what == "best kernel" else f.baseline) for f in group]
+            known = [(f, m) for f, m in points if m is not None]
+            if known:
+                chart.add_trace(
+                    graphs.Scatter(
+                        x=[intensity(f.run.problem) for f, _ in known],
+                        y=[m.tflops for _, m in known],
+                        text=[f"{extents(f.run.problem)}<br>{m.kernel}" for f, m in known],
+                        mode="markers",
+                        marker={"symbol": marker, "size": 9},
+                        name=f"{name}: {what}",
+                    )
+                )
+    for gpu in sorted({f.run.gpu for f in found if f.best}):
+        least, most = 1.0, max(intensity(f.run.problem) for f in found)
+        bandwidth = figures_of(gpu).dram_gbps / 1000
+        chart.add_trace(
+            graphs.Scatter(
+                x=[least, most],
+                y=[least * bandwidth, most * bandwidth],
+                mode="lines",
+                line={"dash": "dot", "color": "gray"},
+                name=f"{gpu}: DRAM, {bandwidth:.1f} TB/s",
+            )
+        )
+    top = max((f.best.tflops or 0 for f in found if f.best), default=1.0)
+    chart.update_yaxes(range=[-1, float(np.log10(max(top, 1.0))) + 0.2])
+    return _Chart("Roofline", "The best kernel of each problem, and cuBLAS.", chart)
+
+
+def _winners(found: Sequence[Figures]) -> _Chart:
+    """The tile that wins at each M and N; a menu chooses K."""
+    chart = _figure("N", "M", xaxis_type="log", yaxis_type="log")
+    graphs = _library("plotly.graph_objects")
+    points: dict[tuple[int, str], list[Figures]] = defaultdict(list)
+    for figures in found:
+        if figures.best:
+            points[figures.run.problem.k, _tile(figures.best.kernel)].append(figures)
+    for (_, tile), group in points.items():
+        chart.add_trace(
+            graphs.Scatter(
+                x=[f.run.problem.n for f in group],
+                y=[f.run.problem.m for f in group],
+                text=[f"{extents(f.run.problem)}<br>{formats(f.run.problem)}" for f in group],
+                mode="markers",
+                marker={"size": 12, "symbol": "square"},
+                name=tile,
+            )
+        )
+    ks = sorted({k for k, _ in points})
+    buttons = [{"label": "every K", "method": "update", "args": [{"visible": [True] * len(points)}]}] + [
+        {"label": f"K = {k}", "method": "update", "args": [{"visible": [own == k for own, _ in points]}]} for k in ks
+    ]
+    chart.update_layout(updatemenus=[{"buttons": buttons, "x": 0, "y": 1.15, "xanchor": "left"}])
+    return _Chart("Winners", "Tile, schedule and split of the fastest kernel.", chart)
+
+
+def _distribution(found: Sequence[Figures], choices: Choices) -> _Chart:
+    """How large a part of the problems is at most so fast, relative to cuBLAS."""
+    chart = _figure("speed relative to cuBLAS", "part of the problems", yaxis_tickformat=".0%", xaxis_type="log")
+    graphs = _library("plotly.graph_objects")
+    for name, group in _by_formats(found):
+        best = [f.best.ratio for f in group if f.best and f.best.ratio]
+        selected = [f.finalists.get(next(iter(choices.of(f)), "")) for f in group]
+        chosen = [m.ratio for m in selected if m and m.ratio]
+        for what, ratios, dash in (("best", best, "solid"), ("selected", chosen, "dot")):
+            if ratios:
+                ratios = sorted(ratios)
+                chart.add_trace(
+                    graphs.Scatter(
+                        x=ratios,
+                        y=[(i + 1) / len(ratios) for i in range(len(ratios))],
+                        mode="lines+markers",
+                        line={"shape": "hv", "dash": dash},
+                        name=f"{name}: {what}",
+                    )
+                )
+    chart.add_vline(x=1)
+    return _Chart("Speed relative to cuBLAS", "Right of 1 is faster. Finalists alone, timed beside cuBLAS.", chart)
+
+
+def _regret(found: Sequence[Figures], choices: Choices) -> _Chart:
+    """What trying the k best of the selector would reach."""
+    chart = _figure("kernels tried, in the selector's order", "speed relative to the best measured")
+    graphs = _library("plotly.graph_objects")
+    counts = list(range(1, CHOICES + 1))
+    for name, group in _by_formats(found):
+        reached = [[r for f in group if (r := f.reached(choices.of(f)[:k])) is not None] for k in counts]
+        if all(reached):
+            for what, dash, value in (
+                ("geometric mean", "solid", geometric_mean),
+                ("5th percentile", "dot", lambda values: float(np.percentile(values, 5))),
+            ):
+                chart.add_trace(
+                    graphs.Scatter(
+                        x=counts, y=[value(values) for values in reached], line={"dash": dash}, name=f"{name}: {what}"
+                    )
+                )
+    says = (
+        f"The model alone, without these measurements. Of {CHOICES} kernels that it names, the fastest of the first k."
+    )
+    return _Chart("Regret of the selector", says, chart)
+
+
+def _tile(kernel: str) -> str:
+    """What tells kernels of one format apart, without stages and raster."""
+    try:
+        config = parse_name(kernel)
+    except ConfigError:
+        return kernel
+    tile, scheduler = config.tile, config.scheduler
+    split = f" {scheduler.decomposition}" if scheduler.decomposition != "tiles" else ""
+    return f"{tile.m}x{tile.n}x{tile.k} {config.schedule}{split}"
+
+
+def _means(table: Sequence[Row]) -> Mapping[str, tuple[int, float | None, float | None]]:
+    """By formats: problems, and geometric means of the ratios to cuBLAS and of the selected to the best."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in table:
+        groups[row.formats].append(row)
+    return {
+        name: (
+            len(group),
+            geometric_mean(row.over_cublas for row in group if row.over_cublas is not None),
+            geometric_mean(row.selected_over_best for row in group if row.selected_over_best is not None),
+        )
+        for name, group in groups.items()
+    }
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(q) for q in np.percentile(values, (0, 25, 50, 75, 100))) if values else ()

@@ -1,0 +1,111 @@
+"""Reports of the records that the repository keeps: figures, tables, pages."""
+
+from __future__ import annotations
+
+import csv
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.cli.test_cli import gemmill, ok
+
+from gemmill.library.records import read_records
+from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.figures import figures, geometric_mean
+
+RESULTS = Path(__file__).parents[2] / "profiler" / "results"
+SUMMARIES = sorted(path for path in RESULTS.glob("*.summary.json") if path.name.startswith(("fp8", "tf32", "int8")))
+SCALED = next(iter(RESULTS.glob("fp8-scaled-deepseek-*.jsonl")))
+
+
+@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.name.partition("-2")[0])
+def test_figures_are_those_that_were_published(path: Path) -> None:
+    summary = json.loads(path.read_text())
+    found = figures(read_records(path.with_name(path.name.replace(".summary.json", ".jsonl"))))
+    assert len(found) == len(summary["problems"])
+    assert sum(len(f.failed) for f in found) == summary["failed"]
+    ratios = [f.best.ratio for f in found if f.best and f.best.ratio]
+    assert len(ratios) == summary["with_baseline"]
+    assert geometric_mean(ratios) == pytest.approx(summary["best_over_cublas"])
+    for f, published in zip(found, summary["problems"], strict=True):
+        reached = f.reached([published["selected"]])
+        assert reached == pytest.approx(published["selected_over_best"])
+        assert f.best is not None
+        assert f.reached([published["selected"], f.best.kernel]) == 1
+        assert f.reached([]) is None
+
+
+class Page(HTMLParser):
+    """What a page would load, and the rows of its table of problems."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str | None] = []
+        self.scripts = self.rows = 0
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.scripts += tag == "script"
+        self.loads += [given[name] for name in ("src", "href", "data") if name in given]
+        self._inside |= tag == "tbody"
+        self.rows += self._inside and tag == "tr"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside &= tag != "tbody"
+
+
+def test_a_report_has_every_problem_and_loads_nothing(tmp_path: Path) -> None:
+    page, table, tests = (tmp_path / name for name in ("report.html", "table.csv", "tests.xml"))
+    ok("report", SCALED, "-o", page, "--csv", table, "--junit", tests)
+    measurements = [m for m in read_records(SCALED) if m.kernel not in BASELINES]
+    problems = {m.problem for m in measurements}
+
+    parser = Page()
+    parser.feed(page.read_text())
+    assert parser.loads == []
+    assert parser.rows == len(problems)
+    assert parser.scripts == 2 + 4, "Plotly, the table's, and one for each chart"
+    ok("report", SCALED, "-o", tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == page.read_text(), "equal records make equal pages"
+
+    with table.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(problems)
+    assert all(0 < float(line["selected_over_best"]) <= 1.1 for line in lines)
+    assert {line["best"] for line in lines} <= {m.kernel for m in measurements}
+
+    root = ElementTree.fromstring(tests.read_text())
+    assert len(root.findall("testsuite")) == len(problems)
+    assert len(root.findall("testsuite/testcase")) == len(measurements)
+
+
+def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:
+    first, second = [m for m in read_records(SCALED) if m.kernel not in BASELINES][:2]
+    failed = first.model_copy(update={"stage": "failed", "us": None, "says": "wrong <result>"})
+    past = second.model_copy(update={"kernel": second.kernel.replace("k1_linear", "k1_linear_of_old")})
+    illegal = second.model_copy(update={"kernel": second.kernel.replace("_1x1_", "_3x3_")})
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(m.model_dump_json() + "\n" for m in (failed, past, illegal)))
+    ok("report", records, "-o", tmp_path / "page.html", "--junit", tmp_path / "tests.xml")
+    page = (tmp_path / "page.html").read_text()
+    assert "wrong &lt;result&gt;" in page
+    assert all(f"<li>{m.kernel}</li>" in page for m in (past, illegal))
+    (failure,) = ElementTree.parse(tmp_path / "tests.xml").getroot().iter("failure")
+    assert failure.get("message") == "wrong <result>"
+
+
+def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    result = gemmill("report", empty, "-o", tmp_path / "page.html")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (1, [empty])
+    assert "no measurement: run gemmill profile" in result.stderr
+    result = gemmill("report", SCALED)
+    assert result.exit_code == 2
+    assert "pass --output, --csv or --junit" in result.stderr
+    result = gemmill("report", SCALED, "-o", tmp_path / "none" / "page.html")
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.stderr
