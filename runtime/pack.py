@@ -52,26 +52,32 @@ def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Seque
             file cannot be written.
     """
     path = Path(path)
+    try:
+        publish(path, pack_parts(artifacts, decisions))
+    except PackError as error:
+        raise PackError(f"{path}: {error}") from None
+    except OSError as error:
+        raise PackError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> list[bytes]:
+    """What a pack's file holds, one after the other; PackError as for :func:`write_pack`."""
     members: list[Member] = []
     contents: list[bytes] = []
     offset = 0
     for artifact in sorted(artifacts, key=lambda artifact: artifact.name):
         data = artifact.to_bytes()
         if members and members[-1].name == artifact.name:
-            raise PackError(f"{path}: two kernels are named {artifact.name}")
+            raise PackError(f"two kernels are named {artifact.name}")
         members.append(Member(name=artifact.name, offset=offset, bytes=len(data), sha256=_sha256(data)))
         contents.append(data)
         offset += len(data)
     if not members:
-        raise PackError(f"{path}: a pack without kernels serves nobody")
+        raise PackError("a pack without kernels serves nobody")
     if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
-        raise PackError(f"{path}: the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
+        raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
     index = Index(members=tuple(members), decisions=tuple(decisions)).model_dump_json().encode()
-    prefix = _PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest())
-    try:
-        publish(path, [prefix, index, *contents])
-    except OSError as error:
-        raise PackError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return [_PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest()), index, *contents]
 
 
 class Pack:

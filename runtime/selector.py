@@ -134,6 +134,19 @@ class Selector:
             raise self._unsupported(problem)
         return self._by_model(offers, gpu)
 
+    def times(self, problem: GemmProblem) -> dict[str, float]:
+        """Microseconds of the kernels that serve a problem: of those measured on it if there are any, or else what the
+        model says of all; none where no kernel does."""
+        if measured := self._measured.get(problem):
+            return {name: decision.us for name, decision in measured.items()}
+        found: dict[str, float] = {}
+        for offer in self._offers_either_way(problem, None) or self._more_precise(problem, None):
+            us = estimate(offer.group.columns, offer.problem, self.gpu).us
+            for i in offer.serving.tolist():
+                name = offer.group.names[i]
+                found[name] = min(float(us[i]), found.get(name, float("inf")))
+        return found
+
     def _offers(self, problem: GemmProblem, sm_count: int | None, swapped: bool) -> Iterator[_Offer]:
         """Groups with kernels for a problem: those of its formats first, then those that take any majors."""
         for key in _served_by(problem):

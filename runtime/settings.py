@@ -43,7 +43,7 @@ class Settings:
         store, size, jobs, include, debug = (environ.get(name) for name in known)
         return cls(
             None if store is None else _directory("GEMMILL_STORE", store),
-            None if size is None else _bytes("GEMMILL_STORE_BYTES", size),
+            None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
             None if jobs is None else _count("GEMMILL_JOBS", jobs),
             None if include is None else tuple(_directory("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
             debug is not None and _switch("GEMMILL_DEBUG", debug),
@@ -69,7 +69,8 @@ def _count(name: str, value: str) -> int:
     return int(value)
 
 
-def _bytes(name: str, value: str) -> int:
+def number_of_bytes(name: str, value: str) -> int:
+    """What ``500M`` or ``10G`` means, in powers of 1,024; SettingError names what has another value."""
     match = re.fullmatch(r"(\d+)([KMGT]?)", value)
     if not match:
         raise SettingError(f"{name}={value!r}: not a number of bytes such as 500M or 10G")

@@ -194,6 +194,34 @@ def test_build_compiles_once(manifest: Path, tmp_path: Path) -> None:
     assert kernel["spill_stores"] == kernel["spill_loads"] == 0
 
 
+def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> None:
+    manifest, shapes, to = (tmp_path / name for name in ("three.yaml", "shapes.yaml", "few.pack"))
+    manifest.write_text(MANIFEST.replace("tile: 64x32x64", 'tile: ["64x16x64", "64x32x64", "64x64x64"]'))
+    shapes.write_text("name: two\nshapes:\n  - [4096, 4096, 4096]\n  - [4096, 8192, 4096]\n")
+    said = ok("pack", manifest, "--shapes", shapes, "-o", to)
+    (kernel,) = json.loads(ok("pack", "inspect", to, "--json"))["kernels"]
+    assert "_64x64x64_" in kernel["name"]
+    assert "2 problems lose 0.0% of time at most" in said
+    assert ok("select", "--mnkl", "4096,8192,4096", "--pack", to).strip() == kernel["name"]
+    before = to.read_bytes()
+    result = gemmill("pack", manifest, "--shapes", shapes, "--budget", "1K", "-o", to)
+    assert result.exit_code == 1
+    assert "a pack of 1K leaves 2 of 2 problems without a kernel: raise --budget" in result.stderr
+    assert to.read_bytes() == before
+    size = f"{to.stat().st_size}"
+    ok("pack", manifest, "--shapes", shapes, "--budget", size, "-o", tmp_path / "same.pack")
+    assert (tmp_path / "same.pack").read_bytes() == before
+    for arguments, says in (
+        (("--budget", "1M"), "--regret and --budget need --shapes"),
+        (("--regret", "0.1"), "--regret and --budget need --shapes"),
+        (("--shapes", shapes, "--budget", "many"), "not a number of bytes such as 500M"),
+        (("--shapes", "none"), "neither a file nor a suite that ships"),
+    ):
+        result = gemmill("pack", manifest, *arguments, "-o", to)
+        assert result.exit_code in (1, 2)
+        assert says in result.stderr
+
+
 def test_pack_writes_inspects_and_finds_damage(pack: Path) -> None:
     (kernel,) = json.loads(ok("pack", "inspect", pack, "--json"))["kernels"]
     assert kernel["name"] == SMALL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,20 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Commands, app
 from gemmill.cli.compiling import compile_all, report_failures, tally
-from gemmill.cli.options import Jobs, Json, Manifest, Preset, Records, StorePath, Where, kernel_set
+from gemmill.cli.options import Jobs, Json, Manifest, Preset, Records, StorePath, Where, kernel_set, shape_suite
 from gemmill.cli.output import Status
-from gemmill.runtime.decisions import read_decisions
-from gemmill.runtime.pack import Pack, write_pack
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import PackError, UnsupportedProblemError
+from gemmill.library.names import kernel_name
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.sweep import units
+from gemmill.runtime.artifact import Artifact
+from gemmill.runtime.cover import cover, regrets
+from gemmill.runtime.decisions import Decision, read_decisions
+from gemmill.runtime.gpus import detect
+from gemmill.runtime.pack import Pack, pack_parts, write_pack
+from gemmill.runtime.selector import Selector
+from gemmill.runtime.settings import number_of_bytes
 from gemmill.runtime.store import Store
 
 
@@ -44,6 +55,8 @@ pack_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(pack_app, name="pack")
+REGRET = 0.03
+"""What a shape may lose where no option says."""
 PackFile = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A pack.")]
 
 
@@ -56,26 +69,76 @@ def make(
     records: Records = [],  # noqa: B006 (typer copies it)
     jobs: Jobs = None,
     store: StorePath = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Only the kernels that this suite needs: a file, or one that ships."),
+    ] = None,
+    regret: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --shapes: the most that a shape may lose, as part of the least time (0.03)."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
 
-    With --records, measurements of these kernels go along, and the selector prefers them to its model.
+    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
+    the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest,
+    by measurements where there are some, by the model for the GPU of this machine (or an H200) elsewhere. With
+    --budget, those come first that serve the most shapes, as many as fit; what shapes then lose is printed.
 
     \b
     Examples:
       gemmill pack bf16 --preset quick -o quick.pack
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
+      gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
     """
-    outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, Store(store))
+    if shapes is None and not (regret is budget is None):
+        raise typer.BadParameter("--regret and --budget need --shapes, which say what kernels are worth")
+    most = None if budget is None else number_of_bytes("--budget", budget)
+    configs = list(kernel_set(manifest).expand(preset, where))
+    decisions = read_decisions(records)
+    needs = {} if shapes is None else _times(configs, shapes, decisions)
+    if needs:
+        by_name = {kernel_name(config): config for config in configs}
+        configs = [by_name[name] for name in cover(needs, REGRET if regret is None else regret)]
+    outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
-    names = {artifact.name for artifact in artifacts}
-    write_pack(to, artifacts, [decision for decision in read_decisions(records) if decision.kernel in names])
+    while most is not None and artifacts and sum(map(len, pack_parts(artifacts, _of(artifacts, decisions)))) > most:
+        artifacts.pop()
+    lost = regrets(needs, (artifact.name for artifact in artifacts))
+    if unserved := sum(loss is None for loss in lost.values()):
+        left = f"{unserved} of {len(lost)} problems without a kernel"
+        raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
+    write_pack(to, artifacts, _of(artifacts, decisions))
     if as_json:
         output.print_json(_summary(Pack.open(to)))
-    else:
-        typer.echo(f"{tally(outcomes)}\n{to}: {len(outcomes)} kernels, {to.stat().st_size:,} bytes")
+        return
+    typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {to.stat().st_size:,} bytes")
+    if losses := [loss for loss in lost.values() if loss is not None]:
+        mean = sum(losses) / len(losses)
+        typer.echo(f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean")
+
+
+def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:
+    """The measurements of these kernels."""
+    names = {artifact.name for artifact in artifacts}
+    return [decision for decision in decisions if decision.kernel in names]
+
+
+def _times(
+    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision]
+) -> dict[GemmProblem, dict[str, float]]:
+    """Times of the kernels on every problem that a suite makes of them."""
+    selector = Selector({kernel_name(config): config for config in configs}, detect(), decisions)
+    found = {unit.problem: selector.times(unit.problem) for unit in units(configs, shape_suite(shapes))}
+    if not found or not all(found.values()):
+        unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
+        raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
+    return found
 
 
 @pack_app.command()
