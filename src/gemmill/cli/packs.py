@@ -95,7 +95,7 @@ def make(
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
     """
-    if shapes is None and not (regret is budget is None):
+    if shapes is None and (regret is not None or budget is not None):
         raise typer.BadParameter("--regret and --budget need --shapes, which say what kernels are worth")
     most = None if budget is None else number_of_bytes("--budget", budget)
     configs = list(kernel_set(manifest).expand(preset, where))
