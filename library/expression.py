@@ -62,6 +62,8 @@ def parse(text: str) -> tuple[Expression, ...]:
         raise ExpressionError("the filter is empty")
     if "#" in text:
         raise ExpressionError("a filter holds no comments", text.index("#"))
+    if "\0" in text:  # versions of Python differ in what they raise
+        raise ExpressionError("a filter holds no null bytes", text.index("\0"))
     offset = len(text) - len(text.lstrip())
     try:
         with warnings.catch_warnings():

@@ -89,7 +89,7 @@ def test_a_filter_reads_only_the_fields_it_names_and_splits_at_its_outermost_and
         ("[x for x in arch] == 1", 0, "not allowed"),
         ("(" * 5000, 200, "too many nested parentheses"),
         ("-" * 20000 + "tile.m == 1", 0, "cannot be read"),
-        ("tile.m == 1\0", 12, "null bytes"),
+        ("tile.m == 1\0", 11, "null bytes"),
     ],
 )
 def test_what_is_no_filter_is_refused_at_its_column(text: str, column: int, says: str) -> None:
