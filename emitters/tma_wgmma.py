@@ -229,7 +229,7 @@ def text(config: GemmConfig) -> str:
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
         promote=str(config.promote > 0).lower(),
-        block_scales=str(config.b.scale != "none").lower(),
+        block_scales=str(resources.has_block_scales(fields)).lower(),
         group=resources.group_size(fields),
         zeros=str(resources.has_zeros(fields)).lower(),
         buffers_c=resources.c_buffers(fields),

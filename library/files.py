@@ -9,17 +9,37 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def publish(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file beside its place, sync it, and move it there: nobody sees half of it. OSError if that fails."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, private: bool = False) -> None:
+    """Write a file beside its place, sync it, and move it there: nobody sees half of it.
+
+    Args:
+        path: its place.
+        parts: what it holds, one after the other.
+        prefix: of the name beside, which a killed process leaves; default: from the file's own.
+        private: nobody else may read it.
+
+    Raises:
+        OSError: that fails; names the place.
+
+    """
+    try:
+        _publish(path, parts, f".{path.name}-" if prefix is None else prefix, private)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _publish(path: Path, parts: Iterable[bytes], prefix: str, private: bool) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=prefix, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private; these are meant to be handed on
+        if not private:  # as mkstemp makes them
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

@@ -286,7 +286,7 @@ def scale_bytes(fields: Fields) -> int:
     """
     if is_mixed(fields):
         return integer(fields, "tile.m") * groups(fields) * element_bytes(fields, "b") * (2 if has_zeros(fields) else 1)
-    return 0 if fields["a.scale"] == "none" else (integer(fields, "tile.m") + 4) * 4
+    return (integer(fields, "tile.m") + 4) * 4 if has_block_scales(fields) else 0
 
 
 @part

@@ -115,19 +115,19 @@ def _row(figures: Figures, ranked: Sequence[str]) -> Row:
     )
 
 
-def as_csv(found: Sequence[Row]) -> str:
-    """A line for every row, under a line of names (RFC 4180)."""
+def as_csv(found: Sequence[Figures], choices: Choices) -> str:
+    """A line for every problem of every run, under a line of names (RFC 4180)."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(Row._fields)
-    writer.writerows(found)
+    writer.writerows(rows(found, choices))
     return text.getvalue()
 
 
-def as_junit(measurements: Sequence[Figures]) -> str:
+def as_junit(found: Sequence[Figures]) -> str:
     """A test case for every kernel on every problem, which fails where the kernel did; times are of one launch."""
     root = ElementTree.Element("testsuites", name="gemmill")
-    for figures in measurements:
+    for figures in found:
         name = f"{extents(figures.run.problem)} ({formats(figures.run.problem)}) on {figures.run.gpu}"
         cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
         counts = {"name": name, "tests": str(len(cases)), "failures": str(len(figures.failed))}

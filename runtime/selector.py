@@ -129,7 +129,7 @@ class Selector:
             gpu = replace(gpu, sms=sm_count, clusters_of_4=min(gpu.clusters_of_4, sm_count // 4))
         elif measured := self._measured.get(problem):
             return self._by_measurement([*measured.values()])
-        offers = self._offers_either_way(problem, sm_count) or self._more_precise(problem, sm_count)
+        offers = self._all_offers(problem, sm_count)
         if not offers:
             raise self._unsupported(problem)
         return self._by_model(offers, gpu)
@@ -138,9 +138,9 @@ class Selector:
         """Microseconds of the kernels that serve a problem: of those measured on it if there are any, or else what the
         model says of all; none where no kernel does."""
         if measured := self._measured.get(problem):
-            return {name: decision.us for name, decision in measured.items()}
+            return {decision.kernel: decision.us for decision in _comparable([*measured.values()])}
         found: dict[str, float] = {}
-        for offer in self._offers_either_way(problem, None) or self._more_precise(problem, None):
+        for offer in self._all_offers(problem, None):
             us = estimate(offer.group.columns, offer.problem, self.gpu).us
             for i in offer.serving.tolist():
                 name = offer.group.names[i]
@@ -160,6 +160,10 @@ class Selector:
         if problem.can_transpose:
             offers += self._offers(problem.transposed, sm_count, swapped=True)
         return offers
+
+    def _all_offers(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
+        """Offers of what sums as asked or, where nothing does, more precisely."""
+        return self._offers_either_way(problem, sm_count) or self._more_precise(problem, sm_count)
 
     def _more_precise(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
         """Where nothing sums as asked: kernels that keep more of the sums. FMAs in f32 have nothing to promote."""
@@ -186,8 +190,7 @@ class Selector:
         return self._fused.get(key)
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
-        decisions = [decision for decision in decisions if decision.final] or decisions
-        times = sorted((decision.us, decision.kernel) for decision in decisions)
+        times = sorted((decision.us, decision.kernel) for decision in _comparable(decisions))
         (us, best), *others = times
         config, problem = self.configs[best], decisions[0].problem
         swapped = needs_swap(config, problem) is True
@@ -246,6 +249,11 @@ class Selector:
         return UnsupportedProblemError(
             f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )
+
+
+def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
+    """Of measurements of one problem those at length if there are any: brief ones were at other clocks."""
+    return [decision for decision in decisions if decision.final] or decisions
 
 
 def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:

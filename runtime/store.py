@@ -21,6 +21,7 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock, Timeout
 
+from gemmill.library.files import publish
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.settings import Settings
 
@@ -95,7 +96,7 @@ class Store:
         path = self._file(key)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(path, data)
+            publish(path, [data], prefix=_TEMPORARY, private=True)
         except OSError as error:
             self.report(f"{path}: {error.strerror or error}")
             return
@@ -228,20 +229,6 @@ def _read(path: Path, key: str) -> Artifact:
     if artifact.key != key:
         raise ValueError(f"holds {artifact.name}, made otherwise than its key says")
     return artifact
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _unlink(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from gemmill.cli.compiling import compile_all, report_failures, tally
 from gemmill.cli.options import Jobs, Json, Manifest, Preset, Records, StorePath, Where, kernel_set, shape_suite
 from gemmill.cli.output import Status
 from gemmill.library.config import GemmConfig
-from gemmill.library.errors import PackError, UnsupportedProblemError
+from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep import units
@@ -97,7 +98,10 @@ def make(
     """
     if shapes is None and (regret is not None or budget is not None):
         raise typer.BadParameter("--regret and --budget need --shapes, which say what kernels are worth")
-    most = None if budget is None else number_of_bytes("--budget", budget)
+    try:
+        most = None if budget is None else number_of_bytes("--budget", budget)
+    except SettingError as error:
+        raise typer.BadParameter(str(error)) from None
     configs = list(kernel_set(manifest).expand(preset, where))
     decisions = read_decisions(records)
     needs = {} if shapes is None else _times(configs, shapes, decisions)
@@ -107,8 +111,9 @@ def make(
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
-    while most is not None and artifacts and sum(map(len, pack_parts(artifacts, _of(artifacts, decisions)))) > most:
-        artifacts.pop()
+    if most is not None:
+        counts = range(1, len(artifacts) + 1)
+        artifacts = artifacts[: bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], decisions))]
     lost = regrets(needs, (artifact.name for artifact in artifacts))
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
@@ -121,6 +126,11 @@ def make(
     if losses := [loss for loss in lost.values() if loss is not None]:
         mean = sum(losses) / len(losses)
         typer.echo(f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean")
+
+
+def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
+    """Bytes of a pack of these kernels."""
+    return sum(map(len, pack_parts(artifacts, _of(artifacts, decisions))))
 
 
 def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:

@@ -13,7 +13,7 @@ from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.records import read_records
 from gemmill.profiler.figures import figures
-from gemmill.profiler.report import Choices, as_csv, as_html, as_junit, rows
+from gemmill.profiler.report import Choices, as_csv, as_html, as_junit
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The page to write, HTML.")
@@ -49,11 +49,12 @@ def report(
     found = figures(measurement for path in records for measurement in read_records(path))
     if not found:
         raise RecordError(f"{', '.join(map(str, records))}: no measurement: run gemmill profile")
-    choices = Choices(found)
-    if to is not None:
-        publish(to, [as_html(found, choices).encode()])
-    if as_table is not None:
-        publish(as_table, [as_csv(rows(found, choices)).encode()])
+    if to is not None or as_table is not None:
+        choices = Choices(found)
+        if to is not None:
+            publish(to, [as_html(found, choices).encode()])
+        if as_table is not None:
+            publish(as_table, [as_csv(found, choices).encode()])
     if as_tests is not None:
         publish(as_tests, [as_junit(found).encode()])
     for path in (to, as_table, as_tests):

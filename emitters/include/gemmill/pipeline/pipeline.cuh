@@ -53,12 +53,9 @@ struct Pipeline {
 
   /// Producer: waits until every peer has emptied the stage, and announces the bytes to come.
   __device__ void acquire(RingPosition<Stages> at, uint32_t bytes) {
-    wait_empty(at);
+    Empty::wait(&empty[at.stage], at.phase ^ 1);
     Full::arrive_and_expect_tx(&full[at.stage], bytes);
   }
-
-  /// Producer: waits until every peer has emptied the stage.
-  __device__ void wait_empty(RingPosition<Stages> at) { Empty::wait(&empty[at.stage], at.phase ^ 1); }
 
   /// Consumer: waits until the stage is filled.
   __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }
