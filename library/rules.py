@@ -114,9 +114,14 @@ def _epilogue_family(f: Fields) -> str | None:
 
 
 def _epilogue_groups(f: Fields) -> str | None:
-    if f["epilogue"] == LINEAR or f["scheduler.batching"] == "strided":
+    batching, epilogue = f["scheduler.batching"], str(f["epilogue"])
+    if epilogue == LINEAR or batching == "strided":
         return None
-    return f"{f['scheduler.batching']} kernels have the linear epilogue only: {f['epilogue']}"
+    if batching == "array":
+        return f"array kernels have the linear epilogue only: {epilogue}"
+    if any(staged_formats(epilogue)):
+        return f"{batching} kernels move no matrices of an epilogue by TMA; leave out their majors: {epilogue}"
+    return None
 
 
 def _epilogue_gated(f: Fields) -> str | None:
@@ -156,7 +161,7 @@ RULES: tuple[Rule, ...] = (
         "epilogue-groups",
         ("scheduler.batching", "epilogue"),
         _epilogue_groups,
-        "gemmill: where a group's operands lie, and its rows end, is known for A to D alone",
+        "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
     ),
     Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
     Rule(

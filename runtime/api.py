@@ -343,7 +343,7 @@ def _read(
         if kind == "addresses":
             raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
         shapes = tensors["a"].shape, tensors["b"].shape
-        shape = grouped_shape(*shapes, tensors[kind].shape, kind) if kind else d_shape(*shapes, epilogue)
+        shape = grouped_shape(*shapes, tensors[kind].shape, kind, epilogue) if kind else d_shape(*shapes, epilogue)
         out = _allocate(a, shape, dtype, device, stream)
     tensors["out"] = view(out, "out", handle)
     if out_dtype is not None and tensors["out"].dtype != dtype:
@@ -421,12 +421,10 @@ def _choose(
                     f"{factor} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
                 )
     kind = groups_kind(tensors)
-    if kind and passed is not NOTHING:
-        raise OperandError(f"an epilogue is passed beside {kind}; kernels of groups have none but alpha and beta")
     binder = (
         functools.partial(bind_groups, groups=tensors[kind], kind=kind)
         if kind
-        else functools.partial(bind, epilogue=passed.epilogue, may_stack=passed.may_stack)
+        else functools.partial(bind, may_stack=passed.may_stack)
     )
     gemm = binder(
         tensors["a"],
@@ -440,9 +438,15 @@ def _choose(
         b_scale=tensors.get("b_scale"),
         a_zero=tensors.get("a_zero"),
         b_zero=tensors.get("b_zero"),
+        epilogue=passed.epilogue,
     )
     extras = bind_operands(
-        passed.epilogue, passed.values, tensors["out"], len(tensors["a"].shape) > 1, len(tensors["b"].shape) > 1
+        passed.epilogue,
+        passed.values,
+        tensors["out"],
+        len(tensors["a"].shape) > 1,
+        len(tensors["b"].shape) > 1,
+        gemm.problem.batch if gemm.problem.batching == "grouped" else None,
     )
     gemm = _with_majors(gemm, passed.epilogue, extras)
     if is_empty(gemm.problem):
@@ -470,6 +474,13 @@ def _choose(
 def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...]) -> Gemm:
     """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them."""
     if not any(x.kind == "matrix" for x in epilogue.passed):
+        return gemm
+    if gemm.problem.batching != "strided":
+        if epilogue.majors:
+            named = " and ".join(epilogue.majors)
+            raise OperandError(
+                f"the epilogue names a major of {named}, but TMA moves no matrices of groups: leave it out"
+            )
         return gemm
     epilogue = staged(epilogue, bound)
     text = spelling(transposed(epilogue) if gemm.is_transposed else epilogue)

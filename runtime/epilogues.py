@@ -179,16 +179,22 @@ def staged(epilogue: Epilogue, bound: tuple[Bound, ...]) -> Epilogue:
 
 
 def bind_operands(
-    epilogue: Epilogue, values: Mapping[str, Value], out: TensorView, row_axis: bool, column_axis: bool
+    epilogue: Epilogue,
+    values: Mapping[str, Value],
+    out: TensorView,
+    row_axis: bool,
+    column_axis: bool,
+    groups: int | None = None,
 ) -> tuple[Bound, ...]:
     """Operands and outputs bound to their places; OperandError names what does not fit.
 
     ``out`` is D; the axes say which of its last extents are M and N. ``x[m]`` is (M,) or (..., M), ``x[n]`` (N,) or
-    (..., N) with the N of D, ``x[batch]`` (...), ``x[m, n]`` broadcasts to D; an output matrix has D's shape.
+    (..., N) with the N of D, ``x[batch]`` (...), ``x[m, n]`` broadcasts to D; an output matrix has D's shape. Where D
+    is one matrix that so many ``groups`` of rows share, these take the place of its batch; ``x[m]`` is then (M,).
     """
     axes = row_axis + column_axis
-    outer = len(out.shape) - axes
-    batch, m, n = out.shape[:outer], out.shape[outer] if row_axis else 1, out.shape[-1] if column_axis else 1
+    rank = len(out.shape) - axes
+    batch, m, n = out.shape[:rank], out.shape[rank] if row_axis else 1, out.shape[-1] if column_axis else 1
     outputs = {o.name: o for o in epilogue.outputs}
     bound = []
     for o in epilogue.passed:
@@ -204,7 +210,8 @@ def bind_operands(
         if o.kind == "matrix":
             bound.append(_matrix(o.name, value, out, m, n, row_axis, column_axis, output is not None))
         else:
-            bound.append(_vector(o.name, o.kind, value, batch, {"row": m, "column": n}.get(o.kind), output))
+            outer = batch if groups is None else () if o.kind == "row" else (groups,)
+            bound.append(_vector(o.name, o.kind, value, outer, {"row": m, "column": n}.get(o.kind), output))
     return tuple(bound)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api import Options, Stream, multiply_views
+from gemmill.runtime.api import Options, Stream, multiply_views, stream_handle
+from gemmill.runtime.epilogues import read_passed
 from gemmill.runtime.registry import Registry
 
 
@@ -27,9 +28,11 @@ def grouped_matmul(
     fast_accumulation: bool = True,
     a_scale: Any = None,
     b_scale: Any = None,
+    epilogue: str | None = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    **operands: Any,
 ) -> Any:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
 
@@ -49,8 +52,11 @@ def grouped_matmul(
     the tensors. Rows between groups that overlap hold the result of one of them; an end before its beginning makes an
     empty group.
 
-    With scales, ``a_scale`` is (M, K/128) or (groups, capacity, K/128), and ``b_scale`` (groups, K/128, N/128). All
-    else is as in :func:`gemmill.matmul`.
+    With scales, ``a_scale`` is (M, K/128) or (groups, capacity, K/128), and ``b_scale`` (groups, K/128, N/128).
+
+    ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
+    may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices
+    are (M, N), as ``out`` is. All else is as in :func:`gemmill.matmul`.
     """
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
@@ -58,7 +64,8 @@ def grouped_matmul(
         float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel
     )
     others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
-    return multiply_views(a, b, c, out, stream, options, **others)
+    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    return multiply_views(a, b, c, out, stream, options, passed, **others)
 
 
 def array_matmul(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.parse import PLAIN, spelling
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed
 from gemmill.runtime.operands import (
@@ -16,6 +19,7 @@ from gemmill.runtime.operands import (
     block_scales,
     check_devices,
     check_out,
+    halved,
     matmul_shape,
     matrices,
     spread,
@@ -39,13 +43,19 @@ def groups_kind(tensors: Mapping[str, TensorView]) -> str:
     return kinds[0] if kinds else ""
 
 
-def grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
+def grouped_shape(
+    a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str, epilogue: Epilogue = PLAIN
+) -> tuple[int, ...]:
     """Shape of D by those of A, B and the groups; ``kind`` is as :func:`groups_kind` says.
 
     ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N). ``counts``: (groups,
-    capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M, N). OperandError
-    where the shapes do not fit.
+    capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M, N). A gated epilogue
+    makes one column of two. OperandError where the shapes do not fit.
     """
+    return halved(_grouped_shape(a, b, groups, kind), b, epilogue)
+
+
+def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
     if kind == "addresses":
         if len(a) != 2 or len(b) != 2:
             raise OperandError(f"a has shape {a} and b {b}; with addresses, each is one matrix: (M, K) and (K, N)")
@@ -83,6 +93,7 @@ def bind_groups(
     b_scale: TensorView | None = None,
     a_zero: TensorView | None = None,
     b_zero: TensorView | None = None,
+    epilogue: Epilogue = PLAIN,
 ) -> Gemm:
     """The GEMM on these tensors, of the shapes that :func:`grouped_shape` names; ``c`` broadcasts to ``d``.
 
@@ -91,7 +102,9 @@ def bind_groups(
     if is_mixed(a.dtype, b.dtype) or a_zero is not None or b_zero is not None:
         raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels widen neither: pass operands as wide")
     check_devices(a, b=b, c=c, out=d, a_scale=a_scale, b_scale=b_scale, **{kind: groups})
-    shape = grouped_shape(a.shape, b.shape, groups.shape, kind)
+    if kind == "addresses" and epilogue is not PLAIN:
+        raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")
+    shape = grouped_shape(a.shape, b.shape, groups.shape, kind, epilogue)
     count = _matrices_of_array(groups, 3 if c is None else 4) if kind == "addresses" else _groups(groups, kind)
     check_out(a, b, d, shape)
     batching = _batching(kind, len(b.shape))
@@ -100,15 +113,15 @@ def bind_groups(
             f"block scales are given with {kind}, which here leave no way to find them: pass a and b unscaled"
         )
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    operands = [("a", a, m, k), ("b", b, k, n), ("out", d, m, n)]
+    operands = [("a", a, m, k), ("b", b, k, n), ("out", d, m, shape[-1])]
     if c is not None:
-        operands.append(("c", spread(c, shape), m, n))
+        operands.append(("c", spread(c, shape), m, shape[-1]))
     read = {
         name: matrices(name, tensor, (count,) if len(tensor.shape) == 3 else (), rows, columns, True, True)
         for name, tensor, rows, columns in operands
     }
     slots = (count,) if batching == "masked" else ()
-    return assemble(
+    gemm = assemble(
         (m, n, k, count),
         *(read["a"], read["b"], read.get("c"), read["out"]),
         accumulator,
@@ -118,6 +131,7 @@ def bind_groups(
         batching=batching,
         groups=groups.ptr,
     )
+    return gemm if epilogue is PLAIN else replace(gemm, problem=replace(gemm.problem, epilogue=spelling(epilogue)))
 
 
 def _batching(kind: str, rank_b: int) -> BatchingName:

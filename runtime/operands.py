@@ -138,7 +138,11 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
     """Shape of D: that of ``a @ b``, with half its columns where the epilogue is gated."""
-    shape = matmul_shape(a, b)
+    return halved(matmul_shape(a, b), b, epilogue)
+
+
+def halved(shape: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
+    """The shape of a product with half its columns where the epilogue is gated; OperandError where N is odd."""
     if not epilogue.gated:
         return shape
     if len(b) < 2 or b[-1] % 2:

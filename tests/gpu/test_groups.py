@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, nan
 from typing import Any
 
 import pytest
-from tests.gpu.groups import ARRAY, FP8, GROUPED, KGROUPED, MASKED, Case, check_array, ends, make_case, ranges_of
+from tests.gpu.groups import (
+    ARRAY,
+    FP8,
+    GROUPED,
+    KGROUPED,
+    MASKED,
+    Case,
+    along_k,
+    check_array,
+    ends,
+    make_case,
+    ranges_of,
+    slots,
+    stacked,
+)
 from tests.gpu.harness import guarded, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.names import kernel_name
 from gemmill.runtime.registry import Registry
 
@@ -249,6 +265,93 @@ def test_descriptors_that_begin_before_an_operand_reach_nothing_there(config: Ge
             gemmill.grouped_matmul(a, b[:, :n].mT, values, out=out, registry=registry, kernel=config)
             torch.cuda.synchronize()
             assert (out == 64).all()
+
+
+EXPRESSION = (
+    "d = relu(alpha * acc * s[m] + bias[n]) * w[batch] + r[m, n]; aux = acc; top[n] = max(abs(d)); rows[m] = sum(d)"
+)
+FUSED: dict[str, Any] = {"d__dtype": "f32", "epilogue": canonical(EXPRESSION)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        stacked("128x128x64", **FUSED),
+        stacked("64x96x64", "pingpong", **FUSED),
+        stacked("192x64x64", cluster="1x2", **FUSED),
+        slots("128x128x64", **FUSED),
+        slots("64x128x64", "pingpong", cluster="2x1", **FUSED),
+        along_k("128x128x64", **FUSED),
+        along_k("64x192x64", "pingpong", **FUSED),
+    ],
+    ids=kernel_name,
+)
+def test_expressions_know_their_group(config: GemmConfig, registry: Registry) -> None:
+    """Operands of a group's rows, columns and matrix; nothing outside of a group is read for it, reduced or written."""
+    batching, n, k = config.scheduler.batching, 200, 72
+    ranges = {
+        "grouped": ((0, 30), (30, 30), (30, 191), (191, 192)),
+        "masked": ((0, 7), (0, 0), (0, 150), (0, 1)),
+        "kgrouped": ((0, 40), (40, 40), (40, 71), (71, 72)),
+    }[batching]
+    groups = len(ranges)
+    rows = {"grouped": 200, "masked": 150, "kgrouped": 136}[batching]
+    a, b, d = {
+        "grouped": ((rows, k), (groups, k, n), (rows, n)),
+        "masked": ((groups, rows, k), (groups, k, n), (groups, rows, n)),
+        "kgrouped": ((rows, k), (k, n), (groups, rows, n)),
+    }[batching]
+
+    def integers(*shape: int, dtype: Any = torch.float32) -> Any:
+        return torch.randint(-2, 3, shape, device="cuda").to(dtype)
+
+    x = {"s": integers(*d[:-1]), "bias": integers(groups, n), "w": integers(groups), "r": integers(*d)}
+    x |= {"aux": torch.full(d, nan, device="cuda"), "top": torch.zeros(groups, n, device="cuda")}
+    x["rows"] = torch.ones(d[:-1], device="cuda")
+    left, right = integers(*a, dtype=torch.bfloat16), integers(*b, dtype=torch.bfloat16)
+    if batching == "kgrouped":
+        left = left.T.contiguous().T
+    else:
+        right = right.mT.contiguous().mT
+    out = torch.full(d, nan, device="cuda")
+    array = torch.tensor([end for _, end in ranges], dtype=torch.int32, device="cuda")
+    kind = "counts" if batching == "masked" else "offsets"
+    gemmill.grouped_matmul(
+        left, right, out=out, alpha=2, epilogue=EXPRESSION, kernel=config, registry=registry, **{kind: array}, **x
+    )
+    wanted, aux = torch.full_like(out, nan), torch.full_like(out, nan)
+    top, sums = torch.full_like(x["top"], -inf), torch.zeros_like(x["rows"])
+    for i, (begin, end) in enumerate(ranges):
+        part = slice(begin, end)
+        match batching:
+            case "grouped":
+                at: Any = part
+                acc = left[part].float() @ right[i].float()
+            case "masked":
+                at = i, part
+                acc = left[at].float() @ right[i].float()
+            case _:
+                at = i
+                acc = left[:, part].float() @ right[part].float()
+        value = torch.relu(2 * acc * x["s"][at][:, None] + x["bias"][i]) * x["w"][i] + x["r"][at]
+        wanted[at], aux[at], sums[at] = value, acc, value.sum(1)
+        if len(value):
+            top[i] = value.abs().amax(0)
+    for found, expected in ((out, wanted), (x["aux"], aux), (x["top"], top), (x["rows"], sums)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gated_experts_are_those_of_plain_calls() -> None:
+    def integers(*shape: int) -> Any:
+        return torch.randint(-2, 3, shape, device="cuda").bfloat16()
+
+    offsets = torch.tensor([30, 30, 100], dtype=torch.int32, device="cuda")
+    a, weights, bias = integers(100, 64), integers(3, 160, 64).mT, integers(3, 80)
+    text = "d = silu(gate) * up + bias[n]"
+    found = gemmill.grouped_matmul(a, weights, offsets, epilogue=text, bias=bias)
+    assert found.shape == (100, 80)
+    for i, rows in enumerate([slice(0, 30), slice(30, 30), slice(30, 100)]):
+        assert torch.equal(found[rows], gemmill.matmul(a[rows], weights[i], epilogue=text, bias=bias[i]))
 
 
 def test_calls_that_leave_all_to_the_selector() -> None:

@@ -13,6 +13,7 @@ from gemmill.library.epilogues.parse import RESERVED, parse
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api import matmul, plan
 from gemmill.runtime.epilogues import Passed, bind_operands, read_epilogue, read_operands, staged, typed
+from gemmill.runtime.grouped import grouped_matmul
 from gemmill.runtime.plan import Plan
 from gemmill.runtime.tensors import TensorView
 
@@ -27,7 +28,9 @@ def bound(text: str, out: TensorView, **values: TensorView | float) -> dict[str,
 
 
 def test_no_argument_of_the_api_can_name_an_operand() -> None:
-    parameters = (p for f in (matmul, plan, Plan.rebind) for p in inspect.signature(f).parameters.values())
+    parameters = (
+        p for f in (matmul, grouped_matmul, plan, Plan.rebind) for p in inspect.signature(f).parameters.values()
+    )
     named = {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
     assert named - {"self"} <= RESERVED
 
@@ -47,6 +50,22 @@ def test_strides_follow_shapes() -> None:
     assert strides == {"s": (), "row": (8,), "per": (1,), "bias": (0,), "r": (1, 0, 0), "top": (16,)}
     one = bind_operands(parse("d = acc; top = max(acc)"), {"top": tensor()}, tensor(8, 16), True, True)
     assert one[0].reset == (0xFF800000, 1)
+
+
+def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
+    epilogue, d = parse("d = acc * s[m] * w[batch] + bias[n] + r[m, n]; top[n] = max(acc)"), tensor(8, 16)
+    values = {"s": tensor(8), "w": tensor(3), "bias": tensor(3, 16), "r": tensor(8, 16), "top": tensor(3, 16)}
+    bound = bind_operands(epilogue, values, d, True, True, groups=3)
+    assert {b.name: b.strides for b in bound} == {
+        "s": (0,),
+        "w": (1,),
+        "bias": (16,),
+        "r": (16, 1, 0),
+        "top": (16,),
+    }
+    for name, value in {"s": tensor(3, 8), "r": tensor(3, 8, 16), "bias": tensor(2, 16), "top": tensor(8, 16)}.items():
+        with pytest.raises(OperandError, match=f"^{name} has shape|^{name} .* does not broadcast"):
+            bind_operands(epilogue, values | {name: value}, d, True, True, groups=3)
 
 
 @pytest.mark.parametrize(

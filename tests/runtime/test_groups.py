@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from gemmill.emitters.emit import launch_spec
 from gemmill.library.arch import GPUS
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name, parse_name
@@ -80,6 +82,19 @@ def test_block_scales_follow_their_operands() -> None:
     assert (gemm.a_scale.batch_stride, gemm.b_scale.batch_stride) == (0, 6)
 
 
+def test_a_gated_epilogue_halves_the_columns_of_groups() -> None:
+    gated = parse("d = silu(gate) * up")
+    a, b = tensor(300, 64), tensor(4, 64, 80)
+    gemm = bound("offsets", 4, a, b, tensor(300, 40), epilogue=gated)
+    assert (gemm.problem.n, gemm.problem.epilogue, gemm.problem.batching) == (80, str(gated), "grouped")
+    with pytest.raises(OperandError, match=r"out has shape \(300, 80\)"):
+        bound("offsets", 4, a, b, tensor(300, 80), epilogue=gated)
+    with pytest.raises(OperandError, match="N must be even"):
+        bound("offsets", 4, a, tensor(4, 64, 81), tensor(300, 40), epilogue=gated)
+    with pytest.raises(OperandError, match="kernels of arrays have none but alpha and beta"):
+        bound("addresses", 0, a, tensor(64, 80), tensor(300, 40), groups=tensor(3, 10, dtype="s32"), epilogue=gated)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "says"),
     [
@@ -148,6 +163,9 @@ def test_every_kind_of_groups_is_served_and_the_grid_fits_its_tiles() -> None:
         assert choice.config.scheduler.batching == gemm.problem.batching
         assert gemm.problem.batching in str(gemm.problem)
         assert grid_blocks(launch_spec(choice.config), gemm.problem, 132) <= 132
+        if gemm.problem.batching != "array":
+            fused = replace(gemm.problem, epilogue="d = relu(acc + x[n])")
+            assert selector.select(fused).config.epilogue == fused.epilogue
     choice = selector.select(gemms[0].problem)
     assert choice.config.tile.m == 64, "64 rows a group are the average"
 

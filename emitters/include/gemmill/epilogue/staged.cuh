@@ -78,10 +78,11 @@ struct StagedEpilogue {
     }
   }
 
-  /// Writes the tile at (m, n): m is the first row of this warpgroup's part. Matrices that are cut end at row `end`.
+  /// Writes the tile at (m, n) of D's matrix `batch`: m is the first row of this warpgroup's part. Matrices that are cut
+  /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D.
   template <Matrices Found, class Accumulators>
-  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end) {
-    auto operation = begin_tile(batch);
+  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group) {
+    auto operation = begin_tile(group, Found == Matrices::Cut ? end : params.m);
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
       if constexpr (Operation::kIsExpression) {
@@ -158,9 +159,9 @@ struct StagedEpilogue {
   __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
 
   /// What applies the operation to the fragments of a tile.
-  __device__ auto begin_tile(int batch) const {
+  __device__ auto begin_tile(int group, int m_end) const {
     if constexpr (Operation::kIsExpression) {
-      return FragmentEpilogue<Operation, SubtileN>(operation_params, params.m, n_end(), batch);
+      return FragmentEpilogue<Operation, SubtileN>(operation_params, m_end, n_end(), group);
     } else {
       return Operation(operation_params);
     }

@@ -438,7 +438,7 @@ struct TmaWgmmaGemm {
       if constexpr (kSlices > 1) reduce_slices<kSlices>(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
       int row_end = 0;
       if constexpr (kRowGroups) row_end = work.end;
-      if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end);
+      if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch);
     }
     epilogue.finish();
   }
