@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gemmill.emitters.ceiling import CEILINGS, ceiling_config, emit_ceiling
 from gemmill.emitters.emit import emit
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.families import gemv
 from gemmill.library.fields import fields_of
 from gemmill.library.names import parse_name
@@ -72,6 +74,20 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
     assert {"HGMMA", "UTMALDG", "UTMASTG"} <= instructions
     assert not instructions & {"LDL", "STL", "HMMA"}
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
+
+
+@pytest.mark.parametrize("dtype", CEILINGS)
+def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(dtype: DTypeName, tmp_path: Path) -> None:
+    config = ceiling_config(dtype)
+    artifact = compiler().compile(emit_ceiling(config), config)
+    assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
+    instructions = INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path))
+    wgmmas = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "s8": "IGMMA"}[dtype]
+    assert instructions.count(wgmmas) == 4, "a stage is 128 bytes along K"
+    first = instructions.index(wgmmas)
+    loop = instructions[first : instructions.index("BRA", first)]
+    assert not set(loop) & {"LDG", "LDS", "LDL", "STG", "STS", "STL", "BAR"}
+    assert not set(instructions) & {"LDL", "STL"}
 
 
 DIRECT = {
