@@ -96,13 +96,18 @@ def formats(problem: GemmProblem) -> str:
     return ", ".join([text, *(word for applies, word in others if applies)])
 
 
-def intensity(problem: GemmProblem) -> float:
-    """Operations a byte of A, B, C and D, each moved once."""
-    p = problem
+def moved_bytes(problem: GemmProblem) -> float:
+    """Bytes of A, B, C and D, each moved once; of groups, as if all were of one size."""
+    p = problem.typical()
     matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
     if p.c_dtype is not None:
         matrices.append((p.c_dtype, p.m * p.d_columns))
-    return p.flops / (p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices))
+    return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices)
+
+
+def intensity(problem: GemmProblem) -> float:
+    """Operations a byte of A, B, C and D, each moved once."""
+    return problem.flops / moved_bytes(problem)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -19,6 +19,7 @@ from gemmill.library.errors import ConfigError, RecordError, UnsupportedProblemE
 from gemmill.library.names import parse_name
 from gemmill.library.records import Measurement
 from gemmill.library.rules import verdicts
+from gemmill.profiler.ceilings import Ceilings, ceiling_of
 from gemmill.profiler.figures import Figures, extents, formats, geometric_mean, intensity
 from gemmill.runtime import gpus
 from gemmill.runtime.selector import RUNNERS_UP, Selector
@@ -41,6 +42,8 @@ class Row(NamedTuple):
     over_cublas: float | None
     selected: str | None
     selected_over_best: float | None
+    roof: str | None
+    of_roof: float | None
     sm_mhz: int | None
     watts: float | None
     throttle: str
@@ -88,13 +91,14 @@ def figures_of(gpu: str) -> Gpu:
     return gpus.figures(gpu, DEFAULT_GPU.capability)
 
 
-def rows(found: Sequence[Figures], choices: Choices) -> list[Row]:
-    """A row for every problem of every run."""
-    return [_row(figures, choices.of(figures)) for figures in found]
+def rows(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> list[Row]:
+    """A row for every problem of every run; ``ceilings`` by GPU, as far as they are known."""
+    return [_row(figures, choices.of(figures), ceilings.get(figures.run.gpu)) for figures in found]
 
 
-def _row(figures: Figures, ranked: Sequence[str]) -> Row:
+def _row(figures: Figures, ranked: Sequence[str], ceilings: Ceilings | None) -> Row:
     best, cublas, run = figures.best, figures.baseline, figures.run
+    roof = ceilings.roof(run.problem) if ceilings else None
     return Row(
         extents(run.problem),
         formats(run.problem),
@@ -107,6 +111,8 @@ def _row(figures: Figures, ranked: Sequence[str]) -> Row:
         best.ratio if best else None,
         ranked[0] if ranked else None,
         figures.reached(ranked[:1]),
+        roof.name if roof else None,
+        ceilings.fraction(best) if ceilings and best else None,
         best.sm_mhz if best else None,
         best.watts if best else None,
         ", ".join(best.throttle) if best else "",
@@ -115,12 +121,12 @@ def _row(figures: Figures, ranked: Sequence[str]) -> Row:
     )
 
 
-def as_csv(found: Sequence[Figures], choices: Choices) -> str:
+def as_csv(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> str:
     """A line for every problem of every run, under a line of names (RFC 4180)."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(Row._fields)
-    writer.writerows(rows(found, choices))
+    writer.writerows(rows(found, choices, ceilings))
     return text.getvalue()
 
 
@@ -141,7 +147,7 @@ def as_junit(found: Sequence[Figures]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_html(found: Sequence[Figures], choices: Choices) -> str:
+def as_html(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> str:
     """One page with everything it needs inside.
 
     Raises:
@@ -149,11 +155,11 @@ def as_html(found: Sequence[Figures], choices: Choices) -> str:
 
     """
     jinja, plotly = _library("jinja2"), _library("plotly.offline")
-    table = rows(found, choices)
+    table = rows(found, choices, ceilings)
     charts = [
         chart
         for chart in (
-            _roofline(found),
+            _roofline(found, ceilings),
             _winners(found),
             _distribution(found, choices),
             _regret(found, choices),
@@ -212,8 +218,8 @@ def _by_formats(found: Sequence[Figures]) -> Iterator[tuple[str, list[Figures]]]
     yield from groups.items()
 
 
-def _roofline(found: Sequence[Figures]) -> _Chart:
-    """Rates over arithmetic intensity, under what the GPU's DRAM allows."""
+def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Chart:
+    """Rates over arithmetic intensity, under what the GPU's memory allows and, where it is known, its tensor cores."""
     chart = _figure("operations a byte of A, B, C and D", "TFLOP/s", xaxis_type="log", yaxis_type="log")
     graphs = _library("plotly.graph_objects")
     for name, group in _by_formats(found):
@@ -231,19 +237,30 @@ def _roofline(found: Sequence[Figures]) -> _Chart:
                         name=f"{name}: {what}",
                     )
                 )
-    for gpu in sorted({f.run.gpu for f in found if f.best}):
-        least, most = 1.0, max(intensity(f.run.problem) for f in found)
-        bandwidth = figures_of(gpu).dram_gbps / 1000
-        chart.add_trace(
-            graphs.Scatter(
-                x=[least, most],
-                y=[least * bandwidth, most * bandwidth],
-                mode="lines",
-                line={"dash": "dot", "color": "gray"},
-                name=f"{gpu}: DRAM, {bandwidth:.1f} TB/s",
-            )
-        )
     top = max((f.best.tflops or 0 for f in found if f.best), default=1.0)
+    for gpu in sorted({f.run.gpu for f in found if f.best}):
+        measured = ceilings.get(gpu)
+        bandwidth = measured.copy_tbps.median if measured else figures_of(gpu).dram_gbps / 1000
+        dtypes = sorted({ceiling_of(f.run.problem) or "" for f in found if f.run.gpu == gpu})
+        rates = (
+            {name: rate.median for name, rate in measured.compute_tflops.items() if name in dtypes} if measured else {}
+        )
+        most = max(*(intensity(f.run.problem) for f in found), *(2 * rate / bandwidth for rate in rates.values()))
+        memory = "copy" if measured else "DRAM"
+        lines = {f"{memory}, {bandwidth:.1f} TB/s": ((1.0, bandwidth), (most, most * bandwidth))}
+        for name, rate in rates.items():
+            lines[f"WGMMA {name}, {rate:.0f} TFLOP/s"] = ((rate / bandwidth, rate), (most, rate))
+            top = max(top, rate)
+        for name, ends in lines.items():
+            chart.add_trace(
+                graphs.Scatter(
+                    x=[x for x, _ in ends],
+                    y=[y for _, y in ends],
+                    mode="lines",
+                    line={"dash": "dot", "color": "gray"},
+                    name=f"{gpu}: {name}",
+                )
+            )
     chart.update_yaxes(range=[-1, float(np.log10(max(top, 1.0))) + 0.2])
     return _Chart("Roofline", "The best kernel of each problem, and cuBLAS.", chart)
 

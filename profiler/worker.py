@@ -21,7 +21,7 @@ from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baseline import BASELINES, baseline
 from gemmill.profiler.operands import OperandSet, make_operands, natural_alpha, plan_options, poison, torch
-from gemmill.profiler.telemetry import Reading, open_telemetry
+from gemmill.profiler.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.telemetry import summarise as summarise_readings
 from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
 from gemmill.profiler.verify import Reference, reference
@@ -75,6 +75,21 @@ class Machine:
     """CUDA version of torch and its cuBLAS."""
     torch: str
     """Version of torch."""
+
+
+def this_machine() -> tuple[Machine, Telemetry]:
+    """The GPU that torch calls 0, and its telemetry.
+
+    Raises:
+        DeviceError: there is no GPU, no torch, or no telemetry.
+    """
+    if not torch().cuda.is_available():
+        raise DeviceError("profiling needs a GPU, and PyTorch finds none; gemmill doctor says more")
+    properties = torch().cuda.get_device_properties(0)
+    uuid = f"GPU-{properties.uuid}"
+    telemetry = open_telemetry(uuid)
+    versions = telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
+    return Machine(properties.name, uuid, *versions), telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +174,9 @@ class _Bench:
     """Measures units in this process."""
 
     def __init__(self, setup: Setup, send: Callable[[Running], None]) -> None:
-        if not torch().cuda.is_available():
-            raise DeviceError("profiling needs a GPU, and PyTorch finds none; gemmill doctor says more")
+        self.machine, self.telemetry = this_machine()
         self.options = setup.options
         self.send = send
-        properties = torch().cuda.get_device_properties(0)
-        uuid = f"GPU-{properties.uuid}"
-        self.telemetry = open_telemetry(uuid)
-        self.machine = Machine(
-            properties.name, uuid, self.telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
-        )
         self.registry = Registry(manifests=[], store=Store(setup.store, setup.store_bytes))
         self.stream = torch().cuda.Stream()
 
