@@ -185,10 +185,12 @@ def _fraction(measurement: Measurement | None, ceilings: Ceilings) -> float | No
 
 
 def _print_problems(found: list[Figures], ceilings: Ceilings) -> None:
-    def cell(value: object) -> object:
-        return "" if value is None else f"{value:.3g}" if isinstance(value, float) else value
+    digits = {"us": 1, "tflops": 0, "of_roof": 3, "cublas_of_roof": 3}
 
-    rows = [[cell(value) for value in _reached(f, ceilings).values()] for f in found]
+    def cell(name: str, value: object) -> object:
+        return "" if value is None else f"{value:.{digits[name]}f}" if name in digits else value
+
+    rows = [[cell(name, value) for name, value in _reached(f, ceilings).items()] for f in found]
     columns = ("problem", "formats", "best kernel", ">us", ">TFLOP/s", "nearer ceiling", ">of it", ">cuBLAS of it")
     output.print_table(columns, rows)
     without = sorted({formats(f.run.problem) for f in found if ceilings.roof(f.run.problem) is None})

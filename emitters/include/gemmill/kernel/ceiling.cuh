@@ -1,4 +1,4 @@
-/// The mainloop of the sm_90a GEMM with everything taken away but its WGMMAs: the rate that no GEMM exceeds.
+/// The mainloop of the sm_90a GEMM with everything taken away but its WGMMAs: as fast as a GEMM could be.
 ///
 /// A block copies its stages of A and B to shared memory once; its warpgroups then multiply them over and over, as a
 /// GEMM whose loads cost nothing would. How much power that draws, and so at which clock it runs, depends on the data.
