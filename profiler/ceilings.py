@@ -143,7 +143,7 @@ class CeilingLaunch:
 
     Args:
         dtype: one of :data:`~gemmill.emitters.ceiling.CEILINGS`.
-        tiles: tiles that a block computes, each the same.
+        tiles: tiles that a block computes, one after the other.
         steps: stages that it multiplies for each, those in shared memory in turn.
         fill: fills an operand.
 
