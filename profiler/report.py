@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, RecordError, UnsupportedProblemError
 from gemmill.library.names import parse_name
@@ -65,7 +64,7 @@ class Choices:
                     self.unknown.add(name)
                 else:
                     kernels[figures.run.gpu][name] = config
-        self._selectors = {gpu: Selector(configs, figures_of(gpu)) for gpu, configs in kernels.items()}
+        self._selectors = {gpu: Selector(configs, gpus.figures(gpu)) for gpu, configs in kernels.items()}
 
     def of(self, figures: Figures) -> tuple[str, ...]:
         """Kernels for the problem of a run, the best first; none where no kernel serves it."""
@@ -84,11 +83,6 @@ def _config(name: str) -> GemmConfig | None:
     except ConfigError:
         return None
     return None if verdicts(config) else config
-
-
-def figures_of(gpu: str) -> Gpu:
-    """The rates of a GPU by its name; of one without a row those of the default."""
-    return gpus.figures(gpu, DEFAULT_GPU.capability)
 
 
 def rows(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> list[Row]:
@@ -240,7 +234,7 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
     top = max((f.best.tflops or 0 for f in found if f.best), default=1.0)
     for gpu in sorted({f.run.gpu for f in found if f.best}):
         measured = ceilings.get(gpu)
-        bandwidth = measured.copy_tbps.median if measured else figures_of(gpu).dram_gbps / 1000
+        bandwidth = measured.copy_tbps.median if measured else gpus.figures(gpu).dram_gbps / 1000
         dtypes = sorted({ceiling_of(f.run.problem) or "" for f in found if f.run.gpu == gpu})
         rates = (
             {name: rate.median for name, rate in measured.compute_tflops.items() if name in dtypes} if measured else {}

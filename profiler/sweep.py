@@ -1,12 +1,14 @@
 """Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
 
-Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length. Kernels run in
-a process of their own (:mod:`gemmill.profiler.worker`): one that faults or hangs costs its own record and a restart.
+Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length. A sweep with a
+budget spends it where the choice is still open. Kernels run in a process of their own (:mod:`gemmill.profiler.worker`):
+one that faults or hangs costs its own record and a restart.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,9 +26,9 @@ from gemmill.profiler.process import WorkerError, WorkerProcess
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.worker import Machine, Options, Outcome, Report, Setup, Unit
-from gemmill.runtime import pool
+from gemmill.runtime import gpus, pool
 from gemmill.runtime.parts import PARTIAL_BYTES
-from gemmill.runtime.selector import needs_swap
+from gemmill.runtime.selector import Selector, needs_swap
 from gemmill.runtime.store import Store
 
 DEFAULT_OPTIONS = Options()
@@ -93,6 +95,8 @@ class Listener:
     """A kernel is compiled, or was refused."""
     measured: Callable[[GemmProblem, Sequence[Measurement]], None] = lambda problem, records: None
     """A problem is done; these are its new records."""
+    untried: Callable[[GemmProblem, int], None] = lambda problem, kernels: None
+    """There was no time for so many kernels on a problem."""
 
 
 SILENT = Listener()
@@ -106,6 +110,7 @@ def sweep(
     store: Store | None = None,
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
+    budget: float | None = None,
     pin: Callable[[GemmProblem], Iterable[str]] = lambda problem: (),
     wanted: Callable[[GemmProblem], bool] = lambda problem: True,
     commit: str | None = None,
@@ -122,7 +127,9 @@ def sweep(
         store: where kernels are kept; None means the default store.
         jobs: processes that compile; default: one a core.
         options: how thoroughly to measure.
-        pin: names of kernels that the second stage measures on a problem, however slow the first finds them.
+        budget: seconds to spend on measuring, compilation apart; None: as long as it takes. Each problem gets its share
+            of what is left, and tries kernels in the order in which the model ranks them.
+        pin: names of kernels that the last stage measures on a problem, however slow the first finds them.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         listener: told of progress.
@@ -149,20 +156,41 @@ def sweep(
         digests = {outcome.name: outcome.artifact.digest for outcome in compiled if outcome.artifact}
         faulty = {outcome.name: f"not compiled: {outcome.error}" for outcome in compiled if outcome.error}
         source = commit if commit is not None else source_commit()
-        for unit in chosen:
-            keys = {
-                c: measurement_key(digests.get(kernel_name(c), ""), unit.problem, machine.gpu) for c in unit.configs
-            }
-            todo = tuple(config for config in unit.configs if keys[config] not in known)
-            if not todo:
-                continue
-            report = measure(worker, Unit(unit.problem, todo, tuple(pin(unit.problem))), faulty)
+
+        def is_new(config: GemmConfig, problem: GemmProblem) -> bool:
+            return measurement_key(digests.get(kernel_name(config), ""), problem, machine.gpu) not in known
+
+        todo = [replace(u, configs=tuple(c for c in u.configs if is_new(c, u.problem))) for u in chosen]
+        todo = [replace(unit, pinned=tuple(pin(unit.problem))) for unit in todo if unit.configs]
+        selector = Selector({kernel_name(config): config for config in configs}, gpus.figures(machine.gpu))
+        began = time.monotonic()
+        for done, unit in enumerate(todo):
+            if budget is not None:
+                share = (budget - (time.monotonic() - began)) / (len(todo) - done)
+                if share <= 0:
+                    listener.untried(unit.problem, len(unit.configs))
+                    continue
+                unit = replace(unit, configs=likely_first(unit, selector), seconds=share)
+            report = measure(worker, unit, faulty)
+            if report.untried:
+                listener.untried(unit.problem, report.untried)
             measured = measurements(unit.problem, report, digests, machine, source)
             for measurement in measured:
                 appender.append(measurement)
             new += measured
             listener.measured(unit.problem, measured)
     return new
+
+
+def likely_first(unit: Unit, selector: Selector) -> tuple[GemmConfig, ...]:
+    """The kernels of a unit, pinned ones first, then as the selector expects their times."""
+    times = selector.times(unit.problem)
+
+    def place(config: GemmConfig) -> tuple[bool, float, str]:
+        name = kernel_name(config)
+        return name not in unit.pinned, times.get(name, math.inf), name
+
+    return tuple(sorted(unit.configs, key=place))
 
 
 def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:

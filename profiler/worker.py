@@ -7,8 +7,10 @@ context: the worker says what it knows (:class:`Fault`) and ends.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -43,10 +45,10 @@ class Options:
 
     screen_rounds: int = 4
     """Replays of every kernel's graph in the first stage."""
-    finalists: int = 8
-    """Kernels that the second stage measures again, beside cuBLAS."""
+    finalists: int | None = 8
+    """Kernels that the last stage measures again, beside cuBLAS; None: all."""
     final_rounds: int = 32
-    """Replays of each in the second stage."""
+    """Replays of each in the last stage."""
     seed: int = 0
     """Seed of the operands."""
 
@@ -98,8 +100,11 @@ class Unit:
 
     problem: GemmProblem
     configs: tuple[GemmConfig, ...]
+    """The likely best first, where time is limited."""
     pinned: tuple[str, ...] = ()
     """Names of kernels that are finalists however slow they look at first."""
+    seconds: float | None = None
+    """Time for all of it; None: as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,11 @@ class Outcome:
     says: str = ""
     """Why it failed."""
 
+    @property
+    def us(self) -> float:
+        """Microseconds of a launch; 0 where it was not timed."""
+        return self.timing.median if self.timing else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -127,6 +137,8 @@ class Report:
     outcomes: tuple[Outcome, ...]
     reading: Reading | None
     """None where nothing was timed."""
+    untried: int = 0
+    """Kernels for which there was no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +182,18 @@ def serve(descriptor: int) -> None:
             connection.send(report)
 
 
+class _Clock:
+    """Seconds that a unit may take, and those that are left."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._start = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self._start)
+
+
 class _Bench:
     """Measures units in this process."""
 
@@ -185,12 +209,18 @@ class _Bench:
         self.send(Running(kernel))
 
     def measure(self, unit: Unit) -> Report:
-        """Verify every kernel, time all that are right, then the best of them and cuBLAS again."""
+        """Verify every kernel, time all that are right, then the best of them and cuBLAS again.
+
+        Where its seconds are limited, half of them may go by before all kernels are verified: those that come last are
+        then left out. While there is time for it, the slower half drops out and the rest is timed for twice as many
+        rounds (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
+        """
+        clock = _Clock(unit.seconds)
         self.runs("")
         torch().cuda.empty_cache()  # operands of another size
         problem = unit.problem
         operands = make_operands(problem, self.options.seed)
-        launches, outcomes = self.verified(unit, operands)
+        launches, outcomes = self.verified(unit, operands, clock)
         baselines = {name: launches.pop(name) for name in BASELINES if name in launches}
         launches_each = launches_per_replay(problem, len(operands))
         readings: list[Reading] = []
@@ -218,16 +248,37 @@ class _Bench:
                 outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values))
             return sorted(samples, key=lambda name: statistics.median(samples[name]))
 
-        graphs = captured(launches)
-        ranked = timed(graphs, self.options.screen_rounds, "screen")
-        chosen = set(ranked[: self.options.finalists]) | set(unit.pinned)
-        graphs = {name: graph for name, graph in graphs.items() if name in chosen}
-        graphs |= captured(baselines)
-        timed(graphs, self.options.final_rounds, "final")
-        return Report(tuple(outcomes.values()), summarise_readings(readings) if graphs else None)
+        def seconds(names: Iterable[str]) -> float:
+            """What a round of these takes."""
+            return sum(outcomes[name].us for name in names) * launches_each / 1e6
 
-    def verified(self, unit: Unit, operands: list[OperandSet]) -> tuple[dict[str, Launch], dict[str, Outcome]]:
-        """Run every kernel once against the reference: launches of those that are right, and all outcomes so far.
+        graphs = captured(launches)
+        rounds, last = self.options.screen_rounds, self.options.finalists
+        ranked = timed(graphs, rounds, "screen")
+        while unit.seconds is not None and last is not None and len(ranked) // 2 > last:
+            better, rounds = ranked[: len(ranked) // 2], 2 * rounds
+            if clock.left < rounds * seconds(better) + self.options.screen_rounds * seconds(ranked[:last]):
+                break
+            ranked = timed({name: graphs[name] for name in better}, rounds, "screen")
+        chosen = set(ranked[:last]) | set(unit.pinned)
+        graphs = {name: graph for name, graph in graphs.items() if name in chosen}
+        rounds = self.options.final_rounds
+        if unit.seconds is not None and graphs:
+            rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / seconds(graphs))))
+        graphs |= captured(baselines)
+        timed(graphs, rounds, "final")
+        return Report(
+            tuple(outcomes.values()),
+            summarise_readings(readings) if graphs else None,
+            len({kernel_name(config) for config in unit.configs} - set(outcomes)),
+        )
+
+    def verified(
+        self, unit: Unit, operands: list[OperandSet], clock: _Clock
+    ) -> tuple[dict[str, Launch], dict[str, Outcome]]:
+        """Run kernels once against the reference: launches of those that are right, and all outcomes so far.
+
+        All kernels, or where time is limited as many as there are finalists, and more while half of it is left.
 
         cuBLAS, if torch has this GEMM, is among them, right or not: it may sum in halves of lower precision.
         """
@@ -236,6 +287,8 @@ class _Bench:
         launches: dict[str, Launch] = {}
         outcomes: dict[str, Outcome] = {}
         for config in unit.configs:
+            if clock.left < clock.seconds / 2 and len(launches) >= (self.options.finalists or 0):
+                break
             name = kernel_name(config)
             self.runs(name)
             try:

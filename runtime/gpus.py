@@ -17,7 +17,7 @@ def detect(device: int = 0) -> Gpu:
         return DEFAULT_GPU
 
 
-def figures(name: str, capability: tuple[int, int]) -> Gpu:
+def figures(name: str, capability: tuple[int, int] = DEFAULT_GPU.capability) -> Gpu:
     """The row of a GPU by the name the driver reports; the default's rates under its own name if there is no row."""
     rows = [gpu for prefix, gpu in GPUS.items() if name.startswith(prefix)]
     if rows:

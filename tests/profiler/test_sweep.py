@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,18 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.records import read_records
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import measure, problem_of, sweep, too_large, units
+from gemmill.profiler.sweep import Listener, likely_first, measure, problem_of, sweep, too_large, units
 from gemmill.profiler.worker import Options, Setup, Unit
 from gemmill.runtime.operands import bind
-from gemmill.runtime.selector import needs_swap
+from gemmill.runtime.selector import Selector, needs_swap
 from gemmill.runtime.store import Store
 from gemmill.runtime.tensors import TensorView
 
@@ -161,6 +164,56 @@ def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: WorkerProc
     assert not faulty
     report = measure(worker, Unit(problem_of(PLAIN[3], Shape(2, 64, 64)), PLAIN[3:5]), faulty)
     assert [outcome.stage for outcome in report.outcomes] == ["screen"] * 2
+
+
+def test_limited_time_goes_to_pinned_and_likely_kernels_first() -> None:
+    selector = Selector({kernel_name(config): config for config in PLAIN}, DEFAULT_GPU)
+    problem = problem_of(PLAIN[0], Shape(4096, 4096, 4096))
+    times = selector.times(problem)
+    slowest = max(times, key=lambda name: times[name])
+    order = [kernel_name(config) for config in likely_first(Unit(problem, PLAIN, (slowest,)), selector)]
+    assert order[0] == slowest
+    assert order[1] == selector.select(problem).name
+    assert sorted(order) == sorted(map(kernel_name, PLAIN))
+    expected = [times.get(name, math.inf) for name in order[1:]]
+    assert expected == sorted(expected)
+
+
+@pytest.mark.gpu
+def test_a_budget_is_spent_on_the_likely_best_and_the_rest_is_left_for_later(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    records, store = tmp_path / "records.jsonl", Store(tmp_path / "store")
+    shapes = [Shape(512, 768, 256), Shape(256, 256, 128)]
+    options = Options(screen_rounds=2, finalists=2, final_rounds=3)
+    untried: list[tuple[GemmProblem, int]] = []
+    listener = Listener(untried=lambda problem, kernels: untried.append((problem, kernels)))
+
+    def budgeted(seconds: float) -> list[Measurement]:
+        untried.clear()
+        return sweep(PLAIN[:8], shapes, records, store=store, options=options, budget=seconds, listener=listener)
+
+    first = budgeted(1e-6)
+    problems = [problem_of(PLAIN[0], shape) for shape in shapes]
+    assert untried == [(problems[0], 6), (problems[1], 8)]
+    assert {m.problem for m in first} == {problems[0]}
+    assert [m.stage for m in first] == ["final"] * 3  # two kernels and cuBLAS
+    second = [m for m in budgeted(120) if m.kernel != "cublas"]
+    assert untried == []
+    assert [m.problem for m in second].count(problems[0]) == 6
+    assert [m.problem for m in second].count(problems[1]) == 8
+    # Eight: four of them again, for twice as long, then two.
+    halved = sorted((m.stage, m.samples) for m in second if m.problem == problems[1])
+    assert halved == [("final", 3)] * 2 + [("screen", 2)] * 4 + [("screen", 4)] * 2
+    assert budgeted(120) == []
+
+
+@pytest.mark.gpu
+def test_an_exhaustive_sweep_times_every_kernel_at_length(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    options = Options(screen_rounds=1, finalists=None, final_rounds=3)
+    store = Store(tmp_path / "store")
+    new = sweep(PLAIN[:4], [Shape(256, 256, 128)], tmp_path / "records.jsonl", store=store, options=options)
+    assert [(m.stage, m.samples) for m in new] == [("final", 3)] * 5
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -36,11 +37,27 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import Listener, sweep, units
+from gemmill.profiler.sweep import DEFAULT_OPTIONS, Listener, sweep, units
+from gemmill.profiler.worker import Options
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults, needs_swap
 from gemmill.runtime.store import Store
 
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def _duration(text: str) -> float:
+    """Seconds of a duration such as 90s."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh])", text)
+    if not match or not float(match[1]):
+        raise typer.BadParameter(f"{text!r} is not a time such as 90s, 10m or 1.5h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Budget = Annotated[
+    float | None,
+    typer.Option(parser=_duration, metavar="TIME", help="Time to measure for, such as 10m; compilation not counted."),
+]
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
 
 
@@ -127,6 +144,10 @@ def profile(
     ] = Path("records.jsonl"),
     preset: Preset = None,
     where: Where = None,
+    budget: Budget = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
+    ] = False,
     jobs: Jobs = None,
     store: StorePath = None,
     as_json: Json = False,
@@ -134,27 +155,52 @@ def profile(
     """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
 
     What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
+    With --budget, each shape gets its share of that time: kernels are tried in the order in which the selector's model
+    ranks them, the slower half drops out again and again, and what there was no time for is left for the next sweep.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
     Needs a Hopper GPU and PyTorch. Exits with 1 if any kernel failed.
 
     \b
     Examples:
       gemmill profile bf16 --shapes large
+      gemmill profile bf16 --shapes large --budget 10m
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     configs = list(kernel_set(manifest).expand(preset, where))
     suite = shape_suite(shapes)
-    found = measure(configs, suite, records, store=Store(store), jobs=jobs)
+    if exhaustive and budget is not None:
+        raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
+    options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
+    found = measure(configs, suite, records, store=Store(store), jobs=jobs, options=options, budget=budget)
     report_measurements(found, as_json)
 
 
 def measure(
-    configs: Sequence[GemmConfig], shapes: Sequence[Shape], records: Path, *, store: Store, jobs: int | None = None
+    configs: Sequence[GemmConfig],
+    shapes: Sequence[Shape],
+    records: Path,
+    *,
+    store: Store,
+    jobs: int | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    budget: float | None = None,
 ) -> list[Measurement]:
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep`."""
+    untried: list[int] = []
     with output.progress(compiling=len(configs), measuring=len(units(configs, shapes))) as step:
-        listener = Listener(lambda outcome: step("compiling"), lambda unit, rows: step("measuring"))
-        return sweep(configs, shapes, records, store=store, jobs=jobs, listener=listener)
+        listener = Listener(
+            lambda outcome: step("compiling"),
+            lambda problem, rows: step("measuring"),
+            lambda problem, kernels: untried.append(kernels),
+        )
+        found = sweep(
+            configs, shapes, records, store=store, jobs=jobs, options=options, budget=budget, listener=listener
+        )
+    if untried:
+        output.complain(
+            f"no time was left for {sum(untried)} measurements on {len(untried)} problems; another sweep goes on there"
+        )
+    return found
 
 
 def registry(manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path]) -> Registry:
