@@ -18,14 +18,18 @@ from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
+from gemmill.runtime.autotune import autotuned
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, read_passed, staged
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
+from gemmill.runtime.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.selector import Choice, faults, needs_swap
+from gemmill.runtime.selector import Candidate, Choice, Rows, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
+from gemmill.runtime.timing import scratch, time_launches
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
@@ -51,6 +55,9 @@ class Options(NamedTuple):
     registry: Registry | None = None
     kernel: str | GemmConfig | None = None
     sm_count: int | None = None
+    deterministic: bool = False
+    batch_invariant: bool = False
+    autotune: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,9 @@ def matmul(
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     sm_count: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    autotune: int | None = None,
     epilogue: str | None = None,
     **operands: Any,
 ) -> Any:
@@ -160,12 +170,20 @@ def matmul(
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
     may run the transposed problem, D^T = B^T A^T, on the same memory.
     ``sm_count`` bounds the SMs that the launch uses, so that kernels beside it, of communication say, have the others.
+
+    ``deterministic`` refuses what could give other bits when the same call runs again on the same GPU: sums in an
+    epilogue. ``batch_invariant`` promises besides that the bits of a row of ``out`` depend neither on how many rows nor
+    on how many matrices there are: one kernel serves every M, a compromise (docs/kernels.md). ``a`` must be contiguous
+    along K, ``c`` and ``out`` along N, and they must be aligned as packed rows are. ``autotune`` times the best so many
+    kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
+    outputs are written elsewhere meanwhile.
+
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
     Raises OperandError for operands that do not fit, UnsupportedProblemError where no kernel serves the problem,
     CompileError or ToolchainError where its kernel cannot be built, DeviceError where the GPU cannot run it,
-    CaptureError where the kernel is not loaded yet and the stream is being captured.
+    CaptureError where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
     """
     if type(alpha) is not float:
         alpha = float(alpha)
@@ -180,6 +198,9 @@ def matmul(
         registry,
         kernel,
         sm_count,
+        deterministic,
+        batch_invariant,
+        autotune,
     )
     if not (a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands):
         scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
@@ -259,6 +280,9 @@ def plan(
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     sm_count: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    autotune: int | None = None,
     epilogue: str | None = None,
     **operands: Any,
 ) -> Plan:
@@ -274,7 +298,8 @@ def plan(
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = Options(
-        float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes, registry, kernel, sm_count
+        *(float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes),
+        *(registry, kernel, sm_count, deterministic, batch_invariant, autotune),
     )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
@@ -400,7 +425,8 @@ def _choose(
 ) -> tuple[Gemm, Choice | None, Launcher | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, accumulator = options.alpha, options.beta, options.accumulator
-    registry, named, sm_count = options.registry, options.kernel, options.sm_count
+    registry, sm_count = options.registry, options.sm_count
+    _check_promises(options, passed.epilogue, "addresses" in tensors)
     beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
     for factor, value in (("alpha", alpha), ("beta", beta)):
         if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
@@ -448,31 +474,110 @@ def _choose(
         len(tensors["b"].shape) > 1,
         gemm.problem.batch if gemm.problem.batching == "grouped" else None,
     )
-    gemm = _with_majors(gemm, passed.epilogue, extras)
+    gemm = _with_majors(gemm, passed.epilogue, extras, options.batch_invariant)
     if is_empty(gemm.problem):
         return gemm, None, None
+    if options.batch_invariant:
+        gemm = of_any_rows(gemm)
     if registry is None:
         registry = default_registry()
     if sm_count is not None and sm_count >= registry.gpu.sms:
         sm_count = None  # no bound
-    choice = None
-    if named is None:
-        choice = registry.select(gemm.problem, sm_count)
-        name, swapped = choice.name, choice.swapped
+    device = tensors["a"].device
+
+    def launcher(name: str, swapped: bool) -> Launcher:
+        kernel = _load(registry, name, device, handle)
+        return Launcher(gemm, kernel, alpha, beta, swapped, sm_count, extras)
+
+    if options.kernel is not None:
+        return gemm, None, launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
+    if options.autotune is not None:
+
+        def time(candidates: list[Candidate]) -> list[float]:
+            return _time(tensors, handle, passed, registry, candidates, launcher)
+
+        name = driver.device_name(device)
+        choice = autotuned(registry, gemm.problem, options.autotune, sm_count, name, time)
     else:
-        config = named if isinstance(named, GemmConfig) else parse_name(named)
-        name = kernel_name(config)
-        needed = needs_swap(config, gemm.problem)
-        if needed is None:
-            wrong = faults(config, gemm.problem)
-            raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(wrong)}")
-        swapped = needed
-    kernel = _load(registry, name, tensors["a"].device, handle)
-    return gemm, choice, Launcher(gemm, kernel, alpha, beta, swapped, sm_count, extras)
+        rows: Rows = "n" if gemm.is_transposed else "m"
+        choice = registry.select(gemm.problem, sm_count, rows if options.batch_invariant else None)
+    return gemm, choice, launcher(choice.name, choice.swapped)
 
 
-def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...]) -> Gemm:
-    """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them."""
+def _check_promises(options: Options, epilogue: Epilogue, is_array: bool) -> None:
+    """OperandError where options contradict each other, or an epilogue cannot keep what they promise."""
+    for option in ("deterministic", "batch_invariant"):
+        if getattr(options, option):
+            refuse_atomic_sums(epilogue, option)
+    count = options.autotune
+    if count is None:
+        return
+    if type(count) is not int or count < 1:
+        raise OperandError(f"autotune is {count!r}; it must be a positive integer, how many kernels to time, or None")
+    if options.kernel is not None:
+        raise OperandError("kernel names the kernel, and autotune looks for the fastest: pass one of them")
+    for option in ("deterministic", "batch_invariant"):
+        if getattr(options, option):
+            raise OperandError(
+                f"autotune and {option} are both given, but kernels sum in different orders, and which of them is the "
+                "fastest may change with the timing and with M: pass one of them, or kernel="
+            )
+    if is_array:
+        raise OperandError(
+            "autotune is given with addresses, but while kernels are timed results must be written elsewhere than "
+            "addresses says: leave out autotune"
+        )
+
+
+def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
+    """The name of the kernel that a call names, and whether it is to run the transposed problem."""
+    config = kernel if isinstance(kernel, GemmConfig) else parse_name(kernel)
+    name = kernel_name(config)
+    if batch_invariant:
+        refuse_shared_k(config)
+    swapped = needs_swap(config, problem)
+    if swapped is None:
+        raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
+    return name, swapped
+
+
+def _time(
+    tensors: dict[str, TensorView],
+    handle: int,
+    passed: Passed,
+    registry: Registry,
+    candidates: list[Candidate],
+    launcher: Callable[[str, bool], Launcher],
+) -> list[float]:
+    """Microseconds of each of some kernels on the operands of a call; what they write goes elsewhere."""
+    device = tensors["a"].device
+    if driver.is_capturing(device, handle):
+        raise CaptureError(
+            f"autotune is to time {len(candidates)} kernels, which cannot be done while the stream is captured into a "
+            "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with the same autotune "
+            "and operands of these shapes, strides and dtypes"
+        )
+    registry.warm([candidate.name for candidate in candidates])
+    launchers = [launcher(candidate.name, candidate.swapped) for candidate in candidates]
+    written = {OPERANDS.index("out"): tensors["out"]}
+    for place, (name, value) in enumerate(passed.values.items(), len(OPERANDS)):
+        if name in passed.outputs and isinstance(value, TensorView):
+            written[place] = value
+    addresses = [*_addresses(tensors), *passed.addresses]
+    with scratch(device, [*written.values()]) as elsewhere:
+        for place, address in zip(written, elsewhere, strict=True):
+            addresses[place] = address
+        launches = [functools.partial(_launch, launch, tuple(addresses)) for launch in launchers]
+        return time_launches(device, handle, launches, [candidate.us for candidate in candidates])
+
+
+def _launch(launcher: Launcher, addresses: Addresses, stream: int) -> None:
+    launcher(stream, addresses)
+
+
+def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...], as_written: bool = False) -> Gemm:
+    """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; ``as_written``: where the
+    caller says so, since whether it can depends on M."""
     if not any(x.kind == "matrix" for x in epilogue.passed):
         return gemm
     if gemm.problem.batching != "strided":
@@ -482,7 +587,10 @@ def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...]) -> Ge
                 f"the epilogue names a major of {named}, but TMA moves no matrices of groups: leave it out"
             )
         return gemm
-    epilogue = staged(epilogue, bound)
+    movable = staged(epilogue, bound)
+    if as_written:
+        return gemm
+    epilogue = movable
     text = spelling(transposed(epilogue) if gemm.is_transposed else epilogue)
     return replace(gemm, problem=replace(gemm.problem, epilogue=text))
 

@@ -32,6 +32,9 @@ def grouped_matmul(
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    autotune: int | None = None,
     **operands: Any,
 ) -> Any:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
@@ -56,12 +59,17 @@ def grouped_matmul(
 
     ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
     may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices
-    are (M, N), as ``out`` is. All else is as in :func:`gemmill.matmul`.
+    are (M, N), as ``out`` is. All else is as in :func:`gemmill.matmul`; ``batch_invariant`` is for groups of rows.
     """
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
     options = Options(
-        float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel
+        *(float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation),
+        registry=registry,
+        kernel=kernel,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        autotune=autotune,
     )
     others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))

@@ -24,7 +24,7 @@ from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.decisions import Decision, read_decisions
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.pack import Pack
-from gemmill.runtime.selector import Choice, Selector
+from gemmill.runtime.selector import Candidate, Choice, Rows, Selector
 from gemmill.runtime.store import Store
 
 if TYPE_CHECKING:
@@ -112,19 +112,32 @@ class Registry:
         """The measured times that the selector was given."""
         return list(self._decisions)
 
-    def select(self, problem: GemmProblem, sm_count: int | None = None) -> Choice:
+    def select(self, problem: GemmProblem, sm_count: int | None = None, invariant_to: Rows | None = None) -> Choice:
         """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
+
+        With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
+        depends on neither that extent nor the batch; nor does the order in which it sums K.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        sms = () if sm_count is None else (sm_count,)
+        with suppress(UnsupportedProblemError):
+            return self._selector_for(problem).select(problem, sm_count, invariant_to)
+        # This one says what the nearest of all kernels wants.
+        return self.selector.select(problem, sm_count, invariant_to)
+
+    def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
+        """The best kernels for a problem: :meth:`Selector.candidates`."""
+        with suppress(UnsupportedProblemError):
+            return self._selector_for(problem).candidates(problem, count, sm_count)
+        return self.selector.candidates(problem, count, sm_count)
+
+    def _selector_for(self, problem: GemmProblem) -> Selector:
+        """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
             selector = self._selectors[types] = Selector(self._selectable(types), self.gpu, self._decisions)
-        with suppress(UnsupportedProblemError):
-            return selector.select(problem, *sms)
-        return self.selector.select(problem, *sms)  # which says what the nearest of all kernels wants
+        return selector
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.

@@ -26,6 +26,8 @@ from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
 RUNNERS_UP = 4
 """Most runners-up that a choice names."""
+TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
+"""Rows, M, that a batch-invariant choice is made for: from one token to a long prompt."""
 _CACHED = 4096
 """Problems whose choice is remembered."""
 
@@ -36,6 +38,8 @@ _FORMATS = (
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
 _SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
 """Types of A and B whose sums tensor cores can keep in f16."""
+Rows = Literal["m", "n"]
+"""The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
 Format = tuple[str | int | None, ...]
 Integers = npt.NDArray[np.int64]
 
@@ -57,6 +61,18 @@ class Choice:
     """What the choice rests on."""
     swapped: bool = False
     """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that may be the best for a problem."""
+
+    name: str
+    """Kernel name."""
+    swapped: bool
+    """As :attr:`Choice.swapped`."""
+    us: float
+    """Microseconds to expect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +105,20 @@ class _Offer:
     swapped: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Rated:
+    """One kernel of an offer, and what the model says of all of them."""
+
+    us: float
+    offer: _Offer
+    figures: Estimate
+    index: int
+
+    @property
+    def name(self) -> str:
+        return self.offer.group.names[self.index]
+
+
 class Selector:
     """Chooses among a fixed set of kernels on one GPU.
 
@@ -115,24 +145,61 @@ class Selector:
                 self._measured[decision.problem][decision.kernel] = decision
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
+        self._ranked_for_all = lru_cache(_CACHED)(self._rank_for_all)
 
-    def _select(self, problem: GemmProblem, sm_count: int | None = None) -> Choice:
+    def _select(self, problem: GemmProblem, sm_count: int | None = None, invariant_to: Rows | None = None) -> Choice:
         """The kernel for a problem, on at most ``sm_count`` SMs. Measured times are of all SMs, and only count there.
+
+        ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; nor does it on the batch.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        gpu = self.gpu
-        if sm_count is not None and sm_count >= gpu.sms:
-            sm_count = None
-        if sm_count is not None:
-            gpu = replace(gpu, sms=sm_count, clusters_of_4=min(gpu.clusters_of_4, sm_count // 4))
-        elif measured := self._measured.get(problem):
+        sm_count = self._bound(sm_count)
+        if sm_count is None and invariant_to is None and (measured := self._measured.get(problem)):
             return self._by_measurement([*measured.values()])
+        offers = self._offered(problem, sm_count)
+        if min(problem.m, problem.n, problem.batch) == 0:
+            offer, index = offers[0], int(offers[0].serving[0])
+            name, config = offer.group.names[index], offer.group.configs[index]
+            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", offer.swapped)
+        if invariant_to is not None:
+            return self._for_all(problem, sm_count, invariant_to)
+        return self._by_model(offers, self._gpu_of(sm_count))
+
+    def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
+        """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then
+        by the model.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves it.
+        """
+        sm_count = self._bound(sm_count)
+        found: dict[str, Candidate] = {}
+        if sm_count is None:
+            for decision in sorted(_comparable([*self._measured.get(problem, {}).values()]), key=lambda d: d.us):
+                swapped = needs_swap(self.configs[decision.kernel], problem) is True
+                found[decision.kernel] = Candidate(decision.kernel, swapped, decision.us)
+        for rated in _ranked(self._offered(problem, sm_count), self._gpu_of(sm_count), count):
+            found.setdefault(rated.name, Candidate(rated.name, rated.offer.swapped, rated.us))
+        return [*found.values()][:count]
+
+    def _bound(self, sm_count: int | None) -> int | None:
+        """A number of SMs, or None where it is no bound."""
+        return None if sm_count is None or sm_count >= self.gpu.sms else sm_count
+
+    def _gpu_of(self, sm_count: int | None) -> Gpu:
+        """The GPU, as if it had but so many SMs."""
+        if sm_count is None:
+            return self.gpu
+        return replace(self.gpu, sms=sm_count, clusters_of_4=min(self.gpu.clusters_of_4, sm_count // 4))
+
+    def _offered(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
+        """Offers for a problem; UnsupportedProblemError where there are none."""
         offers = self._all_offers(problem, sm_count)
         if not offers:
             raise self._unsupported(problem)
-        return self._by_model(offers, gpu)
+        return offers
 
     def times(self, problem: GemmProblem) -> dict[str, float]:
         """Microseconds of the kernels that serve a problem: of those measured on it if there are any, or else what the
@@ -194,41 +261,55 @@ class Selector:
         (us, best), *others = times
         config, problem = self.configs[best], decisions[0].problem
         swapped = needs_swap(config, problem) is True
-        reason = (
-            f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us{_as(swapped)}"
-        )
+        reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
-        return Choice(best, config, reason, us, runners_up, "measured", swapped)
+        return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
 
     def _by_model(self, offers: Sequence[_Offer], gpu: Gpu) -> Choice:
-        first = offers[0]
-        if min(first.problem.m, first.problem.n, first.problem.batch) == 0:
-            index = int(first.serving[0])
-            name, config = first.group.names[index], first.group.configs[index]
-            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", first.swapped)
-        figures = [estimate(offer.group.columns, offer.problem, gpu) for offer in offers]
-        # Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
-        ranked = sorted(
-            (
-                (float(figure.us[i]), which, int(i))
-                for which, (offer, figure) in enumerate(zip(offers, figures, strict=True))
-                for i in offer.serving[np.argsort(figure.us[offer.serving], kind="stable")[: 1 + 2 * RUNNERS_UP]]
-            ),
+        best, *others = _ranked(offers, gpu, 1 + RUNNERS_UP)
+        return _choice(best, gpu, others)
+
+    def _for_all(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
+        """The kernel for problems that differ in M and batch alone, with its time for this one."""
+        ranked = self._ranked_for_all(_with_rows(problem, rows, 1), sm_count, rows)
+        offers, gpu = self._offered(problem, sm_count), self._gpu_of(sm_count)
+        rated = []
+        for which, index in ranked:
+            figures = estimate(offers[which].group.columns, offers[which].problem, gpu)
+            rated.append(_Rated(float(figures.us[index]), offers[which], figures, index))
+        why = (
+            "batch-invariant: of the kernels in which one block sums all of K, the one with the least geometric mean "
+            f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
         )
-        names: dict[str, float] = {}
-        for us, which, i in ranked:
-            names.setdefault(offers[which].group.names[i], us)
-        us, which, i = ranked[0]
-        best, config = offers[which], offers[which].group.configs[i]
-        return Choice(
-            best.group.names[i],
-            config,
-            _reason(config, figures[which], i, best.problem, gpu) + _as(best.swapped),
-            us,
-            tuple(itertools.islice(names.items(), 1, 1 + RUNNERS_UP)),
-            "model",
-            best.swapped,
-        )
+        return _choice(rated[0], gpu, rated[1:], why)
+
+    def _rank_for_all(self, alike: GemmProblem, sm_count: int | None, rows: Rows) -> tuple[tuple[int, int], ...]:
+        """The best kernels whatever M and batch: which offer, and which of its kernels.
+
+        In the order of the geometric mean of their times over :data:`TYPICAL_ROWS`. Kernels that share K between blocks
+        stand back: stream-K shares it as M has it, and the workspaces of the others grow with M.
+        """
+        gpu = self._gpu_of(sm_count)
+        means: list[npt.NDArray[np.float64]] = []
+        for m in TYPICAL_ROWS:
+            offers = self._offered(_with_rows(alike, rows, m), sm_count)  # the same but for their problem
+            logs = [np.log(estimate(offer.group.columns, offer.problem, gpu).us) for offer in offers]
+            means = [mean + log for mean, log in zip(means, logs, strict=True)] if means else logs
+        ranked = [
+            (float(means[which][i]), which, int(i))
+            for which, offer in enumerate(offers)
+            for i in offer.serving
+            if sums_in_one_block(offer.group.configs[i])
+        ]
+        if not ranked:
+            raise UnsupportedProblemError(
+                f"no kernel serves {alike} whatever M: all {sum(offer.serving.size for offer in offers)} that would "
+                "share K between blocks (docs/kernels.md); leave out batch_invariant"
+            )
+        best: dict[str, tuple[int, int]] = {}
+        for _, which, i in sorted(ranked):
+            best.setdefault(offers[which].group.names[i], (which, i))
+        return tuple(best.values())[: 1 + RUNNERS_UP]
 
     def _unsupported(self, problem: GemmProblem) -> UnsupportedProblemError:
         """The error that names what the nearest kernel wants otherwise."""
@@ -249,6 +330,40 @@ class Selector:
         return UnsupportedProblemError(
             f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )
+
+
+def _ranked(offers: Sequence[_Offer], gpu: Gpu, count: int) -> list[_Rated]:
+    """The fastest kernels by the model, each once."""
+    figures = [estimate(offer.group.columns, offer.problem, gpu) for offer in offers]
+    # Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
+    ranked = sorted(
+        (float(figure.us[i]), which, int(i))
+        for which, (offer, figure) in enumerate(zip(offers, figures, strict=True))
+        for i in offer.serving[np.argsort(figure.us[offer.serving], kind="stable")[: 2 * count]]
+    )
+    found: dict[str, _Rated] = {}
+    for us, which, i in ranked:
+        rated = _Rated(us, offers[which], figures[which], i)
+        found.setdefault(rated.name, rated)
+    return [*found.values()][:count]
+
+
+def _choice(best: _Rated, gpu: Gpu, others: Sequence[_Rated], why: str = "") -> Choice:
+    """A choice by the model; ``why`` begins its reason."""
+    offer, config = best.offer, best.offer.group.configs[best.index]
+    reason = why + _reason(config, best.figures, best.index, offer.problem, gpu) + in_words(offer.swapped)
+    runners_up = tuple((other.name, other.us) for other in others)
+    return Choice(best.name, config, reason, best.us, runners_up, "model", offer.swapped)
+
+
+def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
+    """One matrix of a problem, of so many of the caller's rows."""
+    return replace(problem, batch=1, m=m) if rows == "m" else replace(problem, batch=1, n=m)
+
+
+def sums_in_one_block(config: GemmConfig) -> bool:
+    """Whether one block sums all of K of an element, so that the order depends on nothing but K."""
+    return config.scheduler.decomposition == "tiles"
 
 
 def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
@@ -329,7 +444,7 @@ def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
     return True if problem.can_transpose and not faults(config, problem.transposed) else None
 
 
-def _as(swapped: bool) -> str:
+def in_words(swapped: bool) -> str:
     """What a reason adds for a kernel that runs the transposed problem."""
     return "; it runs D^T = B^T A^T, with A and B swapped" if swapped else ""
 

@@ -29,6 +29,8 @@ DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 _TEMPORARY = ".tmp-"
+_ANSWERS = "autotuned"
+"""Folder of what autotuning found."""
 _LOCK_SECONDS = 300
 """No compilation takes this long: whoever still holds the lock is stuck, and waiting helps nobody."""
 _STALE_SECONDS = 3600
@@ -118,6 +120,19 @@ class Store:
             self.put(key, artifact)
             return artifact, False
 
+    def get_answer(self, key: str) -> bytes:
+        """What was kept of an autotuned problem; OSError where nothing is."""
+        return self._answer(key).read_bytes()
+
+    def put_answer(self, key: str, data: bytes) -> None:
+        """Keep what autotuning found, a kilobyte or so, until the store is cleared; a failure is a warning, once."""
+        path = self._answer(key)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish(path, [data], prefix=_TEMPORARY, private=True)
+        except OSError as error:
+            self.report(f"{path}: {error.strerror or error}")
+
     def report(self, problem: str) -> None:
         """Warn that the store is skipped, the first time."""
         if self.problem is None:
@@ -160,7 +175,9 @@ class Store:
         return faults
 
     def clear(self) -> int:
-        """Remove every entry; the number removed."""
+        """Remove every entry, and all that autotuning found; the number of entries removed."""
+        for path in self.path.glob(f"{_ANSWERS}/*"):
+            _unlink(path)
         return sum(_unlink(entry.path) for entry in self.list())
 
     def prune(self) -> int:
@@ -169,7 +186,7 @@ class Store:
         Returns:
             The number of entries removed.
         """
-        for path in self.path.glob(f"??/{_TEMPORARY}*"):
+        for path in (*self.path.glob(f"??/{_TEMPORARY}*"), *self.path.glob(f"{_ANSWERS}/{_TEMPORARY}*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
@@ -186,6 +203,9 @@ class Store:
         # Other processes write too: look again after a sixteenth of the cap, not only when this one has filled it.
         self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))
         return removed
+
+    def _answer(self, key: str) -> Path:
+        return self.path / _ANSWERS / f"{key}.json"
 
     def _file(self, key: str) -> Path:
         return self.path / key[:2] / f"{key}{_SUFFIX}"
