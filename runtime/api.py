@@ -590,8 +590,7 @@ def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...], as_wr
     movable = staged(epilogue, bound)
     if as_written:
         return gemm
-    epilogue = movable
-    text = spelling(transposed(epilogue) if gemm.is_transposed else epilogue)
+    text = spelling(transposed(movable) if gemm.is_transposed else movable)
     return replace(gemm, problem=replace(gemm.problem, epilogue=text))
 
 

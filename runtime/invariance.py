@@ -12,10 +12,11 @@ from dataclasses import replace
 from math import gcd
 
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands import Gemm, Operand
 from gemmill.runtime.selector import sums_in_one_block
 
@@ -40,21 +41,34 @@ def of_any_rows(gemm: Gemm) -> Gemm:
     """
     if gemm.is_transposed:
         return of_any_rows(gemm.transposed).transposed
-    problem = gemm.problem
-    if problem.batching == "kgrouped":
+    problem, given = packed_rows(gemm.problem), gemm.problem
+    if given.batching == "kgrouped":
         raise OperandError(
             "batch_invariant: groups along K share the K of the call, so a group's kernel depends on the others: call "
             "gemmill.matmul for each group, or leave out batch_invariant"
         )
-    a = _rows(gemm.name("a"), gemm.a, problem.k, "k", "K")
-    c = gemm.c and _rows(gemm.name("c"), gemm.c, problem.d_columns, "n", "N")
-    d = _rows(gemm.name("d"), gemm.d, problem.d_columns, "n", "N")
-    # A matrix of a batch must be aligned as it is alone and among others.
-    b = replace(gemm.b, align=min(gemm.b.align, gcd(_ALIGN, -(-problem.k * problem.n * _bits(gemm.b) // 8))))
-    problem = replace(problem, a_major="k", a_align=a.align, b_align=b.align, d_major="n", d_align=d.align)
-    if c is not None:
-        problem = replace(problem, c_major="n", c_align=c.align)
-    return replace(gemm, a=a, b=b, c=c, d=d, problem=problem)
+    a = _rows("a", gemm.a, given.k, "k", problem.a_align)
+    d = _rows("out", gemm.d, given.d_columns, "n", problem.d_align)
+    c = gemm.c and _rows("c", gemm.c, given.d_columns, "n", problem.c_align)
+    return replace(gemm, a=a, b=replace(gemm.b, align=problem.b_align), c=c, d=d, problem=problem)
+
+
+def packed_rows(problem: GemmProblem) -> GemmProblem:
+    """The problem with A, C and D row-major and aligned as packed rows are, however many; and B as in any batch."""
+
+    def align(dtype: DTypeName | None, elements: int) -> int:
+        return gcd(_ALIGN, -(-elements * DTYPES[dtype].bits // 8)) if dtype else _ALIGN
+
+    return replace(
+        problem,
+        a_major="k",
+        a_align=align(problem.a_dtype, problem.k),
+        b_align=min(problem.b_align, align(problem.b_dtype, problem.k * problem.n)),
+        c_major="n" if problem.c_dtype else None,
+        c_align=align(problem.c_dtype, problem.d_columns),
+        d_major="n",
+        d_align=align(problem.d_dtype, problem.d_columns),
+    )
 
 
 def refuse_shared_k(config: GemmConfig) -> None:
@@ -66,22 +80,18 @@ def refuse_shared_k(config: GemmConfig) -> None:
         )
 
 
-def _rows(name: str, x: Operand, columns: int, major: str, extent: str) -> Operand:
-    """A, C or D with its rows contiguous, and aligned as packed rows are, however many there are."""
-    align = gcd(_ALIGN, -(-columns * _bits(x) // 8))
-    if x.major != major and columns > 1:
+def _rows(name: str, x: Operand, columns: int, major: str, align: int) -> Operand:
+    """A, C or D as rows of so many elements, contiguous and aligned to so many bytes."""
+    if x.major == major:
+        if x.align < align:
+            raise OperandError(
+                f"batch_invariant: address or strides of {name} are multiples of no more than {x.align} bytes, those "
+                f"of packed rows of {align}: lay it out as {name}.contiguous().clone() is, or leave out batch_invariant"
+            )
+        return replace(x, align=align)
+    if columns > 1:
         raise OperandError(
-            f"batch_invariant: {name} is not contiguous along {extent}, or its rows overlap, so which kernels serve it "
-            f"depends on M: lay it out as {name}.contiguous() is, or leave out batch_invariant"
+            f"batch_invariant: {name} is not contiguous along {major.upper()}, or its rows overlap, so which kernels "
+            f"serve it depends on M: lay it out as {name}.contiguous() is, or leave out batch_invariant"
         )
-    if x.major == major and x.align < align:
-        raise OperandError(
-            f"batch_invariant: address or strides of {name} are multiples of no more than {x.align} bytes, those of "
-            f"packed rows of {align}: lay it out as {name}.contiguous().clone() is, or leave out batch_invariant"
-        )
-    stride = x.stride if x.major == major else x.row_stride
-    return replace(x, major=major, stride=stride, align=align)
-
-
-def _bits(x: Operand) -> int:
-    return DTYPES[x.dtype].bits
+    return replace(x, major=major, stride=x.row_stride, align=align)

@@ -39,6 +39,7 @@ from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.sweep import DEFAULT_OPTIONS, Listener, sweep, units
 from gemmill.profiler.worker import Options
+from gemmill.runtime.invariance import packed_rows
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults, needs_swap
 from gemmill.runtime.store import Store
@@ -68,6 +69,9 @@ def select(
     manifest: Manifests = [],  # noqa: B006 (typer copies it)
     pack: Packs = [],  # noqa: B006
     records: Records = [],  # noqa: B006
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
+    ] = False,
     top: Top = 1,
     why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
     as_json: Json = False,
@@ -79,8 +83,13 @@ def select(
       gemmill select --mnkl 4096,4096,4096,1 --why
       gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
+      gemmill select --mnkl 16,4096,4096 --batch-invariant --why
     """
-    choice = registry(manifest, pack, records).select(problem)
+    if batch_invariant:
+        if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
+            raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
+        problem = packed_rows(problem)
+    choice = registry(manifest, pack, records).select(problem, None, "m" if batch_invariant else None)
     ranked = [(choice.name, choice.predicted_us), *choice.runners_up][:top]
     if as_json:
         report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}

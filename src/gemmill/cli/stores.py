@@ -101,7 +101,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
 
 @store_app.command()
 def clear(store: StorePath = None) -> None:
-    """Remove every kernel from the store.
+    """Remove every kernel from the store, and what autotuning found.
 
     \b
     Examples:
