@@ -66,6 +66,8 @@ RESERVED = frozenset(
             "tf32",
             "fast_accumulation",
             "sm_count",
+            "batch_invariant",
+            "autotune",
             "offsets",
             "counts",
             "batching",
