@@ -192,7 +192,7 @@ def test_a_budget_is_spent_on_the_likely_best_and_the_rest_is_left_for_later(tmp
         untried.clear()
         return sweep(PLAIN[:8], shapes, records, store=store, options=options, budget=seconds, listener=listener)
 
-    first = budgeted(1e-6)
+    first = budgeted(0.02)  # which the operands of the first problem take
     problems = [problem_of(PLAIN[0], shape) for shape in shapes]
     assert untried == [(problems[0], 6), (problems[1], 8)]
     assert {m.problem for m in first} == {problems[0]}
