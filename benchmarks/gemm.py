@@ -96,7 +96,6 @@ def main() -> None:
         records,
         store=Store(arguments.store),
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
-        pin=lambda problem: [selector.select(problem).name],
         wanted=lambda problem: problem.d_major == "n",
         commit=arguments.commit,
         listener=Listener(measured=report),
@@ -139,13 +138,13 @@ def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
 
 def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and cuBLAS were timed side by side."""
-    from gemmill.profiler.figures import extents, figures
+    from gemmill.profiler.figures import extents, figures, formats
 
     (found,) = figures(measurements)
     cublas, best, chosen = found.baseline, found.best, found.finalists.get(selected)
     return {
         "problem": extents(problem),
-        "formats": f"{problem.a_major}{problem.b_major}{problem.d_major} {problem.a_dtype} {problem.d_dtype}",
+        "formats": formats(problem),
         "baseline": cublas and cublas.kernel,
         "cublas_us": cublas and cublas.us,
         "cublas_tflops": cublas and cublas.tflops,

@@ -1,8 +1,9 @@
 """Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
 
-Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length. A sweep with a
-budget spends it where the choice is still open. Kernels run in a process of their own (:mod:`gemmill.profiler.worker`):
-one that faults or hangs costs its own record and a restart.
+Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length, and the kernel
+that the selector's model would take, so that what it loses is known. A sweep with a budget spends it where the choice
+is still open. Kernels run in a process of their own (:mod:`gemmill.profiler.worker`): one that faults or hangs costs
+its own record and a restart.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gemmill import __version__
 from gemmill.library.config import GemmConfig
-from gemmill.library.errors import RecordError
+from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement, measurement_key, read_records
@@ -111,7 +112,6 @@ def sweep(
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
-    pin: Callable[[GemmProblem], Iterable[str]] = lambda problem: (),
     wanted: Callable[[GemmProblem], bool] = lambda problem: True,
     commit: str | None = None,
     listener: Listener = SILENT,
@@ -129,7 +129,6 @@ def sweep(
         options: how thoroughly to measure.
         budget: seconds to spend on measuring, compilation apart; None: as long as it takes. Each problem gets its share
             of what is left, and tries kernels in the order in which the model ranks them.
-        pin: names of kernels that the last stage measures on a problem, however slow the first finds them.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         listener: told of progress.
@@ -161,7 +160,8 @@ def sweep(
             return measurement_key(digests.get(kernel_name(config), ""), problem, machine.gpu) not in known
 
         todo = [replace(u, configs=tuple(c for c in u.configs if is_new(c, u.problem))) for u in chosen]
-        todo = [replace(unit, pinned=tuple(pin(unit.problem))) for unit in todo if unit.configs]
+        todo = [unit for unit in todo if unit.configs]
+        # The model alone: measurements of the same problems would be the answer.
         selector = Selector({kernel_name(config): config for config in configs}, gpus.figures(machine.gpu))
         began = time.monotonic()
         for done, unit in enumerate(todo):
@@ -170,8 +170,8 @@ def sweep(
                 if share <= 0:
                     listener.untried(unit.problem, len(unit.configs))
                     continue
-                unit = replace(unit, configs=likely_first(unit, selector), seconds=share)
-            report = measure(worker, unit, faulty)
+                unit = replace(unit, seconds=share)
+            report = measure(worker, likely_first(unit, selector), faulty)
             if report.untried:
                 listener.untried(unit.problem, report.untried)
             measured = measurements(unit.problem, report, digests, machine, source)
@@ -182,15 +182,14 @@ def sweep(
     return new
 
 
-def likely_first(unit: Unit, selector: Selector) -> tuple[GemmConfig, ...]:
-    """The kernels of a unit, pinned ones first, then as the selector expects their times."""
+def likely_first(unit: Unit, selector: Selector) -> Unit:
+    """The unit with its kernels as the selector expects their times, the first of them a finalist."""
     times = selector.times(unit.problem)
-
-    def place(config: GemmConfig) -> tuple[bool, float, str]:
-        name = kernel_name(config)
-        return name not in unit.pinned, times.get(name, math.inf), name
-
-    return tuple(sorted(unit.configs, key=place))
+    names = {config: kernel_name(config) for config in unit.configs}
+    ranked = tuple(sorted(unit.configs, key=lambda config: (times.get(names[config], math.inf), names[config])))
+    with suppress(UnsupportedProblemError):
+        return replace(unit, configs=ranked, pinned=(selector.select(unit.problem).name,))
+    return replace(unit, configs=ranked)
 
 
 def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
