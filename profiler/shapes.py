@@ -1,12 +1,14 @@
 """Shape suites: YAML files that name the problems a sweep measures.
 
 A suite is ``{name: large, shapes: [[4096, 4096, 4096], [128, 128, 4096, 16], {m: 1000, n: 3000, k: 1024}]}``. Each
-shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given.
+shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. In a
+mapping, lists are cross products, as in manifests: ``{m: [1, 16, 4096], n: 6144, k: 4096}`` is three shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,13 +74,15 @@ def _suite(document: Document) -> ShapeSuite:
         return ShapeSuite(str(name), ())
     first: dict[Shape, int] = {}
     for index, item in enumerate(items):
-        shape = _shape(document, ("shapes", index), item)
-        if shape is not None and first.setdefault(shape, index) != index:
-            document.fault(("shapes", index), f"{shape} stands twice; it is shapes[{first[shape]}] already")
+        for shape in _shapes(document, ("shapes", index), item):
+            if shape in first:
+                document.fault(("shapes", index), f"{shape} stands twice; it is shapes[{first[shape]}] already")
+            first.setdefault(shape, index)
     return ShapeSuite(str(name), tuple(first))
 
 
-def _shape(document: Document, location: Location, item: object) -> Shape | None:
+def _shapes(document: Document, location: Location, item: object) -> Iterator[Shape]:
+    """The shapes of an item; none where it is wrong."""
     given: Mapping[str, object]
     places: dict[str, Location]
     if isinstance(item, list) and len(item) in (3, 4):
@@ -91,16 +95,25 @@ def _shape(document: Document, location: Location, item: object) -> Shape | None
     else:
         if item is not INVALID:
             document.fault(location, FORMS)
-        return None
+        return
     if missing := [key for key in EXTENTS[:3] if key not in given]:
         document.fault(location, f"{', '.join(missing)} missing; {FORMS}")
-    extents: dict[str, int] = {}
+    extents: dict[str, list[int]] = {}
     for key, value in given.items():
-        if isinstance(value, int) and 1 <= value <= INT32_MAX:
-            extents[key] = value
-        elif value is not INVALID:
-            document.fault(places[key], f"{key} is {value!r}; allowed: a whole number from 1 to {INT32_MAX}")
-    return Shape(**extents) if len(extents) == len(given) and not missing else None
+        listed = isinstance(item, dict) and isinstance(value, list)
+        values = value if isinstance(value, list) and listed else [value]
+        if not values:
+            document.fault(places[key], f"{key} is an empty list; it needs a number")
+        for index, extent in enumerate(values):
+            if isinstance(extent, int) and 1 <= extent <= INT32_MAX:
+                extents.setdefault(key, []).append(extent)
+            elif extent is not INVALID:
+                place = (*places[key], index) if listed else places[key]
+                document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {INT32_MAX}")
+    if len(extents) == len(given) and not missing:
+        ordered = {key: extents[key] for key in EXTENTS if key in extents}
+        for combination in itertools.product(*ordered.values()):
+            yield Shape(**dict(zip(ordered, combination, strict=True)))
 
 
 def _refuse_unknown(document: Document, location: Location, mapping: dict[str, object], known: tuple[str, ...]) -> None:

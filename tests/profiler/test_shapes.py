@@ -23,6 +23,11 @@ def test_lists_and_mappings_mean_the_same(tmp_path: Path) -> None:
     assert [str(shape) for shape in suite.shapes] == ["1x2x3", "1x2x3x4", "5x6x7"]
 
 
+def test_lists_in_a_mapping_are_cross_products(tmp_path: Path) -> None:
+    suite = load_shapes(write(tmp_path, "shapes: [{k: [7, 8], m: [1, 2], n: 6}, [3, 6, 7]]\n"))
+    assert [str(shape) for shape in suite.shapes] == ["1x6x7", "1x6x8", "2x6x7", "2x6x8", "3x6x7"]
+
+
 def test_a_suite_is_named_after_its_file_unless_it_says_otherwise(tmp_path: Path) -> None:
     assert load_shapes(write(tmp_path, "shapes: [[1, 2, 3]]\n")).name == "suite"
 
@@ -50,6 +55,12 @@ def test_every_list_of_extents_is_read_as_written(
         ("shapes:\n- [1, 2, 3000000000]\n", "2:10: shapes[0][2]", "k is 3000000000"),
         ("shapes:\n- [1, 2, 3]\n- [1, 2, 3, 1]\n", "3:3: shapes[1]", "1x2x3 stands twice"),
         ("shapes:\n- {m: 1, n: 2}\n", "2:3: shapes[0]", "k missing"),
+        ("shapes:\n- {m: [1, 0], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is 0"),
+        ("shapes:\n- {m: [], n: 2, k: 3}\n", "2:7: shapes[0].m", "m is an empty list"),
+        ("shapes:\n- {m: [1, [2]], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is [2]"),
+        ("shapes:\n- [1, 2, 3]\n- {m: [5, 1], n: 2, k: 3}\n", "3:3: shapes[1]", "1x2x3 stands twice"),
+        ("shapes:\n- {m: [5, 5], n: 2, k: 3}\n", "2:3: shapes[0]", "5x2x3 stands twice"),
+        ("shapes:\n- [[1, 2], 2, 3]\n", "2:4: shapes[0][0]", "m is [1, 2]"),
         ("shapes:\n- {m: 1, n: 2, k: 3, l: 4}\n", "2:22: shapes[0].l", "unknown key; allowed: m, n, k, batch"),
         ("shapes: [[1, 2, 3]]\nshape: 1\n", "2:1: shape", "unknown key; allowed: name, shapes"),
         ("name: 3\nshapes: [[1, 2, 3]]\n", "1:7: name", "3 is not text"),
