@@ -8,6 +8,7 @@ or small integers would give a ceiling that no real GEMM comes near.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -245,17 +246,12 @@ def _sustained(window: Callable[[], None], work: float, telemetry: Telemetry) ->
     ends[-1].synchronize()
     timed = ends[WARM_WINDOWS:]
     timing = summarise([start.elapsed_time(end) * 1e3 for start, end in pairwise(timed)])
-    reading = summarise_readings(readings)
     return Rate(
         median=work / timing.median * 1e6,
         low=work / timing.high * 1e6,
         high=work / timing.low * 1e6,
         windows=timing.samples,
-        sm_mhz=reading.sm_mhz,
-        memory_mhz=reading.memory_mhz,
-        watts=reading.watts,
-        celsius=reading.celsius,
-        throttle=reading.throttle,
+        **asdict(summarise_readings(readings)),
     )
 
 

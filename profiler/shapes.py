@@ -100,20 +100,19 @@ def _shapes(document: Document, location: Location, item: object) -> Iterator[Sh
         document.fault(location, f"{', '.join(missing)} missing; {FORMS}")
     extents: dict[str, list[int]] = {}
     for key, value in given.items():
-        listed = isinstance(item, dict) and isinstance(value, list)
-        values = value if isinstance(value, list) and listed else [value]
+        values: dict[Location, object] = {places[key]: value}
+        if isinstance(item, dict) and isinstance(value, list):
+            values = {(*places[key], index): extent for index, extent in enumerate(value)}
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")
-        for index, extent in enumerate(values):
+        for place, extent in values.items():
             if isinstance(extent, int) and 1 <= extent <= INT32_MAX:
                 extents.setdefault(key, []).append(extent)
             elif extent is not INVALID:
-                place = (*places[key], index) if listed else places[key]
                 document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {INT32_MAX}")
     if len(extents) == len(given) and not missing:
-        ordered = {key: extents[key] for key in EXTENTS if key in extents}
-        for combination in itertools.product(*ordered.values()):
-            yield Shape(**dict(zip(ordered, combination, strict=True)))
+        for combination in itertools.product(*extents.values()):
+            yield Shape(**dict(zip(extents, combination, strict=True)))
 
 
 def _refuse_unknown(document: Document, location: Location, mapping: dict[str, object], known: tuple[str, ...]) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -183,13 +183,14 @@ def sweep(
 
 
 def likely_first(unit: Unit, selector: Selector) -> Unit:
-    """The unit with its kernels as the selector expects their times, the first of them a finalist."""
-    times = selector.times(unit.problem)
-    names = {config: kernel_name(config) for config in unit.configs}
-    ranked = tuple(sorted(unit.configs, key=lambda config: (times.get(names[config], math.inf), names[config])))
-    with suppress(UnsupportedProblemError):
-        return replace(unit, configs=ranked, pinned=(selector.select(unit.problem).name,))
-    return replace(unit, configs=ranked)
+    """The unit with its kernels as the selector ranks them, the first of them a finalist; others come last."""
+    try:
+        likely = [candidate.name for candidate in selector.candidates(unit.problem, len(selector.configs))]
+    except UnsupportedProblemError:
+        return unit
+    places = {name: place for place, name in enumerate(likely)}
+    configs = sorted(unit.configs, key=lambda config: places.get(kernel_name(config), len(places)))
+    return replace(unit, configs=tuple(configs), pinned=(likely[0],))
 
 
 def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
@@ -219,7 +220,7 @@ def measurements(
     """The records of a report."""
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
     baseline = next((timings[name] for name in BASELINES if name in timings), None)
-    reading = report.reading
+    state = asdict(report.reading) if report.reading else {}
     now = datetime.now(UTC)
     return [
         Measurement(
@@ -242,11 +243,7 @@ def measurements(
             verified=outcome.verified,
             error=outcome.error if outcome.error is not None and math.isfinite(outcome.error) else None,
             says=outcome.says,
-            sm_mhz=reading.sm_mhz if reading else None,
-            memory_mhz=reading.memory_mhz if reading else None,
-            watts=reading.watts if reading else None,
-            celsius=reading.celsius if reading else None,
-            throttle=reading.throttle if reading else (),
+            **state,
         )
         for outcome in report.outcomes
         for timing in (outcome.timing,)

@@ -298,8 +298,19 @@ def plan(
     passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = Options(
-        *(float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation, dtypes),
-        *(registry, kernel, sm_count, deterministic, batch_invariant, autotune),
+        float(alpha),
+        beta,
+        out_dtype,
+        accumulator,
+        tf32,
+        fast_accumulation,
+        dtypes,
+        registry,
+        kernel,
+        sm_count,
+        deterministic,
+        batch_invariant,
+        autotune,
     )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]

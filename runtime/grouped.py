@@ -64,7 +64,12 @@ def grouped_matmul(
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
     options = Options(
-        *(float(alpha), beta, out_dtype, accumulator, tf32, fast_accumulation),
+        float(alpha),
+        beta,
+        out_dtype,
+        accumulator,
+        tf32,
+        fast_accumulation,
         registry=registry,
         kernel=kernel,
         deterministic=deterministic,

@@ -164,7 +164,7 @@ class Selector:
             name, config = offer.group.names[index], offer.group.configs[index]
             return Choice(name, config, "there is nothing to compute", 0.0, (), "model", offer.swapped)
         if invariant_to is not None:
-            return self._for_all(problem, sm_count, invariant_to)
+            return self._for_all(problem, offers, sm_count, invariant_to)
         return self._by_model(offers, self._gpu_of(sm_count))
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
@@ -269,14 +269,13 @@ class Selector:
         best, *others = _ranked(offers, gpu, 1 + RUNNERS_UP)
         return _choice(best, gpu, others)
 
-    def _for_all(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
+    def _for_all(self, problem: GemmProblem, offers: Sequence[_Offer], sm_count: int | None, rows: Rows) -> Choice:
         """The kernel for problems that differ in M and batch alone, with its time for this one."""
         ranked = self._ranked_for_all(_with_rows(problem, rows, 1), sm_count, rows)
-        offers, gpu = self._offered(problem, sm_count), self._gpu_of(sm_count)
-        rated = []
-        for which, index in ranked:
-            figures = estimate(offers[which].group.columns, offers[which].problem, gpu)
-            rated.append(_Rated(float(figures.us[index]), offers[which], figures, index))
+        gpu = self._gpu_of(sm_count)
+        apart = {which for which, _ in ranked}
+        figures = {which: estimate(offers[which].group.columns, offers[which].problem, gpu) for which in apart}
+        rated = [_Rated(float(figures[which].us[i]), offers[which], figures[which], i) for which, i in ranked]
         why = (
             "batch-invariant: of the kernels in which one block sums all of K, the one with the least geometric mean "
             f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "

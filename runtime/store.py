@@ -95,16 +95,10 @@ class Store:
     def put(self, key: str, artifact: Artifact) -> None:
         """Keep an artifact; a failure to write is a warning, once."""
         data = artifact.to_bytes()
-        path = self._file(key)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            publish(path, [data], prefix=_TEMPORARY, private=True)
-        except OSError as error:
-            self.report(f"{path}: {error.strerror or error}")
-            return
-        self._until_prune -= len(data)
-        if self._until_prune < 0:
-            self.prune()
+        if self._write(self._file(key), data):
+            self._until_prune -= len(data)
+            if self._until_prune < 0:
+                self.prune()
 
     def get_or_make(self, key: str, make: Callable[[], Artifact]) -> tuple[Artifact, bool]:
         """The artifact of a key, made and kept if it is missing; and whether it was there.
@@ -126,12 +120,7 @@ class Store:
 
     def put_answer(self, key: str, data: bytes) -> None:
         """Keep what autotuning found, a kilobyte or so, until the store is cleared; a failure is a warning, once."""
-        path = self._answer(key)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            publish(path, [data], prefix=_TEMPORARY, private=True)
-        except OSError as error:
-            self.report(f"{path}: {error.strerror or error}")
+        self._write(self._answer(key), data)
 
     def report(self, problem: str) -> None:
         """Warn that the store is skipped, the first time."""
@@ -203,6 +192,16 @@ class Store:
         # Other processes write too: look again after a sixteenth of the cap, not only when this one has filled it.
         self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))
         return removed
+
+    def _write(self, path: Path, data: bytes) -> bool:
+        """Whether it could be written."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish(path, [data], prefix=_TEMPORARY, private=True)
+        except OSError as error:
+            self.report(f"{path}: {error.strerror or error}")
+            return False
+        return True
 
     def _answer(self, key: str) -> Path:
         return self.path / _ANSWERS / f"{key}.json"
