@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,17 +11,25 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 
 from gemmill.library.errors import DeviceError
-from gemmill.profiler.worker import Fault, Machine, Refusal, Report, Running, Setup, Unit
+from gemmill.profiler.worker import Fault, Machine, Options, Refusal, Report, Running, Unit
 
 START_SECONDS = 120.0
 """A worker that has not started after so long hangs: importing PyTorch takes a tenth."""
 SILENCE_SECONDS = 120.0
 """A kernel that runs for so long hangs."""
 
-# Like compiling workers, a fresh interpreter: multiprocessing would run the caller's main module again.
+# Like compiling workers, a fresh interpreter: multiprocessing would run the caller's main module again. While a kernel
+# hangs nobody reads the pipe, so a thread looks whether the sweep is still there: the GPU must not stay occupied.
 _COMMAND = """
-import importlib, sys
-module, descriptor, *sys.path[:] = sys.argv[1:]
+import importlib, os, sys, threading, time
+parent, module, descriptor, *sys.path[:] = sys.argv[1:]
+
+def end_with_parent():
+    while os.getppid() == int(parent):
+        time.sleep(1)
+    os._exit(1)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
 importlib.import_module(module).serve(int(descriptor))
 """
 
@@ -38,15 +47,17 @@ class WorkerProcess:
     """A worker, restarted when it is needed again after a crash. Use as a context manager: it ends with the block.
 
     Args:
-        setup: what it is started with.
+        options: how thoroughly it measures.
         silence_seconds: how long a kernel may run.
         module: the module whose ``serve`` is its body.
     """
 
     def __init__(
-        self, setup: Setup, silence_seconds: float = SILENCE_SECONDS, module: str = "gemmill.profiler.worker"
+        self, options: Options, silence_seconds: float = SILENCE_SECONDS, module: str = "gemmill.profiler.worker"
     ) -> None:
-        self._setup = setup
+        self.machine: Machine
+        """What it measures on; there once it was started."""
+        self._options = options
         self._silence_seconds = silence_seconds
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,16 +74,17 @@ class WorkerProcess:
         with theirs:
             # A group of its own: Ctrl-C reaches the sweep alone, which then ends the worker.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, self._module, str(theirs.fileno()), *sys.path],
+                [sys.executable, "-c", _COMMAND, str(os.getpid()), self._module, str(theirs.fileno()), *sys.path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
         try:
-            answer = self._ask(self._setup, START_SECONDS)
+            answer = self._ask(self._options, START_SECONDS)
         except WorkerError as error:
             raise DeviceError(f"the measuring process did not start: {error}") from None
         if isinstance(answer, Machine):
+            self.machine = answer
             return answer
         self.stop()
         raise DeviceError(answer.says if isinstance(answer, Refusal | Fault) else f"unexpected answer: {answer}")
@@ -100,7 +112,7 @@ class WorkerProcess:
             self._process.wait()
         self._process = self._connection = None
 
-    def _ask(self, request: Setup | Unit, seconds: float) -> Machine | Report | Refusal | Fault:
+    def _ask(self, request: Options | Unit, seconds: float) -> Machine | Report | Refusal | Fault:
         """Send a request; the answer to it. Each word before the answer may take ``seconds``."""
         assert self._process is not None
         assert self._connection is not None

@@ -1,4 +1,4 @@
-"""Records on disk: JSON Lines, appended whole and synced one by one, so that a killed sweep keeps what it had."""
+"""Records on disk: JSON Lines, appended whole and synced at once, so that a killed sweep keeps what it had."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Appender:
             raise RecordError(f"{path}: cannot be written: {error.strerror or error}") from error
         self._path = path
 
-    def append(self, measurement: Measurement) -> None:
-        """Write one record and wait until it is on disk.
+    def append(self, *measurements: Measurement) -> None:
+        """Write records and wait until they are on disk.
 
         Raises:
-            RecordError: it cannot be written, because the disk is full for instance.
+            RecordError: they cannot be written, because the disk is full for instance.
         """
-        line = measurement.model_dump_json().encode() + b"\n"
+        lines = b"".join(measurement.model_dump_json().encode() + b"\n" for measurement in measurements)
         try:
-            written = os.write(self._file, line)  # one call: records of two sweeps never mix
+            written = os.write(self._file, lines)  # one call: records of two sweeps never mix
             os.fsync(self._file)
         except OSError as error:
             raise RecordError(f"{self._path}: cannot be written: {error.strerror or error}") from error
-        if written != len(line):
-            raise RecordError(f"{self._path}: only {written} of {len(line)} bytes of a record fit; free some space")
+        if written != len(lines):
+            raise RecordError(f"{self._path}: only {written} of {len(lines)} bytes of records fit; free some space")
 
     def close(self) -> None:
         """Close the file."""

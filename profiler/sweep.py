@@ -2,53 +2,38 @@
 
 Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length, and the kernel
 that the selector's model would take, so that what it loses is known. A sweep with a budget spends it where the choice
-is still open. Kernels run in a process of their own (:mod:`gemmill.profiler.worker`): one that faults or hangs costs
-its own record and a restart.
+is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.crew`), one a GPU: one that faults or hangs
+costs its own record and a restart. Records are appended here, problem by problem, as they are done.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gemmill import __version__
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.baseline import BASELINES
-from gemmill.profiler.process import WorkerError, WorkerProcess
+from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.worker import Machine, Options, Outcome, Report, Setup, Unit
+from gemmill.profiler.worker import Machine, Options, Report, Unit
 from gemmill.runtime import gpus, pool
-from gemmill.runtime.parts import PARTIAL_BYTES
 from gemmill.runtime.selector import Selector, needs_swap
 from gemmill.runtime.store import Store
 
 DEFAULT_OPTIONS = Options()
 TRANSPOSED_ROWS = 128
 """Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
-
-
-MAX_PARTIAL_BYTES = 1 << 30
-"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
-
-
-def too_large(config: GemmConfig, problem: GemmProblem) -> str:
-    """Why a kernel is not measured on a problem whose partial sums take too much memory; empty where they do not."""
-    if config.scheduler.decomposition != "split":
-        return ""
-    needed = config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES
-    if needed <= MAX_PARTIAL_BYTES:
-        return ""
-    return f"partial sums take {needed:,} bytes; a sweep allows {MAX_PARTIAL_BYTES:,}"
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
@@ -114,6 +99,7 @@ def sweep(
     budget: float | None = None,
     wanted: Callable[[GemmProblem], bool] = lambda problem: True,
     commit: str | None = None,
+    crew: Crew | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
     """Verify and time kernels on every shape, with cuBLAS beside them, and append what comes out to a file.
@@ -127,10 +113,11 @@ def sweep(
         store: where kernels are kept; None means the default store.
         jobs: processes that compile; default: one a core.
         options: how thoroughly to measure.
-        budget: seconds to spend on measuring, compilation apart; None: as long as it takes. Each problem gets its share
-            of what is left, and tries kernels in the order in which the model ranks them.
+        budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
+            problem gets its share of what is left, and tries kernels in the order in which the model ranks them.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
+        crew: who measures; None: a process on GPU 0 of this machine.
         listener: told of progress.
 
     Returns:
@@ -148,11 +135,13 @@ def sweep(
     store = store or Store()
     known = {r.key for r in read_records(records) if r.us is not None} if records.exists() else set()
     new: list[Measurement] = []
-    with WorkerProcess(Setup(store.path, store.max_bytes, options)) as worker, ExitStack() as stack:
-        machine = worker.start()  # first: without a GPU nothing need be compiled
+    with ExitStack() as stack:
+        crew = stack.enter_context(crew or OneGpu())
+        machine = crew.start(options)  # first: without a GPU nothing need be compiled
         appender = stack.enter_context(Appender(records))
         compiled = pool.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
-        digests = {outcome.name: outcome.artifact.digest for outcome in compiled if outcome.artifact}
+        artifacts = {outcome.name: outcome.artifact for outcome in compiled if outcome.artifact}
+        digests = {name: artifact.digest for name, artifact in artifacts.items()}
         faulty = {outcome.name: f"not compiled: {outcome.error}" for outcome in compiled if outcome.error}
         source = commit if commit is not None else source_commit()
 
@@ -163,23 +152,52 @@ def sweep(
         todo = [unit for unit in todo if unit.configs]
         # The model alone: measurements of the same problems would be the answer.
         selector = Selector({kernel_name(config): config for config in configs}, gpus.figures(machine.gpu))
-        began = time.monotonic()
-        for done, unit in enumerate(todo):
-            if budget is not None:
-                share = (budget - (time.monotonic() - began)) / (len(todo) - done)
-                if share <= 0:
-                    listener.untried(unit.problem, len(unit.configs))
-                    continue
-                unit = replace(unit, seconds=share)
-            report = measure(worker, likely_first(unit, selector), faulty)
+        packed = functools.cache(lambda name: artifacts[name].to_bytes())
+        shares = None if budget is None else Shares(budget)
+
+        def handed_out() -> Iterator[Unit]:
+            for done, unit in enumerate(todo):
+                if shares is not None:
+                    seconds = shares.take(unit.problem, len(todo) - done, crew.gpus)
+                    if seconds <= 0:
+                        listener.untried(unit.problem, len(unit.configs))
+                        continue
+                    unit = replace(unit, seconds=seconds)
+                names = map(kernel_name, unit.configs)
+                compiled = {name: packed(name) for name in names if name in artifacts}
+                yield replace(likely_first(unit, selector), artifacts=compiled)
+
+        for unit, report, where in crew.measure(handed_out(), faulty):
+            if shares is not None:
+                shares.give_back(unit.problem)
             if report.untried:
                 listener.untried(unit.problem, report.untried)
-            measured = measurements(unit.problem, report, digests, machine, source)
-            for measurement in measured:
-                appender.append(measurement)
+            measured = measurements(unit.problem, report, digests, where, source)
+            appender.append(*measured)
             new += measured
             listener.measured(unit.problem, measured)
     return new
+
+
+class Shares:
+    """Time to measure in, shared out evenly among the problems that are left, several of them at work at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._ends: dict[GemmProblem, float] = {}
+
+    def take(self, problem: GemmProblem, problems: int, workers: int) -> float:
+        """Seconds for a problem, the first of so many that are left; none or fewer once the time is up."""
+        now = time.monotonic()
+        left = self._end - now
+        taken = sum(max(0.0, end - now) for end in self._ends.values())
+        share = min(left, (workers * left - taken) / problems)
+        self._ends[problem] = now + share
+        return share
+
+    def give_back(self, problem: GemmProblem) -> None:
+        """A problem is done: what it did not use of its share is for the others."""
+        del self._ends[problem]
 
 
 def likely_first(unit: Unit, selector: Selector) -> Unit:
@@ -191,27 +209,6 @@ def likely_first(unit: Unit, selector: Selector) -> Unit:
     places = {name: place for place, name in enumerate(likely)}
     configs = sorted(unit.configs, key=lambda config: places.get(kernel_name(config), len(places)))
     return replace(unit, configs=tuple(configs), pinned=(likely[0],))
-
-
-def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
-    """Measure a unit without the kernels that are known to be ``faulty``; those that crash are added to them."""
-    while True:
-        names = {kernel_name(config): config for config in unit.configs}
-        refused = {name: faulty.get(name) or too_large(config, unit.problem) for name, config in names.items()}
-        failed = tuple(Outcome(name, "failed", says=says) for name, says in refused.items() if says)
-        sound = tuple(config for name, config in names.items() if not refused[name])
-        if not sound:
-            return Report(failed, None)
-        try:
-            report = worker.measure(replace(unit, configs=sound))
-        except WorkerError as error:
-            if error.kernel in names:
-                faulty[error.kernel] = f"crashed on {unit.problem}: {error}"
-                continue
-            # No kernel was running: the operands may be too large for the GPU.
-            outcomes = tuple(Outcome(kernel_name(config), "failed", says=str(error)) for config in sound)
-            return Report(failed + outcomes, None)
-        return replace(report, outcomes=failed + report.outcomes)
 
 
 def measurements(
@@ -231,7 +228,7 @@ def measurements(
             driver=machine.driver,
             cuda=machine.cuda,
             torch=machine.torch,
-            gemmill=__version__,
+            gemmill=machine.gemmill,
             commit=commit,
             time=now,
             stage=outcome.stage,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal
 
+from gemmill import __version__
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
@@ -28,8 +28,8 @@ from gemmill.profiler.telemetry import summarise as summarise_readings
 from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
 from gemmill.profiler.verify import Reference, reference
 from gemmill.runtime.api import plan
+from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.store import Store
 
 BETA = 1.0
 """Beta of every measurement with a C; alpha is :func:`~gemmill.profiler.operands.natural_alpha`."""
@@ -54,17 +54,6 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What a worker is started with."""
-
-    store: Path
-    """Where the sweep's kernels are."""
-    store_bytes: int
-    """Size cap of the store."""
-    options: Options
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
     """The GPU that is measured."""
 
@@ -77,6 +66,8 @@ class Machine:
     """CUDA version of torch and its cuBLAS."""
     torch: str
     """Version of torch."""
+    gemmill: str = __version__
+    """Version of gemmill in the process that measures."""
 
 
 def this_machine() -> tuple[Machine, Telemetry]:
@@ -105,6 +96,9 @@ class Unit:
     """Names of kernels that are finalists however slow they look at first."""
     seconds: float | None = None
     """Time for all of it; None: as long as it takes."""
+    artifacts: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
+    """The compiled kernels by name, in their form on disk: what is measured is what the sweep knows the digest of,
+    whatever compilers and stores there are where it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +157,11 @@ class Fault:
 
 
 def serve(descriptor: int) -> None:
-    """Body of a worker: takes a :class:`Setup` and then units from a pipe, until the pipe ends."""
+    """Body of a worker: takes :class:`Options` and then units from a pipe, until the pipe ends."""
     with Connection(descriptor) as connection, suppress(EOFError, BrokenPipeError):
-        setup: Setup = connection.recv()
+        options: Options = connection.recv()
         try:
-            bench = _Bench(setup, connection.send)
+            bench = _Bench(options, connection.send)
         except GemmillError as error:
             connection.send(Refusal(str(error)))
             return
@@ -197,11 +191,12 @@ class _Clock:
 class _Bench:
     """Measures units in this process."""
 
-    def __init__(self, setup: Setup, send: Callable[[Running], None]) -> None:
+    def __init__(self, options: Options, send: Callable[[Running], None]) -> None:
         self.machine, self.telemetry = this_machine()
-        self.options = setup.options
+        self.options = options
         self.send = send
-        self.registry = Registry(manifests=[], store=Store(setup.store, setup.store_bytes))
+        self.registry = Registry(manifests=[])
+        self.kernels: set[str] = set()
         self.stream = torch().cuda.Stream()
 
     def runs(self, kernel: str) -> None:
@@ -292,7 +287,7 @@ class _Bench:
             name = kernel_name(config)
             self.runs(name)
             try:
-                launch = self.launch(config, unit.problem, operands)
+                launch = self.launch(config, unit, operands)
             except (UnsupportedProblemError, OperandError, CompileError) as error:
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
                 continue
@@ -316,9 +311,12 @@ class _Bench:
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
         return launches, outcomes
 
-    def launch(self, config: GemmConfig, problem: GemmProblem, operands: list[OperandSet]) -> Launch:
+    def launch(self, config: GemmConfig, unit: Unit, operands: list[OperandSet]) -> Launch:
         """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
-        first = operands[0]
+        problem, name, first = unit.problem, kernel_name(config), operands[0]
+        if name not in self.kernels:
+            self.kernels.add(name)
+            self.registry.add(Artifact.from_bytes(unit.artifacts[name]))
         prepared = plan(
             first.a,
             first.b,

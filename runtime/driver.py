@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.errors import CaptureError, DeviceError
@@ -85,6 +86,15 @@ def capability(device: int) -> tuple[int, int]:
         )
     )
     return major, minor
+
+
+@functools.cache
+def uuid(device: int) -> str:
+    """What names a GPU on its machine, whichever of them CUDA shows: ``GPU-...``."""
+    driver = bindings()
+    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
+    raw = check(driver.cuDeviceGetUuid(handle), f"identifying GPU {device}")
+    return f"GPU-{UUID(bytes=raw.bytes)}"
 
 
 def _has_clusters(device: int) -> bool:

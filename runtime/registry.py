@@ -160,6 +160,11 @@ class Registry:
             self._loaded[name] = artifact
             return artifact
 
+    def add(self, artifact: Artifact) -> None:
+        """Have a compiled kernel at hand, whatever packs and store hold."""
+        with self._lock:
+            self._loaded[artifact.name] = artifact
+
     def warm(
         self,
         kernels: Iterable[str | GemmConfig | GemmProblem],

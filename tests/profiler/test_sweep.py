@@ -20,10 +20,11 @@ from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.crew import measure, too_large
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import Listener, likely_first, measure, problem_of, sweep, too_large, units
-from gemmill.profiler.worker import Options, Setup, Unit
+from gemmill.profiler.sweep import Listener, Shares, likely_first, problem_of, sweep, units
+from gemmill.profiler.worker import Options, Unit
 from gemmill.runtime import gpus
 from gemmill.runtime.operands import bind
 from gemmill.runtime.selector import Selector, needs_swap
@@ -36,7 +37,6 @@ PLAIN = tuple(
     for c in CONFIGS
     if (c.b.major, c.c, c.d.dtype) == ("k", None, "bf16") and c.a.major in ("k", "any") and c.d.major in ("n", "any")
 )
-SETUP = Setup(Path("unused"), 1, Options())
 
 
 def packed(rows: int, columns: int, batch: int, row_major: bool, dtype: DTypeName) -> TensorView:
@@ -137,7 +137,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPr
     first, second, third = (kernel_name(config) for config in PLAIN[:3])
     (tmp_path / "faulty_body.py").write_text(BODY.format(first=first, second=second, third=third))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with WorkerProcess(SETUP, silence_seconds=3, module="faulty_body") as process:
+    with WorkerProcess(Options(), silence_seconds=3, module="faulty_body") as process:
         assert process.start().gpu == "GPU"
         yield process
 

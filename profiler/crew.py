@@ -1,0 +1,120 @@
+"""Who measures the units of a sweep: a process on a GPU of this machine, or the workers of a cluster
+(:mod:`gemmill.profiler.cluster`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from gemmill.library.config import GemmConfig
+from gemmill.library.names import kernel_name
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.process import WorkerError, WorkerProcess
+from gemmill.profiler.worker import Machine, Options, Outcome, Report, Unit
+from gemmill.runtime.parts import PARTIAL_BYTES
+
+MAX_PARTIAL_BYTES = 1 << 30
+"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
+
+
+class Done(NamedTuple):
+    """A unit that was measured, what came out, and where."""
+
+    unit: Unit
+    report: Report
+    machine: Machine
+
+
+class Crew(Protocol):
+    """Measures units, on one GPU or several of one model. A context manager: its processes end with the block."""
+
+    @property
+    def gpus(self) -> int:
+        """Units that are measured at the same time."""
+
+    def start(self, options: Options) -> Machine:
+        """Get ready to measure; what the GPUs have in common.
+
+        Raises:
+            DeviceError: nothing can be measured.
+        """
+
+    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
+        """Measure units, each taken only when a GPU is free for it; they come back as they are done.
+
+        Args:
+            units: what to measure.
+            faulty: kernels that are not run, by name, and why. Those that crash are added.
+
+        Raises:
+            DeviceError: no measuring process can be started any more.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class OneGpu:
+    """GPU 0 of this machine."""
+
+    gpus = 1
+
+    def __init__(self) -> None:
+        self._worker: WorkerProcess | None = None
+
+    def start(self, options: Options) -> Machine:
+        """Start the process that measures."""
+        self._worker = WorkerProcess(options)
+        return self._worker.start()
+
+    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
+        """Measure units, one after the other."""
+        assert self._worker is not None
+        for unit in units:
+            report = measure(self._worker, unit, faulty)
+            yield Done(unit, report, self._worker.machine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._worker is not None:
+            self._worker.stop()
+
+
+def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
+    """Measure a unit without the kernels that are known to be ``faulty``; those that crash are added to them."""
+    while True:
+        names = {kernel_name(config): config for config in unit.configs}
+        refused = {name: faulty.get(name) or too_large(config, unit.problem) for name, config in names.items()}
+        failed = tuple(Outcome(name, "failed", says=says) for name, says in refused.items() if says)
+        sound = tuple(config for name, config in names.items() if not refused[name])
+        if not sound:
+            return Report(failed, None)
+        try:
+            report = worker.measure(replace(unit, configs=sound))
+        except WorkerError as error:
+            if error.kernel in names:
+                faulty[error.kernel] = f"crashed on {unit.problem}: {error}"
+                continue
+            # No kernel was running: the operands may be too large for the GPU.
+            outcomes = tuple(Outcome(kernel_name(config), "failed", says=str(error)) for config in sound)
+            return Report(failed + outcomes, None)
+        return replace(report, outcomes=failed + report.outcomes)
+
+
+def too_large(config: GemmConfig, problem: GemmProblem) -> str:
+    """Why a kernel is not measured on a problem whose partial sums take too much memory; empty where they do not."""
+    if config.scheduler.decomposition != "split":
+        return ""
+    needed = config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES
+    if needed <= MAX_PARTIAL_BYTES:
+        return ""
+    return f"partial sums take {needed:,} bytes; a sweep allows {MAX_PARTIAL_BYTES:,}"
