@@ -52,9 +52,6 @@ class Cluster:
         gpus: where there is no scheduler: a worker is started for each of these, which its ``CUDA_VISIBLE_DEVICES``
             names.
         process: makes the process that measures.
-
-    Raises:
-        DeviceError: dask is not installed, the scheduler cannot be reached, or workers do not start.
     """
 
     def __init__(
@@ -63,25 +60,25 @@ class Cluster:
         gpus: Sequence[str] = (),
         process: Callable[[Options], WorkerProcess] = WorkerProcess,
     ) -> None:
+        self._scheduler = scheduler
+        self._gpus = gpus
         self._process = process
         self._sweep = uuid.uuid4().hex
         self._stack = ExitStack()
+
+    def _connect(self) -> None:
         try:
             self._dask: Any = importlib.import_module("distributed")
         except ImportError as error:
-            raise DeviceError(
-                f"measuring on more than one GPU needs dask distributed ({error}); pip install 'gemmill[cluster]'"
-            ) from error
-        with ExitStack() as stack:
-            cluster = scheduler or stack.enter_context(self._local(gpus))
-            try:
-                self._client = stack.enter_context(self._dask.Client(cluster, set_as_default=False))
-                if gpus:
-                    self._client.wait_for_workers(len(gpus), timeout=START_SECONDS)
-            except (OSError, ValueError) as error:
-                at = f"no dask scheduler answers at {scheduler}" if scheduler else "dask workers do not start"
-                raise DeviceError(f"{at}: {error}") from error
-            self._stack = stack.pop_all()
+            raise DeviceError(f"a cluster needs dask distributed ({error}); pip install 'gemmill[cluster]'") from error
+        try:
+            cluster = self._scheduler or self._stack.enter_context(self._local(self._gpus))
+            self._client = self._stack.enter_context(self._dask.Client(cluster, set_as_default=False))
+            if self._gpus:
+                self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
+        except (OSError, ValueError) as error:
+            where = f"no dask scheduler answers at {self._scheduler}" if self._scheduler else "dask does not start here"
+            raise DeviceError(f"{where}: {error}") from error
 
     def _local(self, gpus: Sequence[str]) -> Any:
         """A cluster of this machine. Fresh interpreters again, which do not run the caller's main module."""
@@ -100,7 +97,7 @@ class Cluster:
             }
             for index, gpu in enumerate(gpus)
         }
-        scheduler = {"cls": self._dask.Scheduler, "options": common | {"port": 0}}
+        scheduler = {"cls": self._dask.Scheduler, "options": common | {"port": 0, "allowed_failures": 1}}
         return self._dask.SpecCluster(workers, scheduler, silence_logs=logging.ERROR)
 
     @property
@@ -112,8 +109,10 @@ class Cluster:
         """Start the process that measures on every worker; what their GPUs have in common.
 
         Raises:
-            DeviceError: there is no worker with a GPU, one cannot measure, or they differ.
+            DeviceError: dask is not installed or not reached, there is no worker with a GPU, one cannot measure, or
+                their GPUs are of several models.
         """
+        self._connect()
         self._hire = partial(_hire, self._sweep, partial(self._process, options))
         workers = self._workers()
         if not workers or max(workers.values()) > 1:
@@ -146,23 +145,39 @@ class Cluster:
         return self._machine
 
     def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
-        """Measure units, as many at a time as there are workers."""
+        """Measure units, as many at a time as there are workers.
+
+        One whose worker dies goes to another. Dask gives up a task after some deaths, and blames those of a worker on
+        whatever was to run there; such units are therefore measured again in the end, one by one.
+        """
         futures: dict[Any, Unit] = {}
+        suspects: list[Unit] = []
+
+        def hand_out(unit: Unit) -> None:
+            known = {name: faulty[name] for name in map(kernel_name, unit.configs) if name in faulty}
+            futures[self._submit(_measure, self._hire, unit, known)] = unit
+
         while True:
             while len(futures) < max(1, self.gpus) and (unit := next(units, None)) is not None:
-                known = {name: faulty[name] for name in map(kernel_name, unit.configs) if name in faulty}
-                futures[self._submit(_measure, self._hire, unit, known)] = unit
-            if not futures:
-                return
+                hand_out(unit)
+            alone = not futures
+            if alone:
+                if not suspects:
+                    return
+                hand_out(suspects.pop(0))
             future = self._first(list(futures))
             unit = futures.pop(future)
             try:
                 worker, machine, report, crashed = future.result()
-                self._check({worker: machine})
             except self._dask.KilledWorker as error:
-                says = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem}"
+                if not alone:
+                    suspects.append(unit)
+                    continue
+                says = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
                 outcomes = (Outcome(kernel_name(config), "failed", says=says) for config in unit.configs)
-                machine, report, crashed = self._machine, Report(tuple(outcomes), None), {}
+                yield Done(unit, Report(tuple(outcomes), None), self._machine)
+                continue
+            self._check({worker: machine})
             faulty |= crashed
             yield Done(unit, report, machine)
 

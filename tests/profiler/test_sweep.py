@@ -23,7 +23,7 @@ from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.crew import measure, too_large
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import Listener, Shares, likely_first, problem_of, sweep, units
+from gemmill.profiler.sweep import Listener, likely_first, problem_of, sweep, units
 from gemmill.profiler.worker import Options, Unit
 from gemmill.runtime import gpus
 from gemmill.runtime.operands import bind

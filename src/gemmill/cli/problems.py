@@ -36,6 +36,8 @@ from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.cluster import Cluster, local_gpus
+from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.sweep import DEFAULT_OPTIONS, Listener, sweep, units
 from gemmill.profiler.worker import Options
@@ -157,6 +159,12 @@ def profile(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
     ] = False,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N|all", help="GPUs of this machine to measure on; default: 1.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of this dask cluster's workers.")
+    ] = None,
     jobs: Jobs = None,
     store: StorePath = None,
     as_json: Json = False,
@@ -167,12 +175,19 @@ def profile(
     With --budget, each shape gets its share of that time: kernels are tried in the order in which the selector's model
     ranks them, the slower half drops out again and again, and what there was no time for is left for the next sweep.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
+    Several GPUs measure a shape each at a time; they must be of one model, and need pip install 'gemmill[cluster]'.
+    Workers of other machines are started for each GPU, one with every i, as
+
+    \b
+      CUDA_VISIBLE_DEVICES=i dask worker ADDRESS --nthreads 1 --resources GPU=1
+
     Needs a Hopper GPU and PyTorch. Exits with 1 if any kernel failed.
 
     \b
     Examples:
       gemmill profile bf16 --shapes large
-      gemmill profile bf16 --shapes large --budget 10m
+      gemmill profile bf16 --shapes large --budget 10m --gpus all
+      gemmill profile bf16 --shapes large --scheduler tcp://10.0.0.1:8786
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     configs = list(kernel_set(manifest).expand(preset, where))
@@ -180,8 +195,21 @@ def profile(
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
-    found = measure(configs, suite, records, store=Store(store), jobs=jobs, options=options, budget=budget)
+    crew = _crew(gpus, scheduler)
+    found = measure(configs, suite, records, store=Store(store), jobs=jobs, options=options, budget=budget, crew=crew)
     report_measurements(found, as_json)
+
+
+def _crew(gpus: str | None, scheduler: str | None) -> Crew:
+    """Who measures."""
+    if scheduler is not None:
+        if gpus is not None:
+            raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
+        return Cluster(scheduler)
+    if gpus is not None and gpus != "all" and not (gpus.isdecimal() and int(gpus)):
+        raise typer.BadParameter(f"--gpus {gpus}: neither a number of GPUs nor all")
+    names = local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ()
+    return Cluster(gpus=names) if len(names) > 1 else OneGpu()
 
 
 def measure(
@@ -193,6 +221,7 @@ def measure(
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
+    crew: Crew | None = None,
 ) -> list[Measurement]:
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep`."""
     untried: list[int] = []
@@ -203,7 +232,15 @@ def measure(
             lambda problem, kernels: untried.append(kernels),
         )
         found = sweep(
-            configs, shapes, records, store=store, jobs=jobs, options=options, budget=budget, listener=listener
+            configs,
+            shapes,
+            records,
+            store=store,
+            jobs=jobs,
+            options=options,
+            budget=budget,
+            crew=crew,
+            listener=listener,
         )
     if untried:
         output.complain(
