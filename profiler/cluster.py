@@ -2,7 +2,7 @@
 
 A dask worker never touches CUDA. It owns the process that measures, as a sweep of one GPU does, so that a kernel that
 faults or hangs costs its record and that process; the dask worker lives on. One that dies all the same has its unit
-measured by another: dask sees to that. Compiled kernels travel with the units, and the sweep writes the records:
+measured by another. Compiled kernels travel with the units, and the sweep writes the records:
 workers need neither compiler nor store nor a common file system.
 """
 
@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -123,7 +123,7 @@ class Cluster:
                 f"CUDA_VISIBLE_DEVICES=0 dask worker {address} --nthreads 1 --resources {RESOURCE}=1"
             )
         futures = {worker: self._submit(_start, self._hire, workers=[worker]) for worker in workers}
-        self._stack.callback(self._dismiss, list(workers))
+        self._stack.callback(self._dismiss)
         machines: dict[str, Machine] = {}
         for worker, future in futures.items():
             try:
@@ -194,18 +194,18 @@ class Cluster:
 
     def _first(self, futures: list[Any]) -> Any:
         """The first that is done."""
-        alone = False
+        deserted = False
         while True:
             try:
                 with self._client.as_current():
                     return next(iter(self._dask.wait(futures, POLL_SECONDS, "FIRST_COMPLETED").done))
             except TimeoutError:
                 if self.gpus:
-                    alone = False
-                elif alone:  # one that was just restarting is back by now
+                    deserted = False
+                elif deserted:  # one that was just restarting is back by now
                     raise DeviceError("all dask workers have gone; start others, and the sweep again") from None
                 else:
-                    alone = True
+                    deserted = True
             except (CancelledError, OSError) as error:
                 raise self._gone(error) from error
 
@@ -223,9 +223,12 @@ class Cluster:
     def _gone(self, error: BaseException) -> DeviceError:
         return DeviceError(f"the dask scheduler has gone ({type(error).__name__}); start it, and the sweep again")
 
-    def _dismiss(self, workers: list[str]) -> None:
+    def _dismiss(self) -> None:
         """Have the processes that measure ended, each after the unit that it may be at."""
-        self._dask.fire_and_forget([self._submit(_dismiss, self._sweep, workers=[worker]) for worker in workers])
+        with suppress(DeviceError):  # there is no scheduler any more
+            self._dask.fire_and_forget(
+                [self._submit(_dismiss, self._sweep, workers=[worker]) for worker in self._workers()]
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -150,6 +150,8 @@ def sweep(
 
         todo = [replace(u, configs=tuple(c for c in u.configs if is_new(c, u.problem))) for u in chosen]
         todo = [unit for unit in todo if unit.configs]
+        if crew.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
+            todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
         # The model alone: measurements of the same problems would be the answer.
         selector = Selector({kernel_name(config): config for config in configs}, gpus.figures(machine.gpu))
         packed = functools.cache(lambda name: artifacts[name].to_bytes())

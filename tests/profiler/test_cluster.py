@@ -113,6 +113,8 @@ def test_one_gpu_and_two_give_the_same_table(
     one = swept(Cluster(gpus=["A:0"], process=process), PLAIN[:4], "one.jsonl")
     two = swept(Cluster(gpus=["A:0", "A:1"], process=process), PLAIN[:4], "two.jsonl")
     assert {m.driver for m in two} == {"A:0", "A:1"}
+    assert one[0].problem.m == SHAPES[0].m
+    assert two[0].problem.m in (SHAPES[-1].m, SHAPES[-2].m)  # what takes longest comes first
     assert table(one) == table(two)
     assert len(two) == len(SHAPES) * 4
     assert {m.kernel for m in two if m.stage == "failed"} == {CRASHES, HANGS}

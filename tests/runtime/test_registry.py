@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_a_pack_comes_before_the_store_and_the_store_before_the_compiler(
     assert registry.get(other.name) == other, "a kernel that no manifest declares"
     assert entries(registry) == 1
     assert registry.store.list()[0].used >= used
+
+
+def test_a_kernel_that_was_handed_over_comes_before_any_other(pack: Path, tmp_path: Path, artifact: Artifact) -> None:
+    registry = Registry(packs=[pack], store=tmp_path / "store")
+    mine = replace(artifact, cubin=artifact.cubin + b"mine")
+    registry.add(mine)
+    assert registry.get(artifact.name) is mine
+    assert entries(registry) == 0
 
 
 def test_what_is_compiled_is_stored(tmp_path: Path, artifact: Artifact) -> None:
