@@ -79,7 +79,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Option
     """A process that measures on a made-up GPU, whose first kernel crashes and whose second hangs."""
     (tmp_path / "made_up_gpu.py").write_text(BODY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    return partial(WorkerProcess, silence_seconds=2, module="made_up_gpu")
+    return partial(WorkerProcess, silence_seconds=5, module="made_up_gpu")
 
 
 @pytest.fixture
@@ -182,9 +182,10 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were(
     tmp_path: Path,
     command: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    command("scheduler", "--host", "127.0.0.1", "--port", "0")
+    scheduler = command("scheduler", "--host", "127.0.0.1", "--port", "0")
     file = tmp_path / "scheduler.json"
     while not file.exists() or not file.read_text():
+        assert scheduler.poll() is None
         time.sleep(0.1)
     address = json.loads(file.read_text())["address"]
     with pytest.raises(DeviceError, match=f"dask worker {address} --nthreads 1 --resources GPU=1"):
