@@ -83,6 +83,17 @@ class Cluster:
     def _local(self, gpus: Sequence[str]) -> Any:
         """A cluster of this machine. Fresh interpreters again, which do not run the caller's main module."""
         subprocess = importlib.import_module("distributed.deploy.subprocess")
+        psutil = importlib.import_module("psutil")  # which distributed needs
+
+        class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
+            """Closes also where one of its processes ends just before it is killed (distributed 2026.8 raises)."""
+
+            async def close(self) -> None:
+                while True:
+                    with suppress(psutil.NoSuchProcess):
+                        await super().close()
+                        return
+
         common = {"host": "127.0.0.1", "dashboard": False}
         worker = common | {
             "nthreads": 1,
@@ -92,7 +103,7 @@ class Cluster:
         }
         workers = {
             index: {
-                "cls": subprocess.SubprocessWorker,
+                "cls": LocalWorker,
                 "options": {"worker_kwargs": worker | {"env": {"CUDA_VISIBLE_DEVICES": gpu}}},
             }
             for index, gpu in enumerate(gpus)
