@@ -20,7 +20,6 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
-from gemmill.runtime.autotune import autotuned
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, read_passed, staged
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
@@ -503,6 +502,7 @@ def _choose(
     if options.kernel is not None:
         return gemm, None, launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
     if options.autotune is not None:
+        from gemmill.runtime.autotune import autotuned
 
         def time(candidates: list[Candidate]) -> list[float]:
             return _time(tensors, handle, passed, registry, candidates, launcher)
