@@ -17,7 +17,6 @@ import numpy.typing as npt
 from gemmill.library.arch import Gpu
 from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.families import gemv
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
@@ -109,6 +108,7 @@ class Columns:
             return np.array(values, dtype=np.float64)
 
         first = configs[0]
+        streams = [_stream(c) for c in configs]
         return cls(
             tile_m=column([c.tile.m for c in configs]),
             tile_n=column([c.tile.n for c in configs]),
@@ -124,8 +124,8 @@ class Columns:
             fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
             stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
             multiply_adds=np.array([_multiply_adds(c) for c in configs]),
-            streamed=column([gemv.bytes_in_flight(fields_of(c)) if c.family == "gemv" else 0 for c in configs]),
-            blocks_per_sm=column([gemv.blocks_per_sm(fields_of(c)) if c.family == "gemv" else 1 for c in configs]),
+            streamed=column([streamed for streamed, _ in streams]),
+            blocks_per_sm=column([blocks for _, blocks in streams]),
             bytes=(
                 first.a.type.bits / 8,
                 first.b.type.bits / 8,
@@ -133,6 +133,16 @@ class Columns:
                 first.d.type.bytes,
             ),
         )
+
+
+def _stream(config: GemmConfig) -> tuple[int, int]:
+    """Bytes of B in flight of a block of the gemv family, and blocks on an SM; 0 and 1 of others."""
+    if config.family != "gemv":
+        return 0, 1
+    from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
+
+    fields = fields_of(config)
+    return gemv.bytes_in_flight(fields), gemv.blocks_per_sm(fields)
 
 
 def _multiply_adds(config: GemmConfig) -> float:

@@ -1,4 +1,7 @@
-"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model."""
+"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model.
+
+Rules are imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,8 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
-from gemmill.library.footprint import auto_stages
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
-from gemmill.library.rules import legal, verdicts
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
@@ -312,6 +313,8 @@ class Selector:
 
     def _unsupported(self, problem: GemmProblem) -> UnsupportedProblemError:
         """The error that names what the nearest kernel wants otherwise."""
+        from gemmill.library.rules import verdicts
+
         if not self._groups:
             target = ".".join(map(str, self.gpu.capability))
             return UnsupportedProblemError(
@@ -373,6 +376,9 @@ def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
 def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     """A linear kernel with an epilogue in place of its own, and with as many stages as then still fit; None where rules
     refuse it. Matrices that TMA cannot move for it are read and written at any strides."""
+    from gemmill.library.footprint import auto_stages
+    from gemmill.library.rules import legal
+
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
         changed = config.model_copy(update={"epilogue": text})
         if not legal(changed) and (stages := auto_stages(fields_of(changed))) < config.stages:
