@@ -3,8 +3,9 @@
 Compiles the kernels of a manifest that the store lacks, writes a pack of them, and starts fresh processes that have
 nothing in their store. Each imports PyTorch and makes operands, and with them the context, before the clock starts;
 then it imports gemmill, opens the pack and calls ``gemmill.matmul``: ``launched`` is when that returns, ``done`` when
-the GPU has finished. Processes in between take the same path in steps, and time each. The first of either kind, which
-finds cold file caches, does not count. Needs an NVIDIA GPU and PyTorch, and a toolchain to compile what is missing.
+the GPU has finished. Processes in between take the same path in steps, and time each. The first of either kind does not
+count: it finds cold file caches, and writes the bytecode of gemmill's modules, as an installer does. Needs an NVIDIA
+GPU and PyTorch, and a toolchain to compile what is missing.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def _run(pack: Path, kind: str, options: list[str]) -> dict[str, float]:
     store = pack.parent / "store"
     command = [sys.executable, __file__, "--child", str(pack), kind, *options]
     environ = {**os.environ, "GEMMILL_STORE": str(store)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     assert not store.exists(), "a process that starts from a pack has no business in the store"
     result: dict[str, float] = json.loads(done.stdout)

@@ -28,7 +28,6 @@ from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Candidate, Choice, Rows, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
-from gemmill.runtime.timing import scratch, time_launches
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
@@ -561,6 +560,8 @@ def _time(
     launcher: Callable[[str, bool], Launcher],
 ) -> list[float]:
     """Microseconds of each of some kernels on the operands of a call; what they write goes elsewhere."""
+    from gemmill.runtime.timing import scratch, time_launches
+
     device = tensors["a"].device
     if driver.is_capturing(device, handle):
         raise CaptureError(

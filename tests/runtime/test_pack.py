@@ -182,7 +182,7 @@ print(*sys.modules)
 NOT_FOR_PACKS = {
     *("yaml", "filelock", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
     *("gemmill.library.manifest", "gemmill.library.records", "gemmill.library.rules", "gemmill.library.families"),
-    *("gemmill.runtime.autotune", "gemmill.runtime.store", "gemmill.runtime.toolchain"),
+    *("gemmill.runtime.autotune", "gemmill.runtime.store", "gemmill.runtime.timing", "gemmill.runtime.toolchain"),
 }
 
 
