@@ -1,5 +1,8 @@
 """Host time of a launch: a bare ``cuLaunchKernelEx``, a warm plan, ``gemmill.matmul(out=)`` and ``torch.mm(out=)``.
 
+Where Triton is installed, also its launcher, of a kernel that does nothing and takes what a GEMM takes: three tensors,
+three extents and six strides.
+
 All in one run, in turns: a batch of calls of each, then the next round. The stream is drained between batches, and a
 batch fits the launch queue, so no call waits for the GPU. Needs an NVIDIA GPU and PyTorch.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import sys
 import time
@@ -42,6 +46,8 @@ def main() -> None:
         "torch.mm(out=)": lambda: torch.mm(a, weight, out=out),
         "an empty lambda": lambda: None,
     }
+    if importlib.util.find_spec("triton"):
+        candidates["Triton's launcher"] = _triton(a, weight, out)
     samples = _measure(candidates, arguments.batches, arguments.calls, torch.cuda.synchronize)
     figures = {
         name: dict(zip(("low", "median", "high"), quantiles(values), strict=True)) for name, values in samples.items()
@@ -67,6 +73,23 @@ def _bare(plan: Any) -> Callable[[], None]:
         cuLaunchKernelEx(config, function, parameters, 0)
 
     return bare
+
+
+def _triton(a: Any, b: Any, out: Any) -> Callable[[], Any]:
+    """A launch of a Triton kernel that does nothing, on as many blocks as there are tiles of 128 x 128."""
+    import triton
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def nothing(a, b, out, m, n, k, a_m, a_k, b_k, b_n, out_m, out_n):  # type: ignore[no-untyped-def]
+        pass
+
+    (m, k), n = a.shape, b.shape[1]
+    grid = (triton.cdiv(m, 128) * triton.cdiv(n, 128),)
+
+    def launch() -> None:
+        nothing[grid](a, b, out, m, n, k, *a.stride(), *b.stride(), *out.stride())
+
+    return launch
 
 
 def _measure(

@@ -10,6 +10,7 @@ letters for what is no letter or digit (``xdEreluPaccQ``). Names are C identifie
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from pydantic import ValidationError
 
@@ -83,32 +84,57 @@ def parse_name(name: str) -> GemmConfig:
     Raises:
         ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
     """
+    fields: dict[str, Value] = {}
+    for place, part in enumerate(_parts(name)):
+        fields |= _fields(name, place, part)
+    try:
+        return config_of(fields)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{name!r} is not a kernel name: {faults}") from None
+
+
+def formats(name: str) -> tuple[Value, Value, Value]:
+    """Arch and the types of A and B that a kernel name says, of which no more is read. ConfigError as for
+    :func:`parse_name`."""
+    arch, a, b = (_fields(name, place, part) for place, part in enumerate(_parts(name)[:3]))
+    return arch["arch"], a["a.dtype"], b["b.dtype"]
+
+
+def _parts(name: str) -> list[str]:
     parts = name.split("_")
     if len(parts) != len(_PARTS):
         raise ConfigError(
             f"{name!r} is not a kernel name: it has {len(parts)} parts between underscores; a name has {len(_PARTS)}: "
             + ", ".join(what for what, *_ in _PARTS)
         )
-    fields: dict[str, Value] = {}
-    for part, (what, pattern, names, example) in zip(parts, _PARTS, strict=True):
-        match = re.fullmatch(pattern, part)
-        if match is None:
-            raise ConfigError(f"{name!r} is not a kernel name: {part!r} is no {what}, which looks like {example}")
-        for field, text in zip(names, match.groups(), strict=True):
-            if field == "epilogue":
-                try:
-                    fields[field] = decode(text)
-                except ExpressionError as error:
-                    raise ConfigError(f"{name!r} is not a kernel name: its epilogue {text!r}: {error}") from None
-            elif text is None:
-                fields[field] = _UNSAID.get(field, "none")
-            else:
-                fields[field] = int(text) if text.isdecimal() else text
+    return parts
+
+
+def _fields(name: str, place: int, part: str) -> dict[str, Value]:
+    """The fields that a part of a name says."""
     try:
-        return config_of(fields)
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{name!r} is not a kernel name: {faults}") from None
+        return _fields_of_part(place, part)
+    except ConfigError as error:
+        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
+
+
+@lru_cache(4096)
+def _fields_of_part(place: int, part: str) -> dict[str, Value]:
+    """Kernels have most parts of their names in common."""
+    what, pattern, names, example = _PARTS[place]
+    match = re.fullmatch(pattern, part)
+    if match is None:
+        raise ConfigError(f"{part!r} is no {what}, which looks like {example}")
+    if names == ("epilogue",):
+        try:
+            return {"epilogue": decode(part)}
+        except ExpressionError as error:
+            raise ConfigError(f"its epilogue {part!r}: {error}") from None
+    return {
+        field: _UNSAID.get(field, "none") if text is None else int(text) if text.isdecimal() else text
+        for field, text in zip(names, match.groups(), strict=True)
+    }
 
 
 def _operand(operand: InputOperand | OutputOperand | None) -> str:

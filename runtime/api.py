@@ -20,7 +20,6 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
-from gemmill.runtime.autotune import autotuned
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, read_passed, staged
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
@@ -29,7 +28,6 @@ from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Candidate, Choice, Rows, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
-from gemmill.runtime.timing import scratch, time_launches
 
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
@@ -503,6 +501,7 @@ def _choose(
     if options.kernel is not None:
         return gemm, None, launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
     if options.autotune is not None:
+        from gemmill.runtime.autotune import autotuned
 
         def time(candidates: list[Candidate]) -> list[float]:
             return _time(tensors, handle, passed, registry, candidates, launcher)
@@ -561,6 +560,8 @@ def _time(
     launcher: Callable[[str, bool], Launcher],
 ) -> list[float]:
     """Microseconds of each of some kernels on the operands of a call; what they write goes elsewhere."""
+    from gemmill.runtime.timing import scratch, time_launches
+
     device = tensors["a"].device
     if driver.is_capturing(device, handle):
         raise CaptureError(

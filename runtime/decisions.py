@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gemmill.library.config import Frozen
 from gemmill.library.problem import GemmProblem
-from gemmill.library.records import read_records
 
 
 class Decision(Frozen):
@@ -30,6 +29,8 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
     Raises:
         RecordError: a file cannot be read, or a line is no record.
     """
+    from gemmill.library.records import read_records  # a program that reads none starts faster
+
     decisions: dict[tuple[GemmProblem, str, str], Decision] = {}
     for path in paths:
         for record in read_records(path):

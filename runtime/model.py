@@ -9,7 +9,7 @@ warpgroup's loop. DRAM and power bound the whole. All of it is one numpy express
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from gemmill.library.arch import Gpu
 from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.families import gemv
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
@@ -25,6 +24,7 @@ from gemmill.runtime import model_parts
 from gemmill.runtime.parts import PARTIAL_BYTES
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM", "power")
 """What can set the pace of a kernel, in the order of :attr:`Estimate.bound`."""
@@ -78,61 +78,117 @@ _STREAM_GBPS = 48.0
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Figures of kernels with equal operand formats, one array element a kernel; prepared once."""
+    """Figures of kernels, one array element a kernel; prepared once."""
 
     tile_m: Floats
     tile_n: Floats
+    tile: Floats
+    """Elements of an output tile."""
     tile_k: Floats
     cluster_m: Floats
     cluster_n: Floats
-    stages: Floats
+    blocks: Floats
+    """Blocks of a cluster."""
     splits: Floats
     swizzle: Floats
-    raster_m: npt.NDArray[np.bool_]
-    pingpong: npt.NDArray[np.bool_]
-    split: npt.NDArray[np.bool_]
-    fused: npt.NDArray[np.bool_]
-    stream: npt.NDArray[np.bool_]
-    multiply_adds: Floats
-    """In a clock of an SM; 0 for WGMMA, which has a formula."""
+    raster_m: Bools
+    pingpong: Bools
+    split: Bools
+    stream: Bools
+    bytes_a: Floats
+    """Bytes of an element of A; so of the others, 0 without C."""
+    bytes_b: Floats
+    bytes_c: Floats
+    bytes_d: Floats
+    step_cycles: Floats
+    """Clocks in which an SM multiplies one step along K of a tile."""
+    step_bytes: Floats
+    """What is loaded for it, as far as multicast does not save it."""
+    latency_ns: Floats
+    """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
+    whose rates include what they do not."""
+    stored: Floats
+    """Bytes of an output tile that are stored or, of C, loaded."""
+    exchange_ns: Floats
+    """Time to add up the parts of a tile, where that is the kernel's own work."""
     streamed: Floats
     """Bytes of B that a block of the gemv family has in flight; 0 for others."""
     blocks_per_sm: Floats
-    bytes: tuple[float, float, int, int]
-    """Bytes of an element of A, B, C (0 without C) and D."""
+    swapped: Bools
+    """Whether the kernel runs the transposed problem."""
 
     @classmethod
-    def of(cls, configs: Sequence[GemmConfig]) -> Columns:
-        """The figures of configs that share their operand formats."""
+    def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> Columns:
+        """The figures of configs, for problems as they are or transposed."""
 
-        def column(values: list[int]) -> Floats:
+        def column(values: list[float]) -> Floats:
             return np.array(values, dtype=np.float64)
 
-        first = configs[0]
+        tile_m, tile_n, tile_k = (column([getattr(c.tile, x) for c in configs]) for x in "mnk")
+        cluster_m, cluster_n = (column([getattr(c.cluster, x) for c in configs]) for x in "mn")
+        bytes_a, bytes_b = (
+            column([x.type.bits / 8 for x in xs]) for xs in zip(*((c.a, c.b) for c in configs), strict=True)
+        )
+        bytes_c = column([c.c.type.bytes if c.c else 0 for c in configs])
+        bytes_d = column([c.d.type.bytes for c in configs])
+        splits = column([c.scheduler.splits for c in configs])
+        split, fused, stream = (
+            np.array([c.scheduler.decomposition == name for c in configs]) for name in ("split", "fused", "stream")
+        )
+        tile = tile_m * tile_n
+        mma_cycles = np.maximum(
+            tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
+        )
+        mmas = tile_m / SUBTILE_M * tile_k * np.maximum(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
+        multiply_adds = column([_multiply_adds(c) for c in configs])
+        wgmma = multiply_adds == 0
+        loaded_a = tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n)
+        loaded_b = tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m)
+        streams = [_stream(c) for c in configs]
         return cls(
-            tile_m=column([c.tile.m for c in configs]),
-            tile_n=column([c.tile.n for c in configs]),
-            tile_k=column([c.tile.k for c in configs]),
-            cluster_m=column([c.cluster.m for c in configs]),
-            cluster_n=column([c.cluster.n for c in configs]),
-            stages=column([c.stages for c in configs]),
-            splits=column([c.scheduler.splits for c in configs]),
+            tile_m=tile_m,
+            tile_n=tile_n,
+            tile=tile,
+            tile_k=tile_k,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            blocks=cluster_m * cluster_n,
+            splits=splits,
             swizzle=column([c.scheduler.swizzle for c in configs]),
             raster_m=np.array([c.scheduler.raster == "m" for c in configs]),
             pingpong=np.array([c.schedule == "pingpong" for c in configs]),
-            split=np.array([c.scheduler.decomposition == "split" for c in configs]),
-            fused=np.array([c.scheduler.decomposition == "fused" for c in configs]),
-            stream=np.array([c.scheduler.decomposition == "stream" for c in configs]),
-            multiply_adds=np.array([_multiply_adds(c) for c in configs]),
-            streamed=column([gemv.bytes_in_flight(fields_of(c)) if c.family == "gemv" else 0 for c in configs]),
-            blocks_per_sm=column([gemv.blocks_per_sm(fields_of(c)) if c.family == "gemv" else 1 for c in configs]),
-            bytes=(
-                first.a.type.bits / 8,
-                first.b.type.bits / 8,
-                first.c.type.bytes if first.c else 0,
-                first.d.type.bytes,
+            split=split,
+            stream=stream,
+            bytes_a=bytes_a,
+            bytes_b=bytes_b,
+            bytes_c=bytes_c,
+            bytes_d=bytes_d,
+            step_cycles=np.where(
+                wgmma, mmas * mma_cycles / _SUSTAINED, tile * tile_k / np.where(wgmma, 1, multiply_adds)
             ),
+            step_bytes=tile_k * (loaded_a + loaded_b),
+            latency_ns=np.where(wgmma, _LATENCY_NS / (column([c.stages for c in configs]) - 1), 0.0),
+            stored=tile * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
+            exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
+            streamed=column([streamed for streamed, _ in streams]),
+            blocks_per_sm=column([blocks for _, blocks in streams]),
+            swapped=np.full(len(configs), swapped),
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Columns]) -> Columns:
+        """The figures of kernels of several."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+def _stream(config: GemmConfig) -> tuple[int, int]:
+    """Bytes of B in flight of a block of the gemv family, and blocks on an SM; 0 and 1 of others."""
+    if config.family != "gemv":
+        return 0, 1
+    from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
+
+    own = fields_of(config)
+    return gemv.bytes_in_flight(own), gemv.blocks_per_sm(own)
 
 
 def _multiply_adds(config: GemmConfig) -> float:
@@ -166,73 +222,61 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """Predict the time of every kernel for one problem whose extents are all at least 1."""
     uneven = problem.batching == "grouped"
     k, problem = columns, problem.typical()
-    bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
+    m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
 
     # Tiles and waves.
-    blocks = k.cluster_m * k.cluster_n
-    resident = np.maximum(np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4), 1)
-    clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
+    resident = np.maximum(np.where(k.blocks <= 2, gpu.sms // k.blocks, gpu.clusters_of_4), 1)
+    clusters_m = np.ceil(np.ceil(m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
-        clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / problem.m)
-    clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
+        clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / m)
+    clusters_n = np.ceil(np.ceil(n / k.tile_n) / k.cluster_n)
     clusters = clusters_m * clusters_n * problem.batch * k.splits
     slots = resident * k.blocks_per_sm
     waves = np.ceil(clusters / slots)
-    active = np.minimum(clusters, slots) * blocks
+    active = np.minimum(clusters, slots) * k.blocks
 
     # One step along K of one tile.
-    mma_cycles = np.maximum(
-        k.tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + k.tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
-    )
-    mmas = k.tile_m / SUBTILE_M * k.tile_k * max(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
-    mma_ns = mmas * mma_cycles / (_SUSTAINED * gpu.clock_ghz)
-    wgmma = k.multiply_adds == 0
-    scalar_ns = k.tile_m * k.tile_n * k.tile_k / (np.where(wgmma, 1, k.multiply_adds) * gpu.clock_ghz)
-    mma_ns = np.where(wgmma, mma_ns, scalar_ns)
-    loaded_a = k.tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_n)
-    loaded_b = k.tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / k.cluster_m)
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
-    load_ns = k.tile_k * (loaded_a + loaded_b) / load_rate
-    # Other families hide it with several blocks on an SM; their rates include what they do not.
-    latency_ns = np.where(wgmma, _LATENCY_NS / (k.stages - 1), 0.0)
-    paces = np.stack([mma_ns, load_ns, latency_ns])
+    paces = np.stack([k.step_cycles / gpu.clock_ghz, k.step_bytes / load_rate, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     loop_ns = np.ceil(problem.k / k.splits / k.tile_k) * step_ns
 
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
-    tile = k.tile_m * k.tile_n
-    stored = np.where(k.split, PARTIAL_BYTES, bytes_c + bytes_d)
-    store_ns = _TILE_NS + tile * stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
-    busy_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
-    busy_ns += np.where(k.fused, model_parts.exchange_ns(k.splits, tile), 0)
-    steps = np.ceil(problem.k / k.tile_k)
-    stream_ns = model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, tile)
-    sm_ns = _LATENCY_NS + np.where(k.stream, stream_ns, busy_ns)
+    sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
+    if k.stream.any():
+        steps = np.ceil(problem.k / k.tile_k)
+        sm_ns = np.where(k.stream, model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, k.tile), sm_ns)
+    sm_ns += _LATENCY_NS
 
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
-    sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
-    stream_gbps = np.minimum(_STREAM_GBPS, sharing * k.streamed / _STREAM_NS)
-    tile_bytes = (k.tile_n * bytes_b + k.tile_m * bytes_a) * problem.k
-    tile_ns = sharing * tile_bytes / np.where(k.streamed, stream_gbps, 1) + _TILE_NS
-    sm_ns = np.where(k.streamed, _LATENCY_NS + waves * tile_ns, sm_ns)
+    if k.streamed.any():
+        sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
+        stream_gbps = np.minimum(_STREAM_GBPS, sharing * k.streamed / _STREAM_NS)
+        tile_bytes = (k.tile_n * k.bytes_b + k.tile_m * k.bytes_a) * problem.k
+        tile_ns = sharing * tile_bytes / np.where(k.streamed, stream_gbps, 1) + _TILE_NS
+        sm_ns = np.where(k.streamed, _LATENCY_NS + waves * tile_ns, sm_ns)
 
     # What all SMs share: DRAM, and power.
-    dram_ns = _dram_bytes(k, problem, gpu, clusters_m * k.cluster_m, clusters_n * k.cluster_n, active) / gpu.dram_gbps
-    power_ns = np.full_like(sm_ns, problem.flops * max(bytes_a, bytes_b) / 2 / gpu.power_tflops / 1000)
+    tiles_m, tiles_n = clusters_m * k.cluster_m, clusters_n * k.cluster_n
+    dram_ns = _dram_bytes(k, problem, m, n, gpu, tiles_m, tiles_n, active) / gpu.dram_gbps
+    power_ns = problem.flops * np.maximum(k.bytes_a, k.bytes_b) / 2 / gpu.power_tflops / 1000
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
     bound = np.where(k.streamed, 2, bound)
-    reduction_ns = np.where(k.split, model_parts.reduction_ns(problem, k.splits, bytes_c, bytes_d), 0)
     shared = np.stack([sm_ns, dram_ns, power_ns])
     slowest = np.argmax(shared, axis=0)
-    useful = problem.m * problem.n * problem.batch / (waves * slots * blocks * k.tile_m * k.tile_n / k.splits)
+    ns = _LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS)
+    if k.split.any():
+        ns += np.where(k.split, model_parts.reduction_ns(problem, k.splits, k.bytes_c, k.bytes_d), 0)
+    useful = problem.m * problem.n * problem.batch / (waves * slots * k.blocks * k.tile / k.splits)
     return Estimate(
-        us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS) + reduction_ns) / 1000,
-        tiles=clusters * blocks,
+        us=ns / 1000,
+        tiles=clusters * k.blocks,
         waves=waves,
-        utilisation=useful * resident * blocks / gpu.sms,
+        utilisation=useful * resident * k.blocks / gpu.sms,
         bound=np.where(slowest == 0, bound, slowest + 3),
     )
 
@@ -243,20 +287,28 @@ def _norm(times: Floats, sharpness: float) -> Floats:
     return np.asarray(slowest * ((times / slowest) ** sharpness).sum(axis=0) ** (1 / sharpness))
 
 
-def _dram_bytes(k: Columns, problem: GemmProblem, gpu: Gpu, tiles_m: Floats, tiles_n: Floats, active: Floats) -> Floats:
+def _dram_bytes(
+    k: Columns,
+    problem: GemmProblem,
+    m: Floats,
+    n: Floats,
+    gpu: Gpu,
+    tiles_m: Floats,
+    tiles_n: Floats,
+    active: Floats,
+) -> Floats:
     """Bytes that cross DRAM: every operand once, and A and B anew in each wave if they outgrow L2.
 
     The tiles of a wave form a band as wide as the swizzle, along the raster direction.
     """
-    bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
-    inputs = problem.k * (problem.m * bytes_a + problem.n * bytes_b) * problem.batch
-    outputs = problem.m * problem.n * (bytes_c + bytes_d) * problem.batch
+    inputs = problem.k * (m * k.bytes_a + n * k.bytes_b) * problem.batch
+    outputs = problem.m * problem.n * (k.bytes_c + k.bytes_d) * problem.batch
     across, along = np.where(k.raster_m, tiles_n, tiles_m), np.where(k.raster_m, tiles_m, tiles_n)
     width = np.minimum(k.swizzle, across)
     length = np.minimum(np.ceil(active / width), along)
     width = np.minimum(np.maximum(width, active / length), across)
     wave_m, wave_n = np.where(k.raster_m, length, width), np.where(k.raster_m, width, length)
-    wave = problem.k * (wave_m * k.tile_m * bytes_a + wave_n * k.tile_n * bytes_b)
+    wave = problem.k * (wave_m * k.tile_m * k.bytes_a + wave_n * k.tile_n * k.bytes_b)
     rounds = tiles_m * tiles_n * problem.batch / (wave_m * wave_n)
     outgrown = inputs / problem.batch > _L2_SHARE * gpu.l2_bytes
-    return outputs + np.where(outgrown, np.maximum(inputs, rounds * wave), float(inputs))
+    return outputs + np.where(outgrown, np.maximum(inputs, rounds * wave), inputs)

@@ -27,7 +27,7 @@ _STREAM_COST = 16
 """Steps that stream-K must save to share tiles (emitters/include/gemmill/scheduler/stream.cuh)."""
 
 
-def reduction_ns(problem: GemmProblem, splits: Floats, bytes_c: int, bytes_d: int) -> Floats:
+def reduction_ns(problem: GemmProblem, splits: Floats, bytes_c: Floats, bytes_d: Floats) -> Floats:
     """Time of the second kernel of split-K."""
     elements = problem.m * problem.n * problem.batch
     return _REDUCTION_NS + elements * (splits * PARTIAL_BYTES + bytes_c + bytes_d) / _REDUCTION_GBPS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -124,14 +124,14 @@ class Pack:
     def __contains__(self, name: object) -> bool:
         return name in self._members
 
-    def configs(self) -> dict[str, GemmConfig]:
-        """The kernels' configs by name, without reading any cubin.
+    def configs(self, where: Callable[[str], bool] = lambda name: True) -> dict[str, GemmConfig]:
+        """The configs of kernels by name, without reading any cubin: of those whose names pass ``where``.
 
         Raises:
             PackError: a name means nothing to this version of gemmill.
         """
         try:
-            return {name: parse_name(name) for name in self._members}
+            return {name: parse_name(name) for name in self._members if where(name)}
         except ConfigError as error:
             raise PackError(f"{self.path}: {error}") from error
 

@@ -1,6 +1,7 @@
 """The registry: every kernel a program may use, found where it is cheapest, and the selector over them.
 
-A registry of packs alone needs neither NVRTC nor headers: whatever compiles is imported when first needed.
+A registry of packs alone needs neither NVRTC nor headers, manifests nor a store: what they take is imported when first
+needed.
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ from gemmill.library.arch import ARCHS, Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import CompileError, ManifestError, PackError, ToolchainError, UnsupportedProblemError
-from gemmill.library.kernelset import KernelSet
-from gemmill.library.manifest import load_manifest, shipped_manifests
-from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.names import formats, kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.decisions import Decision, read_decisions
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.pack import Pack
 from gemmill.runtime.selector import Candidate, Choice, Rows, Selector
-from gemmill.runtime.store import Store
 
 if TYPE_CHECKING:
+    from gemmill.library.kernelset import KernelSet
     from gemmill.runtime.pool import Outcome
+    from gemmill.runtime.store import Store
 
 
 class Registry:
@@ -56,13 +56,12 @@ class Registry:
         records: Iterable[str | Path] = (),
     ) -> None:
         self.packs = tuple(Pack.open(path) for path in packs)
-        if manifests is None:
-            manifests = () if self.packs else shipped_manifests()
-        self.kernel_sets = tuple(m if isinstance(m, KernelSet) else _kernel_set(m) for m in manifests)
-        self.store = store if isinstance(store, Store) else Store(store)
+        self.kernel_sets = () if manifests is None and self.packs else _kernel_sets(manifests)
+        self._store = store
         self._gpu = gpu
         self._decisions = [decision for pack in self.packs for decision in pack.decisions]
-        self._decisions += read_decisions(Path(path) for path in records)
+        if files := [Path(path) for path in records]:
+            self._decisions += read_decisions(files)
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._lock = threading.RLock()
@@ -71,6 +70,13 @@ class Registry:
     def gpu(self) -> Gpu:
         """The GPU that problems are selected for."""
         return self._gpu or detect()
+
+    @cached_property
+    def store(self) -> Store:
+        """Where compiled kernels are kept."""
+        from gemmill.runtime.store import Store
+
+        return self._store if isinstance(self._store, Store) else Store(self._store)
 
     def configs(self) -> dict[str, GemmConfig]:
         """Every kernel by name: those of the packs, then those of the manifests. Manifests are expanded once."""
@@ -98,11 +104,7 @@ class Registry:
         where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
         configs: dict[str, GemmConfig] = {}
         for pack in self.packs:
-            configs |= {
-                name: config
-                for name, config in pack.configs().items()
-                if config.arch in targets and {config.a.dtype, config.b.dtype} <= {*types}
-            }
+            configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})
         for kernel_set in self.kernel_sets if targets else ():
             with suppress(ManifestError):  # it has none of these
                 configs |= {kernel_name(config): config for config in kernel_set.expand(where=where)}
@@ -237,6 +239,12 @@ class Registry:
         return artifact
 
 
-def _kernel_set(manifest: str | Path) -> KernelSet:
-    """The kernel set of a manifest. That those which ship hold legal kernels, the tests have seen."""
-    return load_manifest(manifest, legal=str(manifest) not in shipped_manifests())
+def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
+    """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
+    from gemmill.library.manifest import load_manifest, shipped_manifests
+
+    shipped = shipped_manifests()
+    return tuple(
+        load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest
+        for manifest in (shipped if manifests is None else manifests)
+    )

@@ -1,12 +1,16 @@
-"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model."""
+"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model.
+
+Rules are imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -17,10 +21,8 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
-from gemmill.library.footprint import auto_stages
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
-from gemmill.library.rules import legal, verdicts
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
@@ -31,17 +33,20 @@ TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
 _CACHED = 4096
 """Problems whose choice is remembered."""
 
-_FORMATS = (
-    *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
-    *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
-)
-_ALIGNS = ("a_align", "b_align", "c_align", "d_align")
-_SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
-"""Types of A and B whose sums tensor cores can keep in f16."""
 Rows = Literal["m", "n"]
 """The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
 Format = tuple[str | int | None, ...]
 Integers = npt.NDArray[np.int64]
+
+_FORMATS = (
+    *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
+    *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
+)
+_formats: Callable[[GemmProblem], Format] = attrgetter(*_FORMATS)
+"""The formats of a problem."""
+_ALIGNS = ("a_align", "b_align", "c_align", "d_align")
+_SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
+"""Types of A and B whose sums tensor cores can keep in f16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,46 +82,49 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Kernels with equal operand formats."""
+    """Kernels that serve the same problem formats, some of them the transposed problem: each is here once or twice."""
 
     names: tuple[str, ...]
     configs: tuple[GemmConfig, ...]
     aligns: Integers
-    """Alignments in bytes of A, B, C and D that each kernel asks for."""
+    """Alignments in bytes of A, B, C and D that a problem must have for each kernel."""
     columns: Columns
+
+    @classmethod
+    def of(cls, configs: Mapping[str, GemmConfig], swapped: bool = False) -> _Group:
+        """Kernels by name, for problems as they are or transposed, where A and B change places."""
+        aligns = np.array([_aligns(config) for config in configs.values()])
+        return cls(
+            tuple(configs),
+            tuple(configs.values()),
+            aligns[:, [1, 0, 2, 3]] if swapped else aligns,
+            Columns.of([*configs.values()], swapped),
+        )
+
+    @classmethod
+    def joined(cls, groups: Sequence[_Group]) -> _Group:
+        """The kernels of several groups, in order."""
+        return cls(
+            tuple(itertools.chain.from_iterable(group.names for group in groups)),
+            tuple(itertools.chain.from_iterable(group.configs for group in groups)),
+            np.concatenate([group.aligns for group in groups]),
+            Columns.joined([group.columns for group in groups]),
+        )
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
         """Indices of the kernels whose alignments a problem meets, and which stay within some SMs."""
-        offered = np.array([getattr(problem, field) for field in _ALIGNS])
+        offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
         serves = (self.aligns <= offered).all(axis=1)
         if sm_count is not None:
-            serves &= (self.columns.cluster_m * self.columns.cluster_n <= sm_count) & ~self.columns.split
+            serves &= (self.columns.blocks <= sm_count) & ~self.columns.split
         return np.flatnonzero(serves)
 
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """The kernels of a group that serve a problem, as it is or transposed."""
-
-    group: _Group
-    serving: Integers
-    problem: GemmProblem
-    """As the kernels would see it."""
-    swapped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Rated:
-    """One kernel of an offer, and what the model says of all of them."""
-
-    us: float
-    offer: _Offer
-    figures: Estimate
-    index: int
-
-    @property
-    def name(self) -> str:
-        return self.offer.group.names[self.index]
+    def best(self, order: Iterable[int], count: int) -> list[int]:
+        """The first few kernels, each once."""
+        found: dict[str, int] = {}
+        for i in order:
+            found.setdefault(self.names[i], i)
+        return [*found.values()][:count]
 
 
 class Selector:
@@ -136,9 +144,11 @@ class Selector:
         for name in sorted(configs):
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
-        self._groups = {key: _group(names, configs) for key, names in members.items()}
-        self._fused: dict[Format, _Group] = {}
+        self._members = {key: {name: configs[name] for name in names} for key, names in members.items()}
+        self._fused: dict[Format, dict[str, GemmConfig]] = {}
         """Linear kernels with the epilogues of problems, as they are asked for."""
+        self._groups: dict[Format, tuple[_Group, ...]] = {}
+        """Kernels for the formats of problems, as they are asked for; see :meth:`_groups_for`."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
         for decision in decisions:
             if decision.kernel in configs and decision.gpu.startswith(gpu.name):
@@ -158,14 +168,19 @@ class Selector:
         sm_count = self._bound(sm_count)
         if sm_count is None and invariant_to is None and (measured := self._measured.get(problem)):
             return self._by_measurement([*measured.values()])
-        offers = self._offered(problem, sm_count)
+        group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
-            offer, index = offers[0], int(offers[0].serving[0])
-            name, config = offer.group.names[index], offer.group.configs[index]
-            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", offer.swapped)
+            name, config, swapped = (
+                group.names[serving[0]],
+                group.configs[serving[0]],
+                group.columns.swapped[serving[0]],
+            )
+            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", bool(swapped))
         if invariant_to is not None:
-            return self._for_all(problem, offers, sm_count, invariant_to)
-        return self._by_model(offers, self._gpu_of(sm_count))
+            return self._for_all(problem, group, sm_count, invariant_to)
+        gpu = self._gpu_of(sm_count)
+        figures = estimate(group.columns, problem, gpu)
+        return _choice(group, _fastest(group, serving, figures, 1 + RUNNERS_UP), figures, problem, gpu)
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then
@@ -180,8 +195,11 @@ class Selector:
             for decision in sorted(_comparable([*self._measured.get(problem, {}).values()]), key=lambda d: d.us):
                 swapped = needs_swap(self.configs[decision.kernel], problem) is True
                 found[decision.kernel] = Candidate(decision.kernel, swapped, decision.us)
-        for rated in _ranked(self._offered(problem, sm_count), self._gpu_of(sm_count), count):
-            found.setdefault(rated.name, Candidate(rated.name, rated.offer.swapped, rated.us))
+        group, serving = self._serving(problem, sm_count)
+        figures = estimate(group.columns, problem, self._gpu_of(sm_count))
+        for i in _fastest(group, serving, figures, count):
+            name, swapped = group.names[i], bool(group.columns.swapped[i])
+            found.setdefault(name, Candidate(name, swapped, float(figures.us[i])))
         return [*found.values()][:count]
 
     def _bound(self, sm_count: int | None) -> int | None:
@@ -194,12 +212,18 @@ class Selector:
             return self.gpu
         return replace(self.gpu, sms=sm_count, clusters_of_4=min(self.gpu.clusters_of_4, sm_count // 4))
 
-    def _offered(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
-        """Offers for a problem; UnsupportedProblemError where there are none."""
-        offers = self._all_offers(problem, sm_count)
-        if not offers:
+    def _serving(self, problem: GemmProblem, sm_count: int | None) -> tuple[_Group, Integers]:
+        """Kernels for the formats of a problem, and which of them serve it; UnsupportedProblemError where none does."""
+        if (found := self._found(problem, sm_count)) is None:
             raise self._unsupported(problem)
-        return offers
+        return found
+
+    def _found(self, problem: GemmProblem, sm_count: int | None) -> tuple[_Group, Integers] | None:
+        """The same, or None: of what sums as asked or, where nothing does, more precisely."""
+        for group in self._groups_for(problem):
+            if (serving := group.serving(problem, sm_count)).size:
+                return group, serving
+        return None
 
     def times(self, problem: GemmProblem) -> dict[str, float]:
         """Microseconds of the kernels that serve a problem: of those measured on it if there are any, or else what the
@@ -207,54 +231,56 @@ class Selector:
         if measured := self._measured.get(problem):
             return {decision.kernel: decision.us for decision in _comparable([*measured.values()])}
         found: dict[str, float] = {}
-        for offer in self._all_offers(problem, None):
-            us = estimate(offer.group.columns, offer.problem, self.gpu).us
-            for i in offer.serving.tolist():
-                name = offer.group.names[i]
-                found[name] = min(float(us[i]), found.get(name, float("inf")))
+        if served := self._found(problem, None):
+            group, serving = served
+            us = estimate(group.columns, problem, self.gpu).us
+            for i in serving.tolist():
+                found[group.names[i]] = min(float(us[i]), found.get(group.names[i], float("inf")))
         return found
 
-    def _offers(self, problem: GemmProblem, sm_count: int | None, swapped: bool) -> Iterator[_Offer]:
-        """Groups with kernels for a problem: those of its formats first, then those that take any majors."""
-        for key in _served_by(problem):
-            group = self._group_at(key, problem.epilogue)
-            if group is not None and (serving := group.serving(problem, sm_count)).size:
-                yield _Offer(group, serving, problem, swapped)
+    def _groups_for(self, problem: GemmProblem) -> tuple[_Group, ...]:
+        """The kernels that sum as asked, and those that keep more of the sums, for problems of the same formats."""
+        formats = _formats(problem)
+        if (found := self._groups.get(formats)) is None:  # several threads at once would make the same
+            asked, precise = self._either_way(problem), self._more_precise(problem)
+            found = self._groups[formats] = tuple(_Group.joined(groups) for groups in (asked, precise) if groups)
+        return found
 
-    def _offers_either_way(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
-        """Offers for a problem, and for its transpose where that is the same."""
-        offers = [*self._offers(problem, sm_count, swapped=False)]
+    def _either_way(self, problem: GemmProblem) -> list[_Group]:
+        """The kernels for a problem, and for its transpose where that is the same."""
+        groups = [_Group.of(configs) for configs in self._members_for(problem)]
         if problem.can_transpose:
-            offers += self._offers(problem.transposed, sm_count, swapped=True)
-        return offers
+            groups += (_Group.of(configs, swapped=True) for configs in self._members_for(problem.transposed))
+        return groups
 
-    def _all_offers(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
-        """Offers of what sums as asked or, where nothing does, more precisely."""
-        return self._offers_either_way(problem, sm_count) or self._more_precise(problem, sm_count)
-
-    def _more_precise(self, problem: GemmProblem, sm_count: int | None) -> list[_Offer]:
-        """Where nothing sums as asked: kernels that keep more of the sums. FMAs in f32 have nothing to promote."""
-        offers = []
+    def _more_precise(self, problem: GemmProblem) -> list[_Group]:
+        """Kernels that keep more of the sums than is asked for. FMAs in f32 have nothing to promote."""
+        groups = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            offers += self._offers_either_way(replace(problem, accumulator="f32"), sm_count)
+            groups += self._either_way(replace(problem, accumulator="f32"))
         if problem.promote:
-            for offer in self._offers(replace(problem, promote=0), sm_count, swapped=False):
-                exact = [i for i in offer.serving.tolist() if offer.group.configs[i].family == "simt"]
-                if exact:
-                    offers.append(replace(offer, serving=np.array(exact)))
-        return offers
+            for configs in self._members_for(replace(problem, promote=0)):
+                if exact := {name: config for name, config in configs.items() if config.family == "simt"}:
+                    groups.append(_Group.of(exact))
+        return groups
 
-    def _group_at(self, key: Format, epilogue: str) -> _Group | None:
-        """The kernels of a format: those declared with its epilogue, or else, for the epilogue of a problem, the linear
-        ones with it in place of theirs, as far as rules allow."""
-        group = self._groups.get(key)
-        if group is not None or key[-1] != epilogue:
-            return group
-        if key not in self._fused and (linear := self._groups.get((*key[:-1], LINEAR))) is not None:
-            configs = filter(None, (with_epilogue(config, epilogue) for config in linear.configs))
-            if own := {kernel_name(config): config for config in configs}:
-                self._fused[key] = _group(sorted(own), own)  # several threads at once would find the same
-        return self._fused.get(key)
+    def _members_for(self, problem: GemmProblem) -> Iterator[Mapping[str, GemmConfig]]:
+        """Kernels for the formats of a problem: those of just these first, then those that take any majors."""
+        for formats in _served_by(problem):
+            if members := self._members_of(formats, problem.epilogue):
+                yield members
+
+    def _members_of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
+        """The kernels of some formats: those declared with their epilogue, or else, for the epilogue of a problem, the
+        linear ones with it in place of theirs, as far as rules allow."""
+        if (declared := self._members.get(formats)) is not None or formats[-1] != epilogue:
+            return declared or {}
+        if formats not in self._fused:
+            linear = self._members.get((*formats[:-1], LINEAR), {})
+            configs = filter(None, (with_epilogue(config, epilogue) for config in linear.values()))
+            own = {kernel_name(config): config for config in configs}
+            self._fused[formats] = {name: own[name] for name in sorted(own)}
+        return self._fused[formats]
 
     def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
         times = sorted((decision.us, decision.kernel) for decision in _comparable(decisions))
@@ -265,54 +291,39 @@ class Selector:
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
         return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
 
-    def _by_model(self, offers: Sequence[_Offer], gpu: Gpu) -> Choice:
-        best, *others = _ranked(offers, gpu, 1 + RUNNERS_UP)
-        return _choice(best, gpu, others)
-
-    def _for_all(self, problem: GemmProblem, offers: Sequence[_Offer], sm_count: int | None, rows: Rows) -> Choice:
+    def _for_all(self, problem: GemmProblem, group: _Group, sm_count: int | None, rows: Rows) -> Choice:
         """The kernel for problems that differ in M and batch alone, with its time for this one."""
         ranked = self._ranked_for_all(_with_rows(problem, rows, 1), sm_count, rows)
         gpu = self._gpu_of(sm_count)
-        apart = {which for which, _ in ranked}
-        figures = {which: estimate(offers[which].group.columns, offers[which].problem, gpu) for which in apart}
-        rated = [_Rated(float(figures[which].us[i]), offers[which], figures[which], i) for which, i in ranked]
         why = (
             "batch-invariant: of the kernels in which one block sums all of K, the one with the least geometric mean "
             f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
         )
-        return _choice(rated[0], gpu, rated[1:], why)
+        return _choice(group, ranked, estimate(group.columns, problem, gpu), problem, gpu, why)
 
-    def _rank_for_all(self, alike: GemmProblem, sm_count: int | None, rows: Rows) -> tuple[tuple[int, int], ...]:
-        """The best kernels whatever M and batch: which offer, and which of its kernels.
+    def _rank_for_all(self, alike: GemmProblem, sm_count: int | None, rows: Rows) -> list[int]:
+        """The best kernels whatever M and batch, as indices.
 
         In the order of the geometric mean of their times over :data:`TYPICAL_ROWS`. Kernels that share K between blocks
         stand back: stream-K shares it as M has it, and the workspaces of the others grow with M.
         """
         gpu = self._gpu_of(sm_count)
-        means: list[npt.NDArray[np.float64]] = []
-        for m in TYPICAL_ROWS:
-            offers = self._offered(_with_rows(alike, rows, m), sm_count)  # the same but for their problem
-            logs = [np.log(estimate(offer.group.columns, offer.problem, gpu).us) for offer in offers]
-            means = [mean + log for mean, log in zip(means, logs, strict=True)] if means else logs
-        ranked = [
-            (float(means[which][i]), which, int(i))
-            for which, offer in enumerate(offers)
-            for i in offer.serving
-            if sums_in_one_block(offer.group.configs[i])
-        ]
+        group, serving = self._serving(alike, sm_count)
+        problems = [_with_rows(alike, rows, m) for m in TYPICAL_ROWS]
+        means = np.sum([np.log(estimate(group.columns, problem, gpu).us) for problem in problems], axis=0)
+        ranked = sorted((float(means[i]), i) for i in serving.tolist() if sums_in_one_block(group.configs[i]))
         if not ranked:
             raise UnsupportedProblemError(
-                f"no kernel serves {alike} whatever M: all {sum(offer.serving.size for offer in offers)} that would "
-                "share K between blocks (docs/kernels.md); leave out batch_invariant"
+                f"no kernel serves {alike} whatever M: all {serving.size} that would share K between blocks "
+                "(docs/kernels.md); leave out batch_invariant"
             )
-        best: dict[str, tuple[int, int]] = {}
-        for _, which, i in sorted(ranked):
-            best.setdefault(offers[which].group.names[i], (which, i))
-        return tuple(best.values())[: 1 + RUNNERS_UP]
+        return group.best((i for _, i in ranked), 1 + RUNNERS_UP)
 
     def _unsupported(self, problem: GemmProblem) -> UnsupportedProblemError:
         """The error that names what the nearest kernel wants otherwise."""
-        if not self._groups:
+        from gemmill.library.rules import verdicts
+
+        if not self._members:
             target = ".".join(map(str, self.gpu.capability))
             return UnsupportedProblemError(
                 f"none of {len(self.configs)} kernels is made for {self.gpu.name} (compute capability {target})"
@@ -331,28 +342,23 @@ class Selector:
         )
 
 
-def _ranked(offers: Sequence[_Offer], gpu: Gpu, count: int) -> list[_Rated]:
-    """The fastest kernels by the model, each once."""
-    figures = [estimate(offer.group.columns, offer.problem, gpu) for offer in offers]
-    # Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
-    ranked = sorted(
-        (float(figure.us[i]), which, int(i))
-        for which, (offer, figure) in enumerate(zip(offers, figures, strict=True))
-        for i in offer.serving[np.argsort(figure.us[offer.serving], kind="stable")[: 2 * count]]
-    )
-    found: dict[str, _Rated] = {}
-    for us, which, i in ranked:
-        rated = _Rated(us, offers[which], figures[which], i)
-        found.setdefault(rated.name, rated)
-    return [*found.values()][:count]
+def _fastest(group: _Group, serving: Integers, figures: Estimate, count: int) -> list[int]:
+    """The fastest of some kernels by the model, each once, as indices.
+
+    Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
+    """
+    return group.best(serving[np.argsort(figures.us[serving], kind="stable")[: 2 * count]].tolist(), count)
 
 
-def _choice(best: _Rated, gpu: Gpu, others: Sequence[_Rated], why: str = "") -> Choice:
-    """A choice by the model; ``why`` begins its reason."""
-    offer, config = best.offer, best.offer.group.configs[best.index]
-    reason = why + _reason(config, best.figures, best.index, offer.problem, gpu) + in_words(offer.swapped)
-    runners_up = tuple((other.name, other.us) for other in others)
-    return Choice(best.name, config, reason, best.us, runners_up, "model", offer.swapped)
+def _choice(
+    group: _Group, ranked: Sequence[int], figures: Estimate, problem: GemmProblem, gpu: Gpu, why: str = ""
+) -> Choice:
+    """A choice by the model of the first of some kernels, the others its runners-up; ``why`` begins its reason."""
+    best, *others = ranked
+    config, swapped = group.configs[best], bool(group.columns.swapped[best])
+    reason = why + _reason(config, figures, best, problem, gpu) + in_words(swapped)
+    runners_up = tuple((group.names[i], float(figures.us[i])) for i in others)
+    return Choice(group.names[best], config, reason, float(figures.us[best]), runners_up, "model", swapped)
 
 
 def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
@@ -373,6 +379,9 @@ def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
 def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     """A linear kernel with an epilogue in place of its own, and with as many stages as then still fit; None where rules
     refuse it. Matrices that TMA cannot move for it are read and written at any strides."""
+    from gemmill.library.footprint import auto_stages
+    from gemmill.library.rules import legal
+
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
         changed = config.model_copy(update={"epilogue": text})
         if not legal(changed) and (stages := auto_stages(fields_of(changed))) < config.stages:
@@ -416,11 +425,6 @@ def _format(config: GemmConfig) -> Format:
 def _aligns(config: GemmConfig) -> tuple[int, ...]:
     """The alignments that a problem must at least have, in the order of ``_ALIGNS``."""
     return config.a.align, config.b.align, config.c.align if config.c else 0, config.d.align
-
-
-def _group(names: list[str], configs: Mapping[str, GemmConfig]) -> _Group:
-    members = tuple(configs[name] for name in names)
-    return _Group(tuple(names), members, np.array([_aligns(config) for config in members]), Columns.of(members))
 
 
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:

@@ -162,6 +162,7 @@ def serves(kernel: str, wanted: str) -> bool:
     return demands.items() <= offers.items() and spelling(with_majors(parse(wanted), demands)) == kernel
 
 
+@lru_cache(1024)
 def canonical(text: str) -> str:
     """The one spelling of an epilogue: ``linear``, or the text of its tree. ExpressionError as for :func:`parse`."""
     return spelling(parse(text))

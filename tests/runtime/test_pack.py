@@ -168,3 +168,25 @@ def test_a_pack_runs_where_there_is_no_toolkit(path: Path, artifact: Artifact) -
     assert chosen.split() == [artifact.name, "measured", "4.5", artifact.digest, "2"]
     assert refused.startswith(f"none of the 1 packs holds {other}, and it cannot be compiled here: ")
     assert modules == "[]"
+
+
+STARTING = """
+import sys
+import gemmill
+gemmill.matmul
+registry = gemmill.Registry(packs=[sys.argv[1]])
+problem = gemmill.GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+registry.get(registry.select(problem).name)
+print(*sys.modules)
+"""
+NOT_FOR_PACKS = {
+    *("yaml", "filelock", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
+    *("gemmill.library.manifest", "gemmill.library.records", "gemmill.library.rules", "gemmill.library.families"),
+    *("gemmill.runtime.autotune", "gemmill.runtime.store", "gemmill.runtime.timing", "gemmill.runtime.toolchain"),
+}
+
+
+def test_starting_from_a_pack_imports_what_that_takes_and_no_more(path: Path) -> None:
+    """A process that serves from a pack waits for every import before its first GEMM (benchmarks/coldstart.py)."""
+    done = subprocess.run([sys.executable, "-c", STARTING, str(path)], capture_output=True, text=True, check=True)
+    assert not NOT_FOR_PACKS & set(done.stdout.split())

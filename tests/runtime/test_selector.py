@@ -95,6 +95,22 @@ def test_a_choice_is_made_once(selector: Selector) -> None:
     assert selector.select(problem(333, 444, 555)) is selector.select(problem(333, 444, 555))
 
 
+@pytest.mark.parametrize("size", [(1, 8192, 4096), (8192, 16, 4096), (300, 2000, 512), (4096, 4096, 4096)])
+def test_a_choice_is_the_best_of_all_kernels_judged_one_by_one(
+    selector: Selector, kernels: dict[str, GemmConfig], size: tuple[int, int, int]
+) -> None:
+    asked = problem(*size)
+    times = {
+        (name, way is not asked): float(estimate(Columns.of([config]), way, H200).us[0])
+        for name, config in kernels.items()
+        for way in (asked, asked.transposed)
+        if not faults(config, way)
+    }
+    choice = selector.select(asked)
+    assert choice.predicted_us == pytest.approx(times[choice.name, choice.swapped], rel=1e-9)
+    assert choice.predicted_us == pytest.approx(min(times.values()), rel=1e-9)
+
+
 def test_choices_do_not_depend_on_the_order_of_the_kernels(kernels: dict[str, GemmConfig]) -> None:
     backwards = Selector(dict(reversed(list(kernels.items()))), H200)
     for size in (64, 512, 2048, 8192):

@@ -1,0 +1,45 @@
+"""A fresh process that has a pack, and neither a toolkit nor a store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.gpu.harness import BASE
+
+from gemmill.runtime.pack import write_pack
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+FIRST_GEMM = """
+import sys
+GONE = ("cuda.bindings.nvrtc", "cutlass_library", "elftools")
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(GONE):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+import torch
+a, b = (torch.randint(-2, 3, (512, 256), device="cuda").to(torch.bfloat16) for _ in range(2))
+sys.meta_path.insert(0, Gone())
+import gemmill
+d = gemmill.matmul(a, b.t(), registry=gemmill.Registry(packs=[sys.argv[1]]))
+print(torch.equal(d, (a.double() @ b.double().t()).bfloat16()))
+"""
+
+
+def test_a_fresh_process_multiplies_from_a_pack(registry: Registry, tmp_path: Path) -> None:
+    pack, store = tmp_path / "kernels.pack", tmp_path / "store"
+    write_pack(pack, [registry.get(config) for config in BASE])
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_GEMM, str(pack)],
+        env={**os.environ, "GEMMILL_STORE": str(store)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr
+    assert not store.exists()
