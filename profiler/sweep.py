@@ -1,6 +1,6 @@
 """Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
 
-Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length, and the kernel
+Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
 that the selector's model would take, so that what it loses is known. A sweep with a budget spends it where the choice
 is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.crew`), one a GPU: one that faults or hangs
 costs its own record and a restart. Records are appended here, problem by problem, as they are done.
@@ -22,7 +22,7 @@ from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement, measurement_key, read_records
-from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.baseline import THROUGH_TORCH
 from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
@@ -83,6 +83,8 @@ class Listener:
     """A problem is done; these are its new records."""
     untried: Callable[[GemmProblem, int], None] = lambda problem, kernels: None
     """There was no time for so many kernels on a problem."""
+    absent: Callable[[str], None] = lambda says: None
+    """A baseline cannot be had where it is measured, and why; said once."""
 
 
 SILENT = Listener()
@@ -102,7 +104,7 @@ def sweep(
     crew: Crew | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
-    """Verify and time kernels on every shape, with cuBLAS beside them, and append what comes out to a file.
+    """Verify and time kernels on every shape, with the baselines beside them, and append what comes out to a file.
 
     What the file holds already for this GPU, by cubin and problem, is not measured again.
 
@@ -169,7 +171,12 @@ def sweep(
                 compiled = {name: packed(name) for name in names if name in artifacts}
                 yield replace(likely_first(unit, selector), artifacts=compiled)
 
+        said: set[str] = set()
         for unit, report, where in crew.measure(handed_out(), faulty):
+            for says in (f"not compared with {name}: {why}" for name, why in where.absent.items()):
+                if says not in said:
+                    said.add(says)
+                    listener.absent(says)
             if shares is not None:
                 shares.give_back(unit.problem)
             if report.untried:
@@ -218,7 +225,7 @@ def measurements(
 ) -> list[Measurement]:
     """The records of a report."""
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
-    baseline = next((timings[name] for name in BASELINES if name in timings), None)
+    baseline = next((timings[name] for name in THROUGH_TORCH if name in timings), None)
     state = asdict(report.reading) if report.reading else {}
     now = datetime.now(UTC)
     return [
