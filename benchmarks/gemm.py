@@ -11,8 +11,9 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def main() -> None:
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
+    from gemmill.profiler import heuristics
     from gemmill.profiler.shapes import load_shapes
     from gemmill.profiler.sweep import Listener, sweep
     from gemmill.profiler.worker import Options
@@ -77,13 +79,27 @@ def main() -> None:
     where = f"({FORMATS[formats]}) and ({arguments.where})"
     configs = list(kernels.expand(preset=arguments.preset, where=where))
     # The model alone chooses: measurements of the same problems would be the answer.
-    selector = Selector({kernel_name(config): config for config in configs}, detect())
+    gpu = detect()
+    selector = Selector({kernel_name(config): config for config in configs}, gpu)
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     records = arguments.out / f"{formats}-{suite.name}-{stamp}.jsonl"
 
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if why := heuristics.missing():
+        note(f"not compared with nvMatmulHeuristics: {why}")
+
+    @cache
+    def picked(problem: GemmProblem) -> str | None:
+        return None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
+
+    def choices(problem: GemmProblem) -> dict[str, str | None]:
+        return {"selected": selector.select(problem).name, "heuristics": picked(problem)}
+
     def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
         if not arguments.json:
-            print(_row(problem, measurements, selector.select(problem).name), flush=True)
+            print(_row(problem, measurements, choices(problem)), flush=True)
 
     if not arguments.json:
         print(
@@ -98,9 +114,10 @@ def main() -> None:
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
         wanted=lambda problem: problem.d_major == "n",
         commit=arguments.commit,
-        listener=Listener(measured=report, absent=lambda says: print(says, file=sys.stderr)),
+        pinned=lambda problem: [name for name in choices(problem).values() if name],
+        listener=Listener(measured=report, absent=note),
     )
-    summary = _summary(measurements, lambda problem: selector.select(problem).name)
+    summary = _summary(measurements, choices)
     summary = {"manifest": kernels.name, "formats": formats, "shapes": suite.name, "where": where, **summary}
     records.with_suffix(".summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if arguments.json:
@@ -108,7 +125,8 @@ def main() -> None:
         return
     print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
     print(f"geometric means of {len(summary['problems'])} problems; over a baseline: of those that it has")
-    print(f"selected over best: {summary['selected_over_best'] or math.nan:.3f}")
+    for name in ("selected", "heuristics"):
+        print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")
     for name in rivals():
         compared = [row for row in summary["problems"] if row[f"{name}_us"]]
         least = min((row[f"selected_over_{name}"] or math.nan for row in compared), default=math.nan)
@@ -117,6 +135,10 @@ def main() -> None:
     print(f"{summary['failed']} of {summary['measurements']} measurements failed; records: {records}")
     for says, count in Counter(m.says for m in measurements if m.stage == "failed").most_common(5):
         print(f"  {count} x {says[:200]}")
+
+
+Choices = Mapping[str, str | None]
+"""Kernels that were chosen for a problem, by who chose: the selector, nvMatmulHeuristics."""
 
 
 def rivals() -> dict[str, tuple[str, ...]]:
@@ -133,8 +155,8 @@ HEAD = (
 )
 
 
-def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
-    figures = _figures(problem, measurements, selected)
+def _row(problem: Any, measurements: Sequence[Any], choices: Choices) -> str:
+    figures = _figures(problem, measurements, choices)
 
     # The formats are the same in every row: what is left of a name tells the kernels apart.
     short = re.sub(r"^.*_(?=\d+x\d+x\d+_)", "", figures["best"] or "none is right")
@@ -151,12 +173,13 @@ def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
     return f"{figures['problem']:20}{''.join(cells)}  {short}"
 
 
-def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[str, Any]:
+def _figures(problem: Any, measurements: Sequence[Any], choices: Choices) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and the baselines were timed side by side."""
     from gemmill.profiler.figures import extents, figures, formats
 
     (found,) = figures(measurements)
-    best, chosen = found.best, found.finalists.get(selected)
+    best, selected = found.best, choices["selected"]
+    chosen, heuristics = (found.finalists.get(choices[name] or "") for name in ("selected", "heuristics"))
     over: dict[str, Any] = {}
     for name, stands_for in rivals().items():
         rival = next((found.baselines[own] for own in stands_for if own in found.baselines), None)
@@ -174,7 +197,10 @@ def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[s
         "selected": selected,
         "selected_us": chosen and chosen.us,
         "selected_tflops": chosen and chosen.tflops,
-        "selected_over_best": found.reached([selected]) if chosen else None,
+        "selected_over_best": found.reached([chosen.kernel]) if chosen else None,
+        "heuristics": choices["heuristics"],
+        "heuristics_us": heuristics and heuristics.us,
+        "heuristics_over_best": found.reached([heuristics.kernel]) if heuristics else None,
         **over,
         "sm_mhz": best and best.sm_mhz,
         "watts": best and best.watts,
@@ -182,13 +208,13 @@ def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[s
     }
 
 
-def _summary(measurements: Sequence[Any], select: Any) -> dict[str, Any]:
+def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> dict[str, Any]:
     from gemmill.profiler.baseline import BASELINES
 
     problems = dict.fromkeys(m.problem for m in measurements)
-    rows = [_figures(p, [m for m in measurements if m.problem == p], select(p)) for p in problems]
+    rows = [_figures(p, [m for m in measurements if m.problem == p], choices(p)) for p in problems]
     first = measurements[0]
-    means = {"selected_over_best": _mean(rows, "selected_over_best")}
+    means = {key: _mean(rows, key) for key in ("selected_over_best", "heuristics_over_best")}
     for name in rivals():  # cuBLAS lacks some problems, int8 with few rows among them
         compared = [row for row in rows if row[f"{name}_us"]]
         means |= {key: _mean(compared, key) for key in (f"best_over_{name}", f"selected_over_{name}")}

@@ -100,6 +100,7 @@ def sweep(
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
     wanted: Callable[[GemmProblem], bool] = lambda problem: True,
+    pinned: Callable[[GemmProblem], Sequence[str]] = lambda problem: (),
     commit: str | None = None,
     crew: Crew | None = None,
     listener: Listener = SILENT,
@@ -118,6 +119,7 @@ def sweep(
         budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
             problem gets its share of what is left, and tries kernels in the order in which the model ranks them.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
+        pinned: names of kernels that are to be measured at length on a problem, beside the best and the selected one.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         crew: who measures; None: a process on GPU 0 of this machine.
         listener: told of progress.
@@ -169,7 +171,8 @@ def sweep(
                     unit = replace(unit, seconds=seconds)
                 names = map(kernel_name, unit.configs)
                 compiled = {name: packed(name) for name in names if name in artifacts}
-                yield replace(likely_first(unit, selector), artifacts=compiled)
+                unit = likely_first(unit, selector)
+                yield replace(unit, pinned=(*unit.pinned, *pinned(unit.problem)), artifacts=compiled)
 
         said: set[str] = set()
         for unit, report, where in crew.measure(handed_out(), faulty):

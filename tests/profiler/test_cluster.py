@@ -49,7 +49,8 @@ from gemmill.runtime.artifact import Artifact
 def serve(descriptor):
     connection, gpu = Connection(descriptor), os.environ["CUDA_VISIBLE_DEVICES"]
     connection.recv()
-    connection.send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent={{"cublaslt": "it is not here"}}))
+    absent = {{"cublaslt": "it is not here"}}
+    connection.send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent=absent))
     while True:
         unit = connection.recv()
         names = [kernel_name(config) for config in unit.configs]
