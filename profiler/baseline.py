@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler import cublas, cublaslt
+from gemmill.profiler import cublas, cublaslt, triton_matmul
 from gemmill.profiler.cublas import Baseline
 from gemmill.profiler.operands import OperandSet
 
@@ -22,6 +22,8 @@ CUBLASLT = "cublaslt"
 """cuBLASLt with the first algorithm of its heuristic, block scales included."""
 CUBLASLT_TUNED = "cublaslt-tuned"
 """cuBLASLt with the fastest of the algorithms that its heuristic puts first."""
+TRITON = "triton"
+"""A persistent Triton kernel with the fastest of a handful of tiles."""
 
 BASELINES: Mapping[str, Prepare] = MappingProxyType(
     {
@@ -29,6 +31,7 @@ BASELINES: Mapping[str, Prepare] = MappingProxyType(
         PER_TENSOR: cublas.per_tensor,
         CUBLASLT: cublaslt.first,
         CUBLASLT_TUNED: cublaslt.tuned,
+        TRITON: triton_matmul.tuned,
     }
 )
 """All baselines by name."""
@@ -38,4 +41,5 @@ THROUGH_TORCH = (CUBLAS, PER_TENSOR)
 
 def absent() -> dict[str, str]:
     """Baselines that cannot be had in this process, and why."""
-    return dict.fromkeys((CUBLASLT, CUBLASLT_TUNED), says) if (says := cublaslt.missing()) else {}
+    lacking = {cublaslt.missing(): (CUBLASLT, CUBLASLT_TUNED), triton_matmul.missing(): (TRITON,)}
+    return {name: why for why, names in lacking.items() if why for name in names}

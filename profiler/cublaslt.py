@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +19,10 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.cublas import Baseline, nearest, with_d
 from gemmill.profiler.operands import BETA, OperandSet, torch
-from gemmill.profiler.timing import Launch, capture, launches_per_replay, time_rounds
+from gemmill.profiler.timing import Launch, fastest
 
 CANDIDATES = 16
 """Algorithms that are asked for and timed."""
-TUNING_ROUNDS = 5
-"""Replays of each."""
 WORKSPACE_BYTES = 32 << 20
 """Workspace that an algorithm may use, as much as PyTorch gives cuBLASLt on Hopper."""
 
@@ -109,8 +106,6 @@ class _Library(NamedTuple):
     """``cudaDataType``."""
     handle: int
     workspace: Any
-    stream: Any
-    """torch stream for captures."""
 
 
 @functools.cache
@@ -122,7 +117,7 @@ def _library() -> _Library:
         handle = lt.create()
     except lt.cuBLASLtError as error:
         raise RuntimeError(str(error)) from None
-    return _Library(lt, blas, types, handle, workspace, torch().cuda.Stream())
+    return _Library(lt, blas, types, handle, workspace)
 
 
 def missing() -> str:
@@ -159,11 +154,8 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
     if solved is None:
         return None
     matmul = _Matmul(solved, with_d(problem, solved, operands))
-    launches = {str(i): matmul.launch(algorithm) for i, algorithm in enumerate(matmul.algorithms(CANDIDATES))}
-    each, stream = launches_per_replay(solved, len(operands)), _library().stream
-    graphs = {name: capture(launch, len(operands), each, stream) for name, launch in launches.items()}
-    samples = time_rounds(graphs, each, TUNING_ROUNDS)
-    return Baseline(solved, matmul.operands, launches[min(samples, key=lambda name: median(samples[name]))])
+    launches = [matmul.launch(algorithm) for algorithm in matmul.algorithms(CANDIDATES)]
+    return Baseline(solved, matmul.operands, launches[fastest(launches, solved, len(operands))])
 
 
 def _solved(problem: GemmProblem) -> GemmProblem | None:
@@ -180,7 +172,7 @@ class _Matmul:
 
     def __init__(self, problem: GemmProblem, operands: Sequence[OperandSet]) -> None:
         self.problem, self.operands = problem, operands
-        lt, blas, types, *_ = _library()
+        lt, blas, types, _, _ = _library()
         made = ExitStack()
         weakref.finalize(self, made.close)
         swapped, o = column_major(problem, operands[0])
@@ -258,7 +250,7 @@ class _Matmul:
 
     def launch(self, algorithm: Any) -> Launch:
         """A launch by one of :meth:`algorithms`: its first member is what cuBLASLt wants."""
-        lt, _, _, handle, workspace, _ = _library()
+        lt, _, _, handle, workspace = _library()
 
         def launch(index: int) -> None:
             a, b, c, d = self._pointers[index]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, PER_TENSOR, absent
+from gemmill.profiler.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, PER_TENSOR, TRITON, absent
 from gemmill.profiler.cublaslt import Stored, column_major, stored, stored_scales
 from gemmill.profiler.operands import make_operands, poison
 from gemmill.profiler.timing import capture
@@ -76,14 +78,23 @@ def test_a_baseline_says_what_it_solves_and_solves_it(
 )
 def test_where_cublas_has_nothing_there_is_no_baseline(asked: GemmProblem) -> None:
     operands = make_operands(asked, 1, "cpu", sets=1)
-    assert [prepare(asked, operands) for prepare in BASELINES.values()] == [None] * len(BASELINES)
+    assert not any(prepare(asked, operands) for name, prepare in BASELINES.items() if name != TRITON)
 
 
-def test_a_baseline_that_cannot_be_had_says_how_to_get_it() -> None:
-    if importlib.util.find_spec("nvmath") is None:
-        assert all("pip install 'gemmill[cublaslt]'" in absent()[name] for name in (CUBLASLT, CUBLASLT_TUNED))
-    elif torch.cuda.is_available():
-        assert absent() == {}
+@pytest.mark.parametrize(("package", "module"), [("nvmath", "cublaslt"), ("triton", "triton_matmul")])
+def test_a_baseline_that_cannot_be_had_says_how_to_get_it(package: str, module: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from gemmill.profiler.{module} import missing; print(missing())"
+    )
+    says = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "cannot be imported" in says
+    assert "pip install 'gemmill[" in says
+
+
+@pytest.mark.gpu
+def test_what_is_installed_can_be_had() -> None:
+    packages = {CUBLASLT: "nvmath", CUBLASLT_TUNED: "nvmath", TRITON: "triton"}
+    assert set(absent()) == {name for name, package in packages.items() if importlib.util.find_spec(package) is None}
 
 
 def from_memory(tensor: Any, seen: Stored, batch: int) -> Any:
@@ -166,12 +177,26 @@ def served() -> list[GemmProblem]:
     return plain + others
 
 
+def tiled() -> list[GemmProblem]:
+    """Small problems of every kind that the Triton kernel serves, with tiles that stick out."""
+
+    def packed(dtype: Any, d: Any, major: Any = "n") -> GemmProblem:
+        sums: DTypeName = "s32" if dtype == "s8" else "f32"
+        return GemmProblem.packed((336, 208, 416, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, major))
+
+    types = [("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("e4m3", "bf16"), ("e5m2", "f16"), ("s8", "s32")]
+    return [*(packed(*pair) for pair in types), packed("bf16", "bf16", "m"), packed("e4m3", "f32", "m")]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [CUBLASLT, CUBLASLT_TUNED])
-@pytest.mark.parametrize("asked", served(), ids=str)
-def test_cublaslt_is_right_on_every_operand_set_also_in_a_graph(asked: GemmProblem, name: str) -> None:
-    pytest.importorskip("nvmath")
-    assert absent() == {}
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [*((name, p) for name in (CUBLASLT, CUBLASLT_TUNED) for p in served()), *((TRITON, p) for p in tiled())],
+    ids=str,
+)
+def test_baselines_are_right_on_every_operand_set_also_in_a_graph(name: str, asked: GemmProblem) -> None:
+    pytest.importorskip("triton" if name == TRITON else "nvmath")
+    assert name not in absent()
     operands = make_operands(asked, 1, sets=2)
     baseline = BASELINES[name](asked, operands)
     assert baseline is not None
