@@ -140,8 +140,9 @@ def first(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
     solved = _solved(problem)
     if solved is None:
         return None
-    matmul = _Matmul(solved, with_d(problem, solved, operands))
-    return Baseline(solved, matmul.operands, matmul.launch(matmul.algorithms(1)[0]))
+    with _refusals(solved):
+        matmul = _Matmul(solved, with_d(problem, solved, operands))
+        return Baseline(solved, matmul.operands, matmul.launch(matmul.algorithms(1)[0]))
 
 
 def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
@@ -153,9 +154,10 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
     solved = _solved(problem)
     if solved is None:
         return None
-    matmul = _Matmul(solved, with_d(problem, solved, operands))
-    launches = [matmul.launch(algorithm) for algorithm in matmul.algorithms(CANDIDATES)]
-    return Baseline(solved, matmul.operands, launches[fastest(launches, solved, len(operands))])
+    with _refusals(solved):
+        matmul = _Matmul(solved, with_d(problem, solved, operands))
+        launches = [matmul.launch(algorithm) for algorithm in matmul.algorithms(CANDIDATES)]
+        return Baseline(solved, matmul.operands, launches[fastest(launches, solved, len(operands))])
 
 
 def _solved(problem: GemmProblem) -> GemmProblem | None:
@@ -165,6 +167,15 @@ def _solved(problem: GemmProblem) -> GemmProblem | None:
     if solved is None or problem.c_major not in (None, problem.d_major) or (scaled and problem.batch > 1):
         return None
     return solved
+
+
+@contextmanager
+def _refusals(problem: GemmProblem) -> Iterator[None]:
+    """Errors of cuBLASLt as ours, with the problem."""
+    try:
+        yield
+    except _library().lt.cuBLASLtError as error:
+        raise UnsupportedProblemError(f"cuBLASLt refuses {problem}: {error}") from None
 
 
 class _Matmul:
@@ -229,18 +240,17 @@ class _Matmul:
         """So many algorithms of cuBLASLt's heuristic, or as many as it has: those first that it takes for the fastest.
 
         Raises:
-            UnsupportedProblemError: it has none.
+            UnsupportedProblemError: it has none that can run; cuBLASLt's own error where it says so itself.
         """
         lt = _library().lt
         found, returned = lt.MatmulHeuristicResult(count), np.zeros(1, np.int32)
         preference = lt.matmul_preference_create()
         try:
             _set(lt, "matmul_preference", preference, "MAX_WORKSPACE_BYTES", WORKSPACE_BYTES)
-            with self._named():
-                lt.matmul_algo_get_heuristic(
-                    *(_library().handle, self._operation, self._a, self._b, self._d, self._d, preference),
-                    *(count, found.ptr, returned.ctypes.data),
-                )
+            lt.matmul_algo_get_heuristic(
+                *(_library().handle, self._operation, self._a, self._b, self._d, self._d, preference),
+                *(count, found.ptr, returned.ctypes.data),
+            )
         finally:
             lt.matmul_preference_destroy(preference)
         usable = [found[i] for i in range(returned[0]) if found[i].state == 0]
@@ -256,7 +266,7 @@ class _Matmul:
             a, b, c, d = self._pointers[index]
             if self._scales:
                 self._point_at_scales(index)
-            with self._named():
+            with _refusals(self.problem):
                 lt.matmul(
                     *(handle, self._operation, self._alpha.ctypes.data, a, self._a, b, self._b),
                     *(self._beta.ctypes.data, c, self._d, d, self._d),
@@ -264,14 +274,6 @@ class _Matmul:
                 )
 
         return launch
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of cuBLASLt as ours, with the problem."""
-        try:
-            yield
-        except _library().lt.cuBLASLtError as error:
-            raise UnsupportedProblemError(f"cuBLASLt refuses {self.problem}: {error}") from None
 
 
 def _set(lt: Any, kind: str, thing: int, name: str, value: int) -> None:

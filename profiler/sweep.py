@@ -84,7 +84,7 @@ class Listener:
     untried: Callable[[GemmProblem, int], None] = lambda problem, kernels: None
     """There was no time for so many kernels on a problem."""
     absent: Callable[[str], None] = lambda says: None
-    """A baseline cannot be had where it is measured, and why; said once."""
+    """Baselines cannot be had where it is measured, and why; said once."""
 
 
 SILENT = Listener()
@@ -176,10 +176,10 @@ def sweep(
 
         said: set[str] = set()
         for unit, report, where in crew.measure(handed_out(), faulty):
-            for says in (f"not compared with {name}: {why}" for name, why in where.absent.items()):
-                if says not in said:
-                    said.add(says)
-                    listener.absent(says)
+            for why in sorted({*where.absent.values()} - said):
+                names = (name for name, own in where.absent.items() if own == why)
+                listener.absent(f"not compared with {', '.join(names)}: {why}")
+                said.add(why)
             if shares is not None:
                 shares.give_back(unit.problem)
             if report.untried:
