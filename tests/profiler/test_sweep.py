@@ -20,7 +20,7 @@ from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
-from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
 from gemmill.profiler.crew import measure, too_large
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
@@ -261,5 +261,7 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
         assert len(finalists) in (2, 3)
         assert all(m.verified and m.us for m in rows.values())
         assert {m.baseline_us for m in rows.values()} == {rows["cublas"].us}
+        others = {CUBLASLT, CUBLASLT_TUNED, *([TRITON] if shape.batch == 1 else [])}
+        assert {name for name in rows if name in BASELINES} == {CUBLAS, *others} - absent().keys()
     measured = sweep(PLAIN[:4], shapes[:2], records, store=Store(tmp_path / "store"), options=options)
     assert measured == []
