@@ -1,4 +1,4 @@
-"""The best kernel of a set against cuBLAS, and the selected kernel against the best, over a shape suite in one run.
+"""The best kernel of a set against cuBLAS and cuBLASLt, and the selected kernel against the best, in one run.
 
 Writes the records (JSON Lines) and a summary (JSON) into ``profiler/results``. Needs an NVIDIA GPU and PyTorch.
 """
@@ -11,8 +11,9 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def main() -> None:
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
+    from gemmill.profiler import heuristics
     from gemmill.profiler.shapes import load_shapes
     from gemmill.profiler.sweep import Listener, sweep
     from gemmill.profiler.worker import Options
@@ -77,13 +79,27 @@ def main() -> None:
     where = f"({FORMATS[formats]}) and ({arguments.where})"
     configs = list(kernels.expand(preset=arguments.preset, where=where))
     # The model alone chooses: measurements of the same problems would be the answer.
-    selector = Selector({kernel_name(config): config for config in configs}, detect())
+    gpu = detect()
+    selector = Selector({kernel_name(config): config for config in configs}, gpu)
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     records = arguments.out / f"{formats}-{suite.name}-{stamp}.jsonl"
 
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if why := heuristics.missing():
+        note(f"not compared with nvMatmulHeuristics: {why}")
+
+    @cache
+    def picked(problem: GemmProblem) -> str | None:
+        return None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
+
+    def choices(problem: GemmProblem) -> dict[str, str | None]:
+        return {"selected": selector.select(problem).name, "heuristics": picked(problem)}
+
     def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
         if not arguments.json:
-            print(_row(problem, measurements, selector.select(problem).name), flush=True)
+            print(_row(problem, measurements, choices(problem)), flush=True)
 
     if not arguments.json:
         print(
@@ -98,35 +114,56 @@ def main() -> None:
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
         wanted=lambda problem: problem.d_major == "n",
         commit=arguments.commit,
-        listener=Listener(measured=report),
+        pinned=lambda problem: [name for name in choices(problem).values() if name],
+        listener=Listener(measured=report, absent=note),
     )
-    summary = _summary(measurements, lambda problem: selector.select(problem).name)
+    summary = _summary(measurements, choices)
     summary = {"manifest": kernels.name, "formats": formats, "shapes": suite.name, "where": where, **summary}
     records.with_suffix(".summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(summary, indent=2))
         return
     print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
-    print(f"baseline: {summary['baseline']}; it has {summary['with_baseline']} of {len(summary['problems'])} problems")
-    for key in MEANS:
-        print(f"{key.replace('_', ' ')}, geometric mean: {summary[key] or math.nan:.3f}")
+    print(f"geometric means of {len(summary['problems'])} problems; over a baseline: of those that it has")
+    for name in ("selected", "heuristics"):
+        print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")
+    for name in rivals():
+        compared = [row for row in summary["problems"] if row[f"{name}_us"]]
+        least = min((row[f"selected_over_{name}"] or math.nan for row in compared), default=math.nan)
+        means = (f"{what} {summary[f'{what}_over_{name}'] or math.nan:.3f}" for what in ("best", "selected"))
+        print(f"over {name}, which has {len(compared)}: {', '.join(means)}; the least selected {least:.3f}")
     print(f"{summary['failed']} of {summary['measurements']} measurements failed; records: {records}")
     for says, count in Counter(m.says for m in measurements if m.stage == "failed").most_common(5):
         print(f"  {count} x {says[:200]}")
 
 
-MEANS = ("best_over_cublas", "selected_over_best", "selected_over_cublas")
-"""Figures whose geometric mean sums a run up."""
-HEAD = f"{'problem':20}{'cuBLAS':>8}{'best':>8}{'ratio':>7}{'selected':>10}{'of best':>9}  best kernel"
+Choices = Mapping[str, str | None]
+"""Kernels that were chosen for a problem, by who chose: the selector, nvMatmulHeuristics."""
 
 
-def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
-    figures = _figures(problem, measurements, selected)
+def rivals() -> dict[str, tuple[str, ...]]:
+    """Names that figures use, and the baselines that they stand for: those of PyTorch's cuBLAS are one."""
+    from gemmill.profiler.baseline import BASELINES, THROUGH_TORCH
+
+    others = (name for name in BASELINES if name not in THROUGH_TORCH)
+    return {"cublas": THROUGH_TORCH, **{name.replace("-", "_"): (name,) for name in others}}
+
+
+HEAD = (
+    f"{'problem':20}{'cuBLAS':>8}{'Lt':>8}{'tuned':>8}{'best':>8}{'ratio':>7}{'selected':>10}{'of best':>9}  "
+    "best kernel"
+)
+
+
+def _row(problem: Any, measurements: Sequence[Any], choices: Choices) -> str:
+    figures = _figures(problem, measurements, choices)
 
     # The formats are the same in every row: what is left of a name tells the kernels apart.
     short = re.sub(r"^.*_(?=\d+x\d+x\d+_)", "", figures["best"] or "none is right")
     columns = (
         ("cublas_tflops", ">8.1f"),
+        ("cublaslt_tflops", ">8.1f"),
+        ("cublaslt_tuned_tflops", ">8.1f"),
         ("best_tflops", ">8.1f"),
         ("best_over_cublas", ">7.3f"),
         ("selected_tflops", ">10.1f"),
@@ -136,47 +173,56 @@ def _row(problem: Any, measurements: Sequence[Any], selected: str) -> str:
     return f"{figures['problem']:20}{''.join(cells)}  {short}"
 
 
-def _figures(problem: Any, measurements: Sequence[Any], selected: str) -> dict[str, Any]:
-    """The figures of one problem. Only finalists count: they and cuBLAS were timed side by side."""
+def _figures(problem: Any, measurements: Sequence[Any], choices: Choices) -> dict[str, Any]:
+    """The figures of one problem. Only finalists count: they and the baselines were timed side by side."""
     from gemmill.profiler.figures import extents, figures, formats
 
     (found,) = figures(measurements)
-    cublas, best, chosen = found.baseline, found.best, found.finalists.get(selected)
+    best, selected = found.best, choices["selected"]
+    chosen, heuristics = (found.finalists.get(choices[name] or "") for name in ("selected", "heuristics"))
+    over: dict[str, Any] = {}
+    for name, stands_for in rivals().items():
+        rival = next((found.baselines[own] for own in stands_for if own in found.baselines), None)
+        over[f"{name}_us"] = rival and rival.us
+        over[f"{name}_tflops"] = rival and rival.tflops
+        for what, kernel in (("best", best), ("selected", chosen)):
+            over[f"{what}_over_{name}"] = over[f"{name}_us"] / kernel.us if rival and kernel else None
     return {
         "problem": extents(problem),
         "formats": formats(problem),
-        "baseline": cublas and cublas.kernel,
-        "cublas_us": cublas and cublas.us,
-        "cublas_tflops": cublas and cublas.tflops,
+        "baseline": found.baseline and found.baseline.kernel,
         "best": best and best.kernel,
         "best_us": best and best.us,
         "best_tflops": best and best.tflops,
-        "best_over_cublas": best and best.ratio,
         "selected": selected,
         "selected_us": chosen and chosen.us,
         "selected_tflops": chosen and chosen.tflops,
-        "selected_over_best": found.reached([selected]) if chosen else None,
-        "selected_over_cublas": chosen and chosen.ratio,
+        "selected_over_best": found.reached([chosen.kernel]) if chosen else None,
+        "heuristics": choices["heuristics"],
+        "heuristics_us": heuristics and heuristics.us,
+        "heuristics_over_best": found.reached([heuristics.kernel]) if heuristics else None,
+        **over,
         "sm_mhz": best and best.sm_mhz,
         "watts": best and best.watts,
         "throttle": list(best.throttle) if best else [],
     }
 
 
-def _summary(measurements: Sequence[Any], select: Any) -> dict[str, Any]:
+def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> dict[str, Any]:
     from gemmill.profiler.baseline import BASELINES
 
     problems = dict.fromkeys(m.problem for m in measurements)
-    rows = [_figures(p, [m for m in measurements if m.problem == p], select(p)) for p in problems]
+    rows = [_figures(p, [m for m in measurements if m.problem == p], choices(p)) for p in problems]
     first = measurements[0]
-    # cuBLAS lacks some problems, int8 with few rows among them.
-    compared = [row for row in rows if row["baseline"]]
-    means = {key: _mean(compared if key.endswith("cublas") else rows, key) for key in MEANS}
+    means = {key: _mean(rows, key) for key in ("selected_over_best", "heuristics_over_best")}
+    for name in rivals():  # cuBLAS lacks some problems, int8 with few rows among them
+        compared = [row for row in rows if row[f"{name}_us"]]
+        means |= {key: _mean(compared, key) for key in (f"best_over_{name}", f"selected_over_{name}")}
     return {
         **{key: getattr(first, key) for key in ("gpu", "driver", "cuda", "torch", "gemmill", "commit", "method")},
         "time": first.time.isoformat(),
-        "baseline": next((row["baseline"] for row in compared), None),
-        "with_baseline": len(compared),
+        "baseline": next((row["baseline"] for row in rows if row["baseline"]), None),
+        "with_baseline": sum(row["baseline"] is not None for row in rows),
         **means,
         "measurements": len(measurements),
         "failed": sum(m.stage == "failed" for m in measurements if m.kernel not in BASELINES),

@@ -101,14 +101,14 @@ def _measure(problem: Any, names: list[str], registry: Any, stream: Any, rounds:
     """Microseconds of cuBLAS and of each kernel, interleaved; operands come from DRAM."""
     from benchmarks.common import times
 
-    from gemmill.profiler.baseline import baseline
+    from gemmill.profiler.cublas import unscaled
     from gemmill.profiler.operands import make_operands
     from gemmill.profiler.timing import launches_per_replay
     from gemmill.runtime.api import plan
 
     operands = make_operands(problem, 0)
     count = launches_per_replay(problem, len(operands))
-    cublas = baseline(problem, operands)
+    cublas = unscaled(problem, operands)
     assert cublas is not None
     launches = {"cublas": cublas.launch}
     wanted = operands[0].a.double() @ operands[0].b.double()

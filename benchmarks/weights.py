@@ -33,7 +33,7 @@ def main() -> None:
     import torch
 
     from gemmill.library.problem import GemmProblem
-    from gemmill.profiler.baseline import baseline
+    from gemmill.profiler.cublas import unscaled
     from gemmill.profiler.operands import make_operands
     from gemmill.profiler.timing import launches_per_replay
     from gemmill.runtime.registry import Registry
@@ -43,7 +43,7 @@ def main() -> None:
         # Kernels widen their A: it is the weights, and D is m-major.
         plain = GemmProblem.packed((SIZE, tokens, SIZE, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "m"))
         operands = make_operands(plain, 0)
-        cublas = baseline(plain, operands)
+        cublas = unscaled(plain, operands)
         assert cublas is not None
         launches = {"cublas": cublas.launch}
         chosen = {}

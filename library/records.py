@@ -30,16 +30,16 @@ class Measurement(Frozen):
     """What became of one kernel on one problem."""
 
     kernel: str
-    """Kernel name, or that of a baseline: ``cublas``, ``cublas-per-tensor``."""
+    """Kernel name, or that of a baseline, as ``cublas`` or ``cublaslt-tuned``."""
     digest: str
-    """SHA-256 of the cubin in hex; empty for cuBLAS, and where there is no cubin."""
+    """SHA-256 of the cubin in hex; empty for baselines, and where there is no cubin."""
     problem: GemmProblem
     gpu: str
     """Name of the GPU as the driver reports it."""
     driver: str
     """Version of the driver."""
     cuda: str
-    """CUDA version of the baseline's cuBLAS."""
+    """CUDA version of PyTorch and its cuBLAS."""
     torch: str
     """Version of PyTorch."""
     gemmill: str
@@ -61,7 +61,7 @@ class Measurement(Frozen):
     samples: int = Field(default=0, ge=0)
     """Replays that median and quartiles are of."""
     baseline_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Median time of cuBLAS, interleaved in the same run; None where it was not timed."""
+    """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
     verified: bool
     """Whether every element of D was within its bound of a float64 reference."""
     error: float | None = None

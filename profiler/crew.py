@@ -90,18 +90,20 @@ class OneGpu:
 
 
 def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
-    """Measure a unit without the kernels that are known to be ``faulty``; those that crash are added to them."""
+    """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added."""
     while True:
         names = {kernel_name(config): config for config in unit.configs}
         refused = {name: faulty.get(name) or too_large(config, unit.problem) for name, config in names.items()}
         failed = tuple(Outcome(name, "failed", says=says) for name, says in refused.items() if says)
+        failed += tuple(Outcome(name, "failed", says=faulty[name]) for name in unit.baselines if name in faulty)
+        baselines = tuple(name for name in unit.baselines if name not in faulty)
         sound = tuple(config for name, config in names.items() if not refused[name])
         if not sound:
             return Report(failed, None)
         try:
-            report = worker.measure(replace(unit, configs=sound))
+            report = worker.measure(replace(unit, configs=sound, baselines=baselines))
         except WorkerError as error:
-            if error.kernel in names:
+            if error.kernel in names or error.kernel in unit.baselines:
                 faulty[error.kernel] = f"crashed on {unit.problem}: {error}"
                 continue
             # No kernel was running: the operands may be too large for the GPU.

@@ -1,4 +1,4 @@
-"""What records say of each problem: the best kernel, cuBLAS beside it, and how good the selector's choice was."""
+"""What records say of each problem: the best kernel, the baselines, and how good the selector's choice was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
-from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.baseline import BASELINES, THROUGH_TORCH
 
 
 class Run(NamedTuple):
@@ -23,7 +23,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one run says of its problem. Finalists and cuBLAS were timed side by side; the rest was timed briefly."""
+    """What one run says of its problem. Finalists and baselines were timed side by side; the rest was timed briefly."""
 
     run: Run
     finalists: Mapping[str, Measurement]
@@ -31,8 +31,13 @@ class Figures:
     screened: Mapping[str, Measurement]
     """Kernels that were only timed briefly, and were slower then, by name."""
     failed: tuple[Measurement, ...]
-    baseline: Measurement | None
-    """cuBLAS; None where it has no such GEMM."""
+    baselines: Mapping[str, Measurement]
+    """Those that have such a GEMM, by name."""
+
+    @property
+    def baseline(self) -> Measurement | None:
+        """cuBLAS through PyTorch, which ratios are to; None where it has no such GEMM."""
+        return next((self.baselines[name] for name in THROUGH_TORCH if name in self.baselines), None)
 
     @property
     def best(self) -> Measurement | None:
@@ -70,7 +75,7 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
                 {name: m for name, m in timed.items() if m.stage == "final"},
                 {name: m for name, m in timed.items() if m.stage == "screen"},
                 tuple(m for m in kernels.values() if m.stage == "failed"),
-                next((by_name[name] for name in BASELINES if name in by_name and by_name[name].us is not None), None),
+                {name: m for name, m in by_name.items() if name in BASELINES and m.us is not None},
             )
         )
     return result

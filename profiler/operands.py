@@ -15,6 +15,8 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError
 from gemmill.library.problem import GemmProblem, widens_a
 
+BETA = 1.0
+"""Beta of every measurement with a C; alpha is :func:`natural_alpha`."""
 ROTATED_BYTES = 256 << 20
 """Bytes that all sets together exceed: more than twice the L2 of any Hopper (60 MB), with room to spare."""
 MAX_SETS = 1024

@@ -1,6 +1,6 @@
 """Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
 
-Two stages keep a sweep short: all kernels are timed briefly, then the best and cuBLAS again, at length, and the kernel
+Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
 that the selector's model would take, so that what it loses is known. A sweep with a budget spends it where the choice
 is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.crew`), one a GPU: one that faults or hangs
 costs its own record and a restart. Records are appended here, problem by problem, as they are done.
@@ -22,7 +22,7 @@ from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement, measurement_key, read_records
-from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.baseline import THROUGH_TORCH
 from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
@@ -83,6 +83,8 @@ class Listener:
     """A problem is done; these are its new records."""
     untried: Callable[[GemmProblem, int], None] = lambda problem, kernels: None
     """There was no time for so many kernels on a problem."""
+    absent: Callable[[str], None] = lambda says: None
+    """Baselines cannot be had where it is measured, and why; said once."""
 
 
 SILENT = Listener()
@@ -98,11 +100,12 @@ def sweep(
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
     wanted: Callable[[GemmProblem], bool] = lambda problem: True,
+    pinned: Callable[[GemmProblem], Sequence[str]] = lambda problem: (),
     commit: str | None = None,
     crew: Crew | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
-    """Verify and time kernels on every shape, with cuBLAS beside them, and append what comes out to a file.
+    """Verify and time kernels on every shape, with the baselines beside them, and append what comes out to a file.
 
     What the file holds already for this GPU, by cubin and problem, is not measured again.
 
@@ -116,6 +119,7 @@ def sweep(
         budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
             problem gets its share of what is left, and tries kernels in the order in which the model ranks them.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
+        pinned: names of kernels that are to be measured at length on a problem, beside the best and the selected one.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         crew: who measures; None: a process on GPU 0 of this machine.
         listener: told of progress.
@@ -167,9 +171,15 @@ def sweep(
                     unit = replace(unit, seconds=seconds)
                 names = map(kernel_name, unit.configs)
                 compiled = {name: packed(name) for name in names if name in artifacts}
-                yield replace(likely_first(unit, selector), artifacts=compiled)
+                unit = likely_first(unit, selector)
+                yield replace(unit, pinned=(*unit.pinned, *pinned(unit.problem)), artifacts=compiled)
 
+        said: set[str] = set()
         for unit, report, where in crew.measure(handed_out(), faulty):
+            for why in sorted({*where.absent.values()} - said):
+                names = (name for name, own in where.absent.items() if own == why)
+                listener.absent(f"not compared with {', '.join(names)}: {why}")
+                said.add(why)
             if shares is not None:
                 shares.give_back(unit.problem)
             if report.untried:
@@ -218,7 +228,7 @@ def measurements(
 ) -> list[Measurement]:
     """The records of a report."""
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
-    baseline = next((timings[name] for name in BASELINES if name in timings), None)
+    baseline = next((timings[name] for name in THROUGH_TORCH if name in timings), None)
     state = asdict(report.reading) if report.reading else {}
     now = datetime.now(UTC)
     return [

@@ -23,6 +23,9 @@ PEAK_FLOPS = 800e12
 PEAK_BYTES = 4e12
 """DRAM bandwidth, for the same estimate."""
 
+TUNING_ROUNDS = 5
+"""Replays of each launch of which the fastest is sought."""
+
 Launch = Callable[[int], None]
 """Launches a kernel on torch's current stream, on the operand set of this index."""
 
@@ -105,6 +108,14 @@ def time_rounds(
             samples[name].append(start.elapsed_time(end) * 1000.0 / launches)
         after_round(index)
     return samples
+
+
+def fastest(launches: Sequence[Launch], problem: GemmProblem, sets: int) -> int:
+    """Which of some launches solves a problem in the least time, by a few interleaved rounds over all operand sets."""
+    each, stream = launches_per_replay(problem, sets), torch().cuda.Stream()
+    graphs = {str(index): capture(launch, sets, each, stream) for index, launch in enumerate(launches)}
+    samples = time_rounds(graphs, each, TUNING_ROUNDS)
+    return int(min(samples, key=lambda index: statistics.median(samples[index])))
 
 
 def summarise(samples: Sequence[float]) -> Timing:

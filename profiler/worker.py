@@ -21,8 +21,8 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.baseline import BASELINES, baseline
-from gemmill.profiler.operands import OperandSet, make_operands, natural_alpha, plan_options, poison, torch
+from gemmill.profiler.baseline import BASELINES, absent
+from gemmill.profiler.operands import BETA, OperandSet, make_operands, natural_alpha, plan_options, poison, torch
 from gemmill.profiler.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.telemetry import summarise as summarise_readings
 from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
@@ -31,8 +31,6 @@ from gemmill.runtime.api import plan
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.registry import Registry
 
-BETA = 1.0
-"""Beta of every measurement with a C; alpha is :func:`~gemmill.profiler.operands.natural_alpha`."""
 READ_EVERY = 4
 """Rounds between two readings of clocks and power."""
 
@@ -46,7 +44,7 @@ class Options:
     screen_rounds: int = 4
     """Replays of every kernel's graph in the first stage."""
     finalists: int | None = 8
-    """Kernels that the last stage measures again, beside cuBLAS; None: all."""
+    """Kernels that the last stage measures again, beside the baselines; None: all."""
     final_rounds: int = 32
     """Replays of each in the last stage."""
     seed: int = 0
@@ -68,6 +66,8 @@ class Machine:
     """Version of torch."""
     gemmill: str = __version__
     """Version of gemmill in the process that measures."""
+    absent: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Baselines that cannot be had there, and why."""
 
 
 def this_machine() -> tuple[Machine, Telemetry]:
@@ -82,7 +82,7 @@ def this_machine() -> tuple[Machine, Telemetry]:
     uuid = f"GPU-{properties.uuid}"
     telemetry = open_telemetry(uuid)
     versions = telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
-    return Machine(properties.name, uuid, *versions), telemetry
+    return Machine(properties.name, uuid, *versions, absent=absent()), telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,13 @@ class Unit:
     artifacts: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
     """The compiled kernels by name, in their form on disk: what is measured is what the sweep knows the digest of,
     whatever compilers and stores there are where it is measured."""
+    baselines: tuple[str, ...] = tuple(BASELINES)
+    """What they are compared with: names of :data:`~gemmill.profiler.baseline.BASELINES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one kernel, or of cuBLAS, on a problem."""
+    """What became of one kernel, or of a baseline, on a problem."""
 
     kernel: str
     """Kernel name, or one of :data:`~gemmill.profiler.baseline.BASELINES`."""
@@ -204,7 +206,7 @@ class _Bench:
         self.send(Running(kernel))
 
     def measure(self, unit: Unit) -> Report:
-        """Verify every kernel, time all that are right, then the best of them and cuBLAS again.
+        """Verify every kernel, time all that are right, then the best of them and the baselines.
 
         Where its seconds are limited, half of them may go by before all kernels are verified: those that come last are
         then left out. While there is time for it, the slower half drops out and the rest is timed for twice as many
@@ -275,7 +277,7 @@ class _Bench:
 
         All kernels, or where time is limited as many as there are finalists, and more while half of it is left.
 
-        cuBLAS, if torch has this GEMM, is among them, right or not: it may sum in halves of lower precision.
+        The baselines that have this GEMM are among them, right or not: cuBLAS may sum in halves of lower precision.
         """
         alpha = natural_alpha(unit.problem)
         expected = reference(unit.problem, operands[0], alpha, BETA)
@@ -295,20 +297,27 @@ class _Bench:
             outcomes[name] = _verify(name, launch, expected, operands[0])
             if outcomes[name].verified:
                 launches[name] = launch
-        self.runs("")
-        if (cublas := baseline(unit.problem, operands)) is not None:
-            name, first = cublas.name, cublas.operands[0]
-            if cublas.problem != unit.problem:
-                expected = reference(cublas.problem, first, alpha=1.0, beta=BETA)
+        references = {unit.problem: expected}
+        for name in unit.baselines:
+            if name in self.machine.absent:
+                continue
+            self.runs(name)
             try:
+                baseline = BASELINES[name](unit.problem, operands)
+                if baseline is None:
+                    continue
+                solved, first = baseline.problem, baseline.operands[0]
+                if solved not in references:
+                    references[solved] = reference(solved, first, alpha=1.0, beta=BETA)
                 if first.c is None:
                     poison(first.d)
                 else:
-                    first.d.copy_(first.c)
-                outcomes[name] = _verify(name, cublas.launch, expected, first)
-                launches[name] = cublas.launch
-            except RuntimeError as error:  # this torch lacks the combination of types
+                    first.d.copy_(first.c)  # torch's cuBLAS adds to D
+                outcomes[name] = _verify(name, baseline.launch, references[solved], first)
+                launches[name] = baseline.launch
+            except (UnsupportedProblemError, RuntimeError) as error:  # it lacks the shape, or the combination of types
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
+        self.runs("")
         return launches, outcomes
 
     def launch(self, config: GemmConfig, unit: Unit, operands: list[OperandSet]) -> Launch:

@@ -49,7 +49,8 @@ from gemmill.runtime.artifact import Artifact
 def serve(descriptor):
     connection, gpu = Connection(descriptor), os.environ["CUDA_VISIBLE_DEVICES"]
     connection.recv()
-    connection.send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1"))
+    absent = {{"cublaslt": "it is not here"}}
+    connection.send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent=absent))
     while True:
         unit = connection.recv()
         names = [kernel_name(config) for config in unit.configs]
@@ -111,7 +112,9 @@ def test_one_gpu_and_two_give_the_same_table(
     process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
 ) -> None:
     one = swept(Cluster(gpus=["A:0"], process=process), PLAIN[:4], "one.jsonl")
-    two = swept(Cluster(gpus=["A:0", "A:1"], process=process), PLAIN[:4], "two.jsonl")
+    said: list[str] = []
+    two = swept(Cluster(gpus=["A:0", "A:1"], process=process), PLAIN[:4], "two.jsonl", Listener(absent=said.append))
+    assert said == ["not compared with cublaslt: it is not here"]
     assert {m.driver for m in two} == {"A:0", "A:1"}
     assert one[0].problem.m == SHAPES[0].m
     assert two[0].problem.m in (SHAPES[-1].m, SHAPES[-2].m)  # what takes longest comes first

@@ -20,6 +20,7 @@ from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
 from gemmill.profiler.crew import measure, too_large
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
@@ -124,6 +125,10 @@ def serve(descriptor):
                 time.sleep(600)
             if name == {third!r}:
                 connection.send(Fault("CUDA error: an illegal memory access was encountered"))
+        for name in unit.baselines:
+            connection.send(Running(name))
+            if name == "cublaslt-tuned":
+                os.kill(os.getpid(), signal.SIGKILL)
         connection.send(Running(""))
         if unit.problem.m == 1:
             connection.send(Fault("CUDA out of memory"))
@@ -133,7 +138,7 @@ def serve(descriptor):
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
-    """A worker in which the first kernel crashes, the second hangs and the third faults."""
+    """A worker in which the first kernel crashes, the second hangs and the third faults; one baseline crashes too."""
     first, second, third = (kernel_name(config) for config in PLAIN[:3])
     (tmp_path / "faulty_body.py").write_text(BODY.format(first=first, second=second, third=third))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
@@ -142,14 +147,18 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPr
         yield process
 
 
-def test_kernels_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
+def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
     faulty: dict[str, str] = {}
     unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5])
     report = measure(worker, unit, faulty)
     outcomes = {outcome.kernel: outcome for outcome in report.outcomes}
     names = [kernel_name(config) for config in PLAIN[:5]]
     assert [outcomes[name].stage for name in names] == ["failed", "failed", "failed", "screen", "screen"]
-    for name, says in zip(names, ("SIGKILL", "hangs", "illegal memory access"), strict=False):
+    expected = zip(
+        (*names[:3], "cublaslt-tuned"), ("SIGKILL", "hangs", "illegal memory access", "SIGKILL"), strict=True
+    )
+    for name, says in expected:
+        assert outcomes[name].stage == "failed"
         assert says in outcomes[name].says
     # Later problems go without them, and say so.
     again = measure(worker, replace(unit, problem=problem_of(PLAIN[0], Shape(128, 64, 64))), faulty)
@@ -160,10 +169,11 @@ def test_kernels_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProc
 
 def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: WorkerProcess) -> None:
     faulty: dict[str, str] = {}
-    report = measure(worker, Unit(problem_of(PLAIN[3], Shape(1, 64, 64)), PLAIN[3:5]), faulty)
+    unit = Unit(problem_of(PLAIN[3], Shape(1, 64, 64)), PLAIN[3:5], baselines=())
+    report = measure(worker, unit, faulty)
     assert [(outcome.stage, outcome.says) for outcome in report.outcomes] == [("failed", "CUDA out of memory")] * 2
     assert not faulty
-    report = measure(worker, Unit(problem_of(PLAIN[3], Shape(2, 64, 64)), PLAIN[3:5]), faulty)
+    report = measure(worker, replace(unit, problem=problem_of(PLAIN[3], Shape(2, 64, 64))), faulty)
     assert [outcome.stage for outcome in report.outcomes] == ["screen"] * 2
 
 
@@ -202,8 +212,9 @@ def test_a_budget_is_spent_on_the_likely_best_and_the_rest_is_left_for_later(tmp
     problems = [problem_of(PLAIN[0], shape) for shape in shapes]
     assert untried == [(problems[0], 6), (problems[1], 8)]
     assert {m.problem for m in first} == {problems[0]}
-    assert [m.stage for m in first] == ["final"] * 3  # two kernels and cuBLAS
-    second = [m for m in budgeted(120) if m.kernel != "cublas"]
+    assert [m.stage for m in first if m.kernel not in BASELINES] == ["final"] * 2
+    assert {m.kernel: m.stage for m in first}["cublas"] == "final"
+    second = [m for m in budgeted(120) if m.kernel not in BASELINES]
     assert untried == []
     assert [m.problem for m in second].count(problems[0]) == 6
     assert [m.problem for m in second].count(problems[1]) == 8
@@ -226,7 +237,7 @@ def test_an_exhaustive_sweep_times_every_kernel_at_length(tmp_path: Path) -> Non
     options = Options(screen_rounds=1, finalists=None, final_rounds=3)
     store = Store(tmp_path / "store")
     new = sweep(PLAIN[:4], [Shape(256, 256, 128)], tmp_path / "records.jsonl", store=store, options=options)
-    assert [(m.stage, m.samples) for m in new] == [("final", 3)] * 5
+    assert [(m.stage, m.samples) for m in new if m.kernel not in BASELINES] == [("final", 3)] * 4
 
 
 @pytest.mark.gpu
@@ -242,13 +253,15 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
         rows = {m.kernel: m for m in new if m.problem == problem_of(PLAIN[0], shape)}
         assert set(rows) >= {kernel_name(config) for config in PLAIN[:4]}
         if shape.k == 30:  # TMA cannot read rows of 60 bytes
-            assert {m.stage for m in rows.values() if m.kernel != "cublas"} == {"failed"}
+            assert {m.stage for m in rows.values() if m.kernel not in BASELINES} == {"failed"}
             continue
         assert rows["cublas"].stage == "final"
-        finalists = {m.kernel for m in rows.values() if m.stage == "final"}
-        assert "cublas" in finalists
+        finalists = {m.kernel for m in rows.values() if m.stage == "final" and m.kernel not in BASELINES}
         assert selector.select(rows["cublas"].problem).name in finalists
-        assert len(finalists) in (3, 4)
-        assert all(m.verified and m.us and m.baseline_us for m in rows.values() if m.kernel != "cublas")
+        assert len(finalists) in (2, 3)
+        assert all(m.verified and m.us for m in rows.values())
+        assert {m.baseline_us for m in rows.values()} == {rows["cublas"].us}
+        others = {CUBLASLT, CUBLASLT_TUNED, *([TRITON] if shape.batch == 1 else [])}
+        assert {name for name in rows if name in BASELINES} == {CUBLAS, *others} - absent().keys()
     measured = sweep(PLAIN[:4], shapes[:2], records, store=Store(tmp_path / "store"), options=options)
     assert measured == []

@@ -121,7 +121,7 @@ def run(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Run one problem on the GPU: verify the result against float64 and time it beside cuBLAS.
+    """Run one problem on the GPU: verify the result against float64 and time it beside cuBLAS and cuBLASLt.
 
     Operands are random and packed; the operands of one launch are not in the L2 cache when the next one starts. Needs a
     Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
@@ -225,11 +225,13 @@ def measure(
 ) -> list[Measurement]:
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep`."""
     untried: list[int] = []
+    absent: list[str] = []
     with output.progress(compiling=len(configs), measuring=len(units(configs, shapes))) as step:
         listener = Listener(
             lambda outcome: step("compiling"),
             lambda problem, rows: step("measuring"),
             lambda problem, kernels: untried.append(kernels),
+            absent.append,
         )
         found = sweep(
             configs,
@@ -242,6 +244,8 @@ def measure(
             crew=crew,
             listener=listener,
         )
+    for says in absent:
+        output.complain(says)
     if untried:
         output.complain(
             f"no time was left for {sum(untried)} measurements on {len(untried)} problems; another sweep goes on there"

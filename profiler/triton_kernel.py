@@ -1,0 +1,38 @@
+"""The kernel of the ``triton`` baseline. Importing it imports Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
+    a,
+    b,
+    d,
+    M,
+    N,
+    K,
+    SUMS: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    BAND: tl.constexpr,
+):
+    """D (M, N) = A (M, K) B^T of B (N, K), given as TMA descriptors. Persistent: a program takes tile after tile.
+
+    Tiles are walked in bands of so many rows of tiles, column by column: neighbours share them in L2.
+    """
+    rows = tl.cdiv(M, TILE_M)
+    columns = tl.cdiv(N, TILE_N)
+    for tile in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
+        first = tile // (BAND * columns) * BAND
+        height = min(BAND, rows - first)
+        inside = tile % (BAND * columns)
+        row = (first + inside % height) * TILE_M
+        column = inside // height * TILE_N
+        sums = tl.zeros((TILE_M, TILE_N), SUMS)
+        for k in range(0, K, TILE_K):
+            sums = tl.dot(a.load([row, k]), b.load([column, k]).T, sums, out_dtype=SUMS)
+        d.store([row, column], sums.to(d.dtype))
