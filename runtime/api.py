@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -48,14 +47,14 @@ class Options(NamedTuple):
     accumulator: DTypeName | None
     tf32: bool
     fast_accumulation: bool
-    dtypes: tuple[Any, Any] = (None, None)
-    """``a_dtype`` and ``b_dtype``."""
     registry: Registry | None = None
     kernel: str | GemmConfig | None = None
     sm_count: int | None = None
     deterministic: bool = False
     batch_invariant: bool = False
     autotune: int | None = None
+    dtypes: tuple[Any, Any] = (None, None)
+    """``a_dtype`` and ``b_dtype``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +70,20 @@ class _Ready:
     """Dtype of D."""
 
 
-class _LruCache:
-    """A bounded mapping that threads share."""
+@dataclass(slots=True)
+class _Slot:
+    """Where the entry of a signature is, once it is made."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[Hashable, _Ready] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> _Ready | None:
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-            return entry
-
-    def put(self, key: Hashable, entry: _Ready) -> None:
-        with self._lock:
-            self._entries[key] = entry
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._capacity:
-                self._entries.popitem(last=False)
+    ready: _Ready | None = None
 
 
-_ready = _LruCache(CACHED_LAUNCHERS)
+@functools.lru_cache(CACHED_LAUNCHERS)
+def _slot(key: Hashable) -> _Slot:
+    """The slot of a signature, made when first asked for: of all bounded mappings that threads can share, lru_cache
+    looks a key up fastest."""
+    return _Slot()
+
+
 _kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], driver.Kernel]] = WeakKeyDictionary()
 _lock = threading.Lock()
 _shared_registry: list[Registry] = []
@@ -185,46 +174,60 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
-    options = (  # those of Options, which takes five times as long to make
-        alpha,
-        beta,
-        out_dtype,
-        accumulator,
-        tf32,
-        fast_accumulation,
-        (a_dtype, b_dtype),
-        registry,
-        kernel,
-        sm_count,
-        deterministic,
-        batch_invariant,
-        autotune,
-    )
-    if not (a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands):
+    key: tuple[Hashable, ...] = ()
+    if a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands:
+        try:  # PyTorch: the key is made of raw properties, a microsecond of work
+            pointers: Addresses = (
+                a.data_ptr(),
+                b.data_ptr(),
+                0 if c is None else c.data_ptr(),
+                0 if out is None else out.data_ptr(),
+            )
+            key = (
+                (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
+                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
+                None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
+                (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
+                # From here on the fields of Options.
+                alpha,
+                beta,
+                out_dtype,
+                accumulator,
+                tf32,
+                fast_accumulation,
+                registry,
+                kernel,
+                sm_count,
+                deterministic,
+                batch_invariant,
+                autotune,
+            )
+        except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
+            pass
+    if not key:
+        options = Options(
+            alpha,
+            beta,
+            out_dtype,
+            accumulator,
+            tf32,
+            fast_accumulation,
+            registry,
+            kernel,
+            sm_count,
+            deterministic,
+            batch_invariant,
+            autotune,
+            (a_dtype, b_dtype),
+        )
         scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-        return multiply_views(a, b, c, out, stream, Options(*options), passed, **scales)
-    try:  # PyTorch: the key is made of raw properties, a microsecond of work
-        pointers: Addresses = (
-            a.data_ptr(),
-            b.data_ptr(),
-            0 if c is None else c.data_ptr(),
-            0 if out is None else out.data_ptr(),
-        )
-        key = (
-            (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
-            None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
-            options,
-        )
-    except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-        return multiply_views(a, b, c, out, stream, Options(*options))
-    ready = _ready.get(key)
+        return multiply_views(a, b, c, out, stream, options, passed, **scales)
+    slot = _slot(key)
+    ready = slot.ready
     if ready is None:
         tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
-        ready = _prepare(tensors, handle, Options(*options))
-        _ready.put(key, ready)
+        slot.ready = ready = _prepare(tensors, handle, Options(*key[4:]))  # type: ignore[arg-type]
         pointers = _addresses(tensors)
     else:
         if out is None:
@@ -243,11 +246,10 @@ def multiply_views(
     epilogue's."""
     tensors, out, handle = _read(a, b, c, out, options.out_dtype, stream, options.dtypes, passed.epilogue, **others)
     layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
-    key = layout, options, passed.key
-    ready = _ready.get(key)
+    slot = _slot((layout, options, passed.key))
+    ready = slot.ready
     if ready is None:
-        ready = _prepare(tensors, handle, options, passed)
-        _ready.put(key, ready)
+        slot.ready = ready = _prepare(tensors, handle, options, passed)
     if ready.launch is not None:
         ready.launch(handle, (*_addresses(tensors), *passed.addresses))
     return out
@@ -302,13 +304,13 @@ def plan(
         accumulator,
         tf32,
         fast_accumulation,
-        dtypes,
         registry,
         kernel,
         sm_count,
         deterministic,
         batch_invariant,
         autotune,
+        dtypes,
     )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow: Callable[[], int]
