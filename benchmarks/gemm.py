@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the summary instead of a table")
     parser.add_argument("--manifest", default="bf16", help="shipped manifest, or a file (%(default)s)")
-    parser.add_argument("--shapes", default="large", help="shipped shape suite, or a file (%(default)s)")
+    parser.add_argument("--shapes", nargs="+", default=["large"], help="shipped shape suites, or files (large)")
     parser.add_argument("--preset", help="preset of the manifest")
     parser.add_argument("--formats", choices=FORMATS, help="types of the operands; default: by the manifest's name")
     parser.add_argument("--where", default=PLAIN, help="further filter of the kernels: %(default)s")
@@ -56,6 +56,8 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
     parser.add_argument("--finalists", type=int, default=8, help="kernels of the second stage (%(default)s)")
     parser.add_argument("--rounds", type=int, default=32, help="rounds of the second stage (%(default)s)")
+    parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
+    parser.add_argument("--budget", type=float, help="seconds to measure for; the model's order (default: all kernels)")
     parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
     arguments = parser.parse_args()
 
@@ -63,6 +65,7 @@ def main() -> None:
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler import heuristics
+    from gemmill.profiler.cluster import Cluster, local_gpus
     from gemmill.profiler.shapes import load_shapes
     from gemmill.profiler.sweep import Listener, sweep
     from gemmill.profiler.worker import Options
@@ -70,9 +73,12 @@ def main() -> None:
     from gemmill.runtime.selector import Selector
     from gemmill.runtime.store import Store
 
-    manifest, shapes = Path(arguments.manifest), Path(arguments.shapes)
+    manifest = Path(arguments.manifest)
     kernels = load_manifest(manifest if manifest.is_file() else shipped_manifest(arguments.manifest))
-    suite = load_shapes(shapes if shapes.is_file() else ROOT / "manifests" / "shapes" / f"{arguments.shapes}.yaml")
+    shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}
+    suites = [load_shapes(shipped.get(name, Path(name))) for name in arguments.shapes]
+    shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
+    name = "+".join(suite.name for suite in suites)
     formats = arguments.formats or kernels.name
     if formats not in FORMATS:
         parser.error(f"no formats are known for manifest {kernels.name}; pass --formats")
@@ -82,7 +88,7 @@ def main() -> None:
     gpu = detect()
     selector = Selector({kernel_name(config): config for config in configs}, gpu)
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    records = arguments.out / f"{formats}-{suite.name}-{stamp}.jsonl"
+    records = arguments.out / f"{formats}-{name}-{stamp}.jsonl"
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -102,23 +108,23 @@ def main() -> None:
             print(_row(problem, measurements, choices(problem)), flush=True)
 
     if not arguments.json:
-        print(
-            f"{len(configs)} {formats} kernels of {kernels.name}, {len(suite.shapes)} shapes of {suite.name}; TFLOP/s"
-        )
+        print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
     measurements = sweep(
         configs,
-        suite.shapes,
+        shapes,
         records,
         store=Store(arguments.store),
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
         wanted=lambda problem: problem.d_major == "n",
         commit=arguments.commit,
+        crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
+        budget=arguments.budget,
         pinned=lambda problem: [name for name in choices(problem).values() if name],
         listener=Listener(measured=report, absent=note),
     )
     summary = _summary(measurements, choices)
-    summary = {"manifest": kernels.name, "formats": formats, "shapes": suite.name, "where": where, **summary}
+    summary = {"manifest": kernels.name, "formats": formats, "shapes": name, "where": where, **summary}
     records.with_suffix(".summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(summary, indent=2))

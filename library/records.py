@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import lzma
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -111,7 +112,7 @@ def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = M
 
 
 def read_records(path: Path) -> Iterator[Measurement]:
-    """The measurements of a file, in its order.
+    """The measurements of a file, in its order; ``.xz`` files are decompressed.
 
     A line that a killed writer left unfinished is skipped, with a word in the log.
 
@@ -119,8 +120,9 @@ def read_records(path: Path) -> Iterator[Measurement]:
         RecordError: the file cannot be read, or a line is no record.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+        lines = (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
         raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():

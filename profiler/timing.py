@@ -45,9 +45,18 @@ class Timing:
 
 def launches_per_replay(problem: GemmProblem, sets: int) -> int:
     """Launches in a graph: whole turns through the operand sets that take at least :data:`REPLAY_US`."""
-    least_us = 2.0 + 1e6 * max(problem.flops / PEAK_FLOPS, set_bytes(problem) / PEAK_BYTES)
-    turns = max(1, round(REPLAY_US / (least_us * sets)))
+    turns = max(1, round(REPLAY_US / (_least_us(problem) * sets)))
     return min(turns * sets, max(MAX_LAUNCHES, sets))
+
+
+def replay_seconds(problem: GemmProblem, sets: int) -> float:
+    """Seconds that a replay of :func:`launches_per_replay` takes at least."""
+    return launches_per_replay(problem, sets) * _least_us(problem) / 1e6
+
+
+def _least_us(problem: GemmProblem) -> float:
+    """Microseconds that a launch takes at least."""
+    return 2.0 + 1e6 * max(problem.flops / PEAK_FLOPS, set_bytes(problem) / PEAK_BYTES)
 
 
 def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:

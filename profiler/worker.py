@@ -25,7 +25,7 @@ from gemmill.profiler.baseline import BASELINES, absent
 from gemmill.profiler.operands import BETA, OperandSet, make_operands, natural_alpha, plan_options, poison, torch
 from gemmill.profiler.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.telemetry import summarise as summarise_readings
-from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, summarise, time_rounds
+from gemmill.profiler.timing import Launch, Timing, capture, launches_per_replay, replay_seconds, summarise, time_rounds
 from gemmill.profiler.verify import Reference, reference
 from gemmill.runtime.api import plan
 from gemmill.runtime.artifact import Artifact
@@ -208,9 +208,9 @@ class _Bench:
     def measure(self, unit: Unit) -> Report:
         """Verify every kernel, time all that are right, then the best of them and the baselines.
 
-        Where its seconds are limited, half of them may go by before all kernels are verified: those that come last are
-        then left out. While there is time for it, the slower half drops out and the rest is timed for twice as many
-        rounds (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
+        Where its seconds are limited, half of them may go to verifying all kernels and a first look at them: those that
+        come last are then left out. While there is time for it, the slower half drops out and the rest is timed for
+        twice as many rounds (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
         """
         clock = _Clock(unit.seconds)
         self.runs("")
@@ -261,7 +261,8 @@ class _Bench:
         graphs = {name: graph for name, graph in graphs.items() if name in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:
-            rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / seconds(graphs))))
+            each = seconds(graphs) * (1 + len(baselines) / len(graphs))
+            rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / each)))
         graphs |= captured(baselines)
         timed(graphs, rounds, "final")
         return Report(
@@ -275,7 +276,8 @@ class _Bench:
     ) -> tuple[dict[str, Launch], dict[str, Outcome]]:
         """Run kernels once against the reference: launches of those that are right, and all outcomes so far.
 
-        All kernels, or where time is limited as many as there are finalists, and more while half of it is left.
+        All kernels, or where time is limited as many as there are finalists, and more while half of it is left once
+        they have been looked at.
 
         The baselines that have this GEMM are among them, right or not: cuBLAS may sum in halves of lower precision.
         """
@@ -283,8 +285,11 @@ class _Bench:
         expected = reference(unit.problem, operands[0], alpha, BETA)
         launches: dict[str, Launch] = {}
         outcomes: dict[str, Outcome] = {}
+        # A capture and the first rounds.
+        screening = (1 + self.options.screen_rounds) * replay_seconds(unit.problem, len(operands))
         for config in unit.configs:
-            if clock.left < clock.seconds / 2 and len(launches) >= (self.options.finalists or 0):
+            left = clock.left - len(launches) * screening
+            if left < clock.seconds / 2 and len(launches) >= (self.options.finalists or 0):
                 break
             name = kernel_name(config)
             self.runs(name)

@@ -4,12 +4,13 @@ A kernel is persistent: as many clusters as the GPU holds walk the output tiles,
 every round lasts as long as one tile. A tile is a loop over K, in which the tensor cores, the loads from L2 and the
 latency of those loads compete and the slowest sets the pace, and an epilogue, which pingpong hides behind the other
 warpgroup's loop. DRAM and power bound the whole. All of it is one numpy expression over the kernels.
+Where a GPU was measured, trees that were fitted to what came out correct it (:mod:`gemmill.runtime.trees`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
-from gemmill.runtime import model_parts
+from gemmill.runtime import model_parts, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
 Floats = npt.NDArray[np.float64]
@@ -116,6 +117,11 @@ class Columns:
     blocks_per_sm: Floats
     swapped: Bools
     """Whether the kernel runs the transposed problem."""
+    stages: Floats
+    fused: Floats
+    """Parts of K whose sums blocks add up within the kernel; 1 where there is but one."""
+    comparable: Bools
+    """Whether the kernel is one of those that trees are fitted to: it multiplies what it loads, of certain majors."""
 
     @classmethod
     def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> Columns:
@@ -132,6 +138,7 @@ class Columns:
         bytes_c = column([c.c.type.bytes if c.c else 0 for c in configs])
         bytes_d = column([c.d.type.bytes for c in configs])
         splits = column([c.scheduler.splits for c in configs])
+        stages = column([c.stages for c in configs])
         split, fused, stream = (
             np.array([c.scheduler.decomposition == name for c in configs]) for name in ("split", "fused", "stream")
         )
@@ -167,12 +174,15 @@ class Columns:
                 wgmma, mmas * mma_cycles / _SUSTAINED, tile * tile_k / np.where(wgmma, 1, multiply_adds)
             ),
             step_bytes=tile_k * (loaded_a + loaded_b),
-            latency_ns=np.where(wgmma, _LATENCY_NS / (column([c.stages for c in configs]) - 1), 0.0),
+            latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
             streamed=column([streamed for streamed, _ in streams]),
             blocks_per_sm=column([blocks for _, blocks in streams]),
             swapped=np.full(len(configs), swapped),
+            stages=stages,
+            fused=np.where(fused, splits, 1.0),
+            comparable=wgmma & (bytes_a == bytes_b) & np.array(["any" not in (c.a.major, c.b.major) for c in configs]),
         )
 
     @classmethod
@@ -220,6 +230,51 @@ class Estimate:
 
 def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """Predict the time of every kernel for one problem whose extents are all at least 1."""
+    figures, shares = analytic(columns, problem, gpu)
+    found = trees.fitted(gpu.name) if problem.batching == "strided" else None
+    if found is None:
+        return figures
+    rows = features(columns, figures, shares, problem, gpu)
+    correction = np.exp(found(np.stack([rows[name] for name in found.features])))
+    return replace(figures, us=figures.us * np.where(columns.comparable, correction, 1))
+
+
+def features(
+    columns: Columns, figures: Estimate, shares: Mapping[str, Floats], problem: GemmProblem, gpu: Gpu
+) -> dict[str, Floats]:
+    """What trees may ask of each kernel, by name, from what :func:`analytic` returns; M and N are those it sees."""
+    k, each = columns, np.ones_like(columns.tile)
+    return {
+        "M": np.where(k.swapped, problem.n, problem.m),
+        "N": np.where(k.swapped, problem.m, problem.n),
+        "K": problem.k * each,
+        "batch": problem.batch * each,
+        "bytes": k.bytes_b,
+        "tile M": k.tile_m,
+        "tile N": k.tile_n,
+        "tile K bytes": k.tile_k * k.bytes_b,
+        "cluster M": k.cluster_m,
+        "cluster N": k.cluster_n,
+        "stages": k.stages,
+        "pingpong": k.pingpong,
+        "split": np.where(k.split, k.splits, 1),
+        "fused": k.fused,
+        "stream": k.stream,
+        "raster M": k.raster_m,
+        "swizzle": k.swizzle,
+        "swapped": k.swapped,
+        "gemv": k.streamed > 0,
+        "us": figures.us,
+        "tiles": figures.tiles / gpu.sms,
+        "waves": figures.waves,
+        "utilisation": figures.utilisation,
+        "bound": figures.bound,
+        **shares,
+    }
+
+
+def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate, dict[str, Floats]]:
+    """The analytic model alone, and shares: of a step's loads in its MMAs, of DRAM and of power in all of the time."""
     uneven = problem.batching == "grouped"
     k, problem = columns, problem.typical()
     m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
@@ -272,13 +327,14 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     if k.split.any():
         ns += np.where(k.split, model_parts.reduction_ns(problem, k.splits, k.bytes_c, k.bytes_d), 0)
     useful = problem.m * problem.n * problem.batch / (waves * slots * k.blocks * k.tile / k.splits)
-    return Estimate(
+    figures = Estimate(
         us=ns / 1000,
         tiles=clusters * k.blocks,
         waves=waves,
         utilisation=useful * resident * k.blocks / gpu.sms,
         bound=np.where(slowest == 0, bound, slowest + 3),
     )
+    return figures, {"loads": paces[1] / paces[0], "DRAM": dram_ns / ns, "power": power_ns / ns}
 
 
 def _norm(times: Floats, sharpness: float) -> Floats:

@@ -1,0 +1,254 @@
+"""Fit the trees that correct the analytic model (``runtime/trees.py``) to records of sweeps, and judge them.
+
+They are judged on what they were not fitted to: problems are held out by K, a fold of all its values at a time, so that
+no weight matrix is on both sides. Selected over best, geometric mean and 5th percentile over problems, and the best of
+the first eight, for the analytic model alone and with trees. Then all problems are fitted and the file is written, the
+figures in it. Needs LightGBM (``pip install '.[fit]'``), and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDS = 10
+SHARPNESS = 8.0
+"""How much less a kernel weighs the slower it is: those that are e^(1/8) times as slow as the best weigh 1/e."""
+TREES, DEPTH = 60, 6
+SETTINGS = {
+    "objective": "l2",
+    "learning_rate": 0.2,
+    "max_depth": DEPTH,
+    "num_leaves": 2**DEPTH,
+    "min_data_in_leaf": 20,
+    "lambda_l2": 1e-3,
+    "deterministic": True,
+    "force_row_wise": True,
+    "seed": 0,
+    "verbosity": -1,
+}
+"""Of LightGBM."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The kernels of a problem."""
+
+    problem: Any
+    names: tuple[str, ...]
+    features: Any
+    """(kernels, features)."""
+    analytic: Any
+    """Logarithms of the analytic model's times; so the measured ones."""
+    measured: Any
+    best: float
+    """Least measured time at length, logarithm."""
+
+    @property
+    def weights(self) -> Any:
+        """Of each kernel, in all 1."""
+        weights = np.exp(-SHARPNESS * (self.measured - self.measured.min()))
+        return weights / weights.sum()
+
+
+def main() -> None:
+    """Read, judge, fit and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, nargs="+", help="records of sweeps on one GPU model, or medians (.json)")
+    arguments = parser.parse_args()
+
+    from gemmill.library.records import read_records
+    from gemmill.runtime import gpus, trees
+
+    files: list[list[Any]] = [
+        list(read_medians(path) if path.suffix == ".json" else read_records(path)) for path in arguments.records
+    ]
+    names = sorted({gpus.figures(m.gpu).name for measurements in files for m in measurements})
+    if len(names) != 1:
+        parser.error(f"the records are of several GPUs: {', '.join(names)}")
+    gpu = gpus.figures(names[0])
+    # File by file: times of several runs do not compare.
+    rows = [row for measurements in files for row in read_rows(measurements, gpu)]
+    folds = judge(rows)
+    for types, figures in folds.items():
+        print(
+            f"{types:12}{figures['problems']:>6} problems"
+            + "".join(f"{key:>16}: {', '.join(f'{x:.4f}' for x in figures[key])}" for key in ("analytic", "fitted"))
+        )
+    content = {
+        "version": trees.VERSION,
+        "gpu": gpu.name,
+        "fitted to": [path.name for path in arguments.records],
+        "held out by K: problems; selected / best, its 5th percentile, best of 8 / best": folds,
+        "features": list(FEATURES),
+        "trees": as_trees(fit(rows)),
+    }
+    text = json.dumps(content, indent=1)
+    path = trees.path_of(gpu.name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(compact(text) + "\n")
+    print(f"{path}: {TREES} trees, {path.stat().st_size:,} bytes")
+
+
+@dataclass(frozen=True)
+class Median:
+    """Of a measurement what is needed here."""
+
+    problem: Any
+    kernel: str
+    us: float
+    gpu: str
+    stage: str = "final"
+
+
+def read_medians(path: Path) -> Iterator[Median]:
+    """The times of a file that has the medians of bf16 sweeps and nothing else, K-major operands and n-major D."""
+    from gemmill.library.problem import GemmProblem
+
+    content = json.loads(path.read_text())
+    run = list(content["runs"].values())[-1]
+    for shape, times in run.items():
+        m, n, k = map(int, shape.split("x"))
+        problem = GemmProblem.packed((m, n, k, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+        for kernel, us in zip(content["kernels"], times, strict=True):
+            if us is not None:
+                yield Median(problem, kernel, us, content["gpu"])
+
+
+FEATURES: list[str] = []
+"""Names of the columns of ``Rows.features``."""
+
+
+def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
+    """The kernels of each problem that trees are for. Brief measurements were at other clocks: they are scaled so that
+    none seems faster than the slowest finalist but one, which was pinned."""
+    from gemmill.library.names import parse_name
+    from gemmill.profiler.baseline import BASELINES
+    from gemmill.runtime import model
+    from gemmill.runtime.selector import needs_swap
+
+    times: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for m in measurements:
+        if m.us is not None and m.kernel not in BASELINES and m.problem.batching == "strided":
+            times[m.problem][m.kernel] = m
+    configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
+    rows = []
+    for problem, own in times.items():
+        finalists = sorted(m.us for m in own.values() if m.stage == "final")
+        brief = [m.us for m in own.values() if m.stage != "final"]
+        if not finalists:
+            continue
+        scale = max(1.0, finalists[-2:][0] / min(brief)) if brief else 1.0
+        parts = []
+        for swapped in (False, True):
+            members = [name for name in own if needs_swap(configs[name], problem) is swapped]
+            if not members:
+                continue
+            columns = model.Columns.of([configs[name] for name in members], swapped)
+            figures, shares = model.analytic(columns, problem, gpu)
+            found = model.features(columns, figures, shares, problem, gpu)
+            FEATURES[:] = found
+            us = [own[name].us * (1 if own[name].stage == "final" else scale) for name in members]
+            keep = columns.comparable
+            parts.append(
+                (
+                    np.array(members)[keep],
+                    np.stack([*found.values()], axis=1)[keep],
+                    np.log(figures.us[keep]),
+                    np.log(us)[keep],
+                )
+            )
+        kernels, asked, analytic, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if kernels.size:
+            rows.append(Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0])))
+    return rows
+
+
+def fit(rows: Sequence[Rows]) -> Any:
+    """A LightGBM model of measured over analytic time, logarithms."""
+    import lightgbm
+
+    data = lightgbm.Dataset(
+        np.concatenate([r.features for r in rows]),
+        np.concatenate([r.measured - r.analytic for r in rows]),
+        weight=np.concatenate([r.weights for r in rows]) * 1e3,
+    )
+    return lightgbm.train(SETTINGS, data, TREES)
+
+
+def judge(rows: Sequence[Rows]) -> dict[str, dict[str, Any]]:
+    """Figures of problems held out, by the type of A and over all."""
+    extents = sorted({r.problem.k for r in rows})
+    fold = {k: i % FOLDS for i, k in enumerate(extents)}
+    shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for which in range(min(FOLDS, len(extents))):
+        model = fit([r for r in rows if fold[r.problem.k] != which])
+        for r in rows:
+            if fold[r.problem.k] == which:
+                found = *reached(r, r.analytic), *reached(r, r.analytic + model.predict(r.features))
+                shares[r.problem.a_dtype].append(found)
+                shares["all"].append(found)
+    result = {}
+    for types, own in shares.items():
+        columns = np.array(own).T
+        result[types] = {"problems": len(own), "analytic": _summary(*columns[:2]), "fitted": _summary(*columns[2:])}
+    return result
+
+
+def _summary(first: Any, of_eight: Any) -> list[float]:
+    """Geometric mean and 5th percentile of the first kernel's share, geometric mean of that of the best of eight."""
+    mean, mean_of_eight = (np.exp(np.log(shares).mean()) for shares in (first, of_eight))
+    return [round(float(x), 4) for x in (mean, np.percentile(first, 5), mean_of_eight)]
+
+
+def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
+    """Time of the best kernel over that of the one predicted best, and over the best of the first eight."""
+    first: dict[str, float] = {}
+    for i in np.argsort(predicted, kind="stable"):
+        first.setdefault(rows.names[i], float(rows.measured[i]))
+        if len(first) == 8:
+            break
+    best = min(rows.best, float(rows.measured.min()))
+    return math.exp(best - next(iter(first.values()))), math.exp(best - min(first.values()))
+
+
+def as_trees(model: Any) -> list[dict[str, Any]]:
+    """Complete trees, breadth first, as the file has them."""
+    result = []
+    for info in model.dump_model()["tree_info"]:
+        level, splits = [info["tree_structure"]], []
+        for _ in range(DEPTH):
+            below = []
+            for node in level:
+                if "threshold" in node:
+                    splits.append([FEATURES[node["split_feature"]], float(f"{node['threshold']:.5g}")])
+                    below += [node["left_child"], node["right_child"]]
+                else:  # both ways lead to this leaf
+                    splits.append([FEATURES[0], None])
+                    below += [node, node]
+            level = below
+        result.append({"splits": splits, "values": [round(leaf["leaf_value"], 5) for leaf in level]})
+    return result
+
+
+def compact(text: str) -> str:
+    """JSON with lists of numbers and pairs on one line each."""
+    import re
+
+    text = re.sub(r"\[\s+(\"[^\"]*\"),\s+([^\s\[\]]+)\s+\]", r"[\1, \2]", text)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m[0].split()), text)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "src"))
+    main()

@@ -1,0 +1,72 @@
+"""What measurements add to the analytic model: trees on its figures, fitted to the logarithm of measured over modelled
+time (gradient boosting: Friedman, Annals of Statistics 2001). ``benchmarks/fit.py`` fits them and writes the files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FOLDER = Path(__file__).parent / "models"
+"""Fitted models, one file a GPU."""
+VERSION = 1
+"""Of the files."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """A sum of complete binary trees of equal depth."""
+
+    features: tuple[str, ...]
+    """What the trees ask for, by name, in the order of the rows of their input."""
+    feature: npt.NDArray[np.intp]
+    """Of each inner node of each tree, breadth first: the feature that is compared."""
+    threshold: Floats
+    """With what; above it the way is right. Infinite where a tree has no such node: both ways are the same."""
+    value: Floats
+    """Of each leaf, left to right."""
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
+        trees, leaves = self.value.shape
+        columns = np.arange(rows.shape[1])[:, np.newaxis]
+        base = np.arange(trees) * (leaves - 1)
+        node = np.zeros((rows.shape[1], trees), np.intp)
+        flat, feature, threshold = rows.ravel(), self.feature.ravel(), self.threshold.ravel()
+        for _ in range(leaves.bit_length() - 1):
+            at = node + base
+            above = flat.take(feature.take(at) * rows.shape[1] + columns) > threshold.take(at)
+            node = 2 * node + 1 + above
+        sums: Floats = self.value.ravel().take(node - (leaves - 1) + np.arange(trees) * leaves).sum(axis=1)
+        return sums
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Trees:
+        """The trees of a file's content."""
+        names = content["features"]
+        trees = content["trees"]
+        return cls(
+            tuple(names),
+            np.array([[names.index(name) for name, _ in tree["splits"]] for tree in trees], np.intp),
+            np.array([[np.inf if at is None else at for _, at in tree["splits"]] for tree in trees], np.float64),
+            np.array([tree["values"] for tree in trees], np.float64),
+        )
+
+
+@cache
+def fitted(gpu: str) -> Trees | None:
+    """The trees for a GPU, by the name of its row in library/arch.py; None where nobody has measured it."""
+    path = path_of(gpu)
+    return Trees.of(json.loads(path.read_text())) if path.exists() else None
+
+
+def path_of(gpu: str) -> Path:
+    """The file of a GPU."""
+    return FOLDER / f"{gpu.lower().replace(' ', '-')}.json"

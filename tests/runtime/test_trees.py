@@ -1,0 +1,78 @@
+"""The trees that correct the model: evaluated as they are written down, used for GPUs that were measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.arch import DEFAULT_GPU, GPUS
+from gemmill.library.manifest import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime import model, trees
+from gemmill.runtime.trees import Trees
+
+NAMES = ("M", "N", "waves")
+KERNELS = list(load_manifest(shipped_manifest("bf16")).expand(preset="quick"))
+PLAIN = [c for c in KERNELS if (c.a.major, c.b.major, c.d.major, c.c, c.d.dtype) == ("k", "k", "n", None, "bf16")]
+PROBLEM = GemmProblem.packed((256, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> dict[str, Any]:
+    depth, number = draw(st.integers(1, 4)), st.floats(-8, 8)
+    split = st.tuples(st.sampled_from(NAMES), st.none() | number)
+    nodes, leaves = 2**depth - 1, 2**depth
+    tree = st.fixed_dictionaries(
+        {
+            "splits": st.lists(split, min_size=nodes, max_size=nodes),
+            "values": st.lists(number, min_size=leaves, max_size=leaves),
+        }
+    )
+    return {"features": list(NAMES), "trees": draw(st.lists(tree, min_size=1, max_size=3))}
+
+
+@given(forests(), st.lists(st.tuples(*[st.floats(-8, 8)] * len(NAMES)), min_size=1, max_size=5))
+def test_trees_sum_the_leaves_that_each_kernel_reaches(content: dict[str, Any], kernels: list[tuple[float]]) -> None:
+    def leaf(tree: dict[str, Any], kernel: tuple[float]) -> float:
+        place, nodes = 0, len(tree["splits"])
+        while place < nodes:
+            name, at = tree["splits"][place]
+            place = 2 * place + 1 + (at is not None and kernel[NAMES.index(name)] > at)
+        return float(tree["values"][place - nodes])
+
+    expected = [sum(leaf(tree, kernel) for tree in content["trees"]) for kernel in kernels]
+    found = Trees.of(json.loads(json.dumps(content)))(np.array(kernels).T)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", sorted(trees.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert content["version"] == trees.VERSION
+    assert content["gpu"] in GPUS
+    assert trees.path_of(content["gpu"]) == path
+    columns = model.Columns.of(PLAIN)
+    figures, shares = model.analytic(columns, PROBLEM, DEFAULT_GPU)
+    assert set(content["features"]) <= set(model.features(columns, figures, shares, PROBLEM, DEFAULT_GPU))
+
+
+def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
+    columns = model.Columns.of(PLAIN)
+    analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
+    assert columns.comparable.all()
+    assert (model.estimate(columns, PROBLEM, DEFAULT_GPU).us != analytic.us).any()
+    grouped = replace(PROBLEM, batching="grouped", batch=8)
+    assert (
+        model.estimate(columns, grouped, DEFAULT_GPU).us == model.analytic(columns, grouped, DEFAULT_GPU)[0].us
+    ).all()
+    elsewhere = replace(DEFAULT_GPU, name="NVIDIA H100 PCIe")
+    assert (model.estimate(columns, PROBLEM, elsewhere).us == analytic.us).all()
+    others = model.Columns.of(list(load_manifest(shipped_manifest("simt")).expand())[:4])
+    assert not others.comparable.any()
