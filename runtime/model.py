@@ -85,6 +85,8 @@ class Columns:
     tile_k: Floats
     cluster_m: Floats
     cluster_n: Floats
+    cluster_k: Floats
+    """Blocks of a cluster that share K of a tile."""
     stages: Floats
     splits: Floats
     swizzle: Floats
@@ -115,6 +117,7 @@ class Columns:
             tile_k=column([c.tile.k for c in configs]),
             cluster_m=column([c.cluster.m for c in configs]),
             cluster_n=column([c.cluster.n for c in configs]),
+            cluster_k=column([c.scheduler.splits if c.scheduler.decomposition == "cluster" else 1 for c in configs]),
             stages=column([c.stages for c in configs]),
             splits=column([c.scheduler.splits for c in configs]),
             swizzle=column([c.scheduler.swizzle for c in configs]),
@@ -169,13 +172,13 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     bytes_a, bytes_b, bytes_c, bytes_d = k.bytes
 
     # Tiles and waves.
-    blocks = k.cluster_m * k.cluster_n
+    blocks = k.cluster_m * k.cluster_n * k.cluster_k
     resident = np.maximum(np.where(blocks <= 2, gpu.sms // blocks, gpu.clusters_of_4), 1)
     clusters_m = np.ceil(np.ceil(problem.m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
         clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / problem.m)
     clusters_n = np.ceil(np.ceil(problem.n / k.tile_n) / k.cluster_n)
-    clusters = clusters_m * clusters_n * problem.batch * k.splits
+    clusters = clusters_m * clusters_n * problem.batch * k.splits / k.cluster_k
     slots = resident * k.blocks_per_sm
     waves = np.ceil(clusters / slots)
     active = np.minimum(clusters, slots) * blocks
@@ -203,7 +206,8 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     # seen, if they are shorter.
     tile = k.tile_m * k.tile_n
     stored = np.where(k.split, PARTIAL_BYTES, bytes_c + bytes_d)
-    store_ns = _TILE_NS + tile * stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    store_ns = _TILE_NS + tile / k.cluster_k * stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    store_ns += model_parts.cluster_ns(k.cluster_k, tile)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     busy_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns))
     busy_ns += np.where(k.fused, model_parts.exchange_ns(k.splits, tile), 0)
@@ -230,7 +234,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     useful = problem.m * problem.n * problem.batch / (waves * slots * blocks * k.tile_m * k.tile_n / k.splits)
     return Estimate(
         us=(_LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS) + reduction_ns) / 1000,
-        tiles=clusters * blocks,
+        tiles=clusters * k.cluster_m * k.cluster_n,
         waves=waves,
         utilisation=useful * resident * blocks / gpu.sms,
         bound=np.where(slowest == 0, bound, slowest + 3),
