@@ -50,7 +50,7 @@ def scheduler(config: GemmConfig) -> str:
 def parts(config: GemmConfig, entry: str) -> Parts | None:
     """What the launcher of a kernel with this entry must know; None where one block or cluster sums all of K."""
     decomposition = config.scheduler.decomposition
-    if decomposition in ("tiles", "cluster"):
+    if decomposition == "tiles" or decomposition == "cluster":
         return None
     fields, split = fields_of(config), decomposition == "split"
     splits = config.scheduler.splits
