@@ -76,16 +76,20 @@ struct ClusterSums {
   }
 
  private:
+  /// Sends to all by turns: blocks that sent to one after the other would all wait for the same one.
   __device__ void send(Accumulators const& accumulators, int part) const {
+    uint32_t targets[Parts], barriers[Parts];
 #pragma unroll
     for (int to = 0; to < Parts; ++to) {
-      if (to == part) continue;
-      uint32_t const target = peer(buffer, to) + slot(part, to);
-      uint32_t const barrier = peer(full, to);
+      targets[to] = peer(buffer, to) + slot(part, to);
+      barriers[to] = peer(full, to);
+    }
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int to = 0; to < Parts; ++to) {
         Register const* const x = vector(accumulators, to, i);
-        put(target + i * 128 * 16, barrier, x[0], x[1], x[2], x[3]);
+        if (to != part) put(targets[to] + i * 128 * 16, barriers[to], x[0], x[1], x[2], x[3]);
       }
     }
   }
