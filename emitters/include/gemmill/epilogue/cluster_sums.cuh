@@ -59,7 +59,7 @@ struct ClusterSums {
         full(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].full)),
         empty(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].empty)) {}
 
-  /// Adds up this block's share. `more` exchanges follow or not; every warp of all the blocks calls it alike.
+  /// Adds up this block's share. `more`: whether another tile follows. Every warp of every block calls it alike.
   __device__ Share add_up(Accumulators const& accumulators, bool more) {
     // Read anew each time: as an invariant the compiler would make a loop over tiles, with its MMAs, for each rank.
     int const part = int(cute::block_rank_in_cluster());
