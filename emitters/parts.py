@@ -15,6 +15,7 @@ _SCHEDULERS = {
     "split": "SplitScheduler<Order, TileK, {splits}>",
     "fused": "FusedScheduler<Order, TileK, {splits}>",
     "stream": "StreamScheduler<Order, TileK>",
+    "cluster": "ClusterScheduler<Order, TileK, {splits}>",
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
@@ -47,9 +48,9 @@ def scheduler(config: GemmConfig) -> str:
 
 
 def parts(config: GemmConfig, entry: str) -> Parts | None:
-    """What the launcher of a kernel with this entry must know; None where one block sums all of K."""
+    """What the launcher of a kernel with this entry must know; None where one block or cluster sums all of K."""
     decomposition = config.scheduler.decomposition
-    if decomposition == "tiles":
+    if decomposition == "tiles" or decomposition == "cluster":
         return None
     fields, split = fields_of(config), decomposition == "split"
     splits = config.scheduler.splits

@@ -83,7 +83,7 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     for name, size in _PARAMETERS.items():
         offsets[name] = resources.align_up(end, size)
         end = offsets[name] + size
-    if config.scheduler.decomposition != "tiles":
+    if config.scheduler.decomposition not in ("tiles", "cluster"):
         derived = resources.align_up(end, 64)  # as aligned as its descriptors
         offsets |= {name: derived + 8 * i for i, name in enumerate(parts.PARAMETERS)}
     return offsets
@@ -173,6 +173,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         entry=entry,
         threads=resources.threads(fields),
         cluster=(config.cluster.m, config.cluster.n),
+        cluster_k=resources.cluster_parts(fields),
         shared_bytes=resources.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
         parts=parts.parts(config, entry),
@@ -206,6 +207,8 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
     constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
     constants["offset_epilogue"] = launch.offsets["epilogue"]
+    if launch.cluster_k > 1:
+        constants["splits"] = launch.cluster_k
     return constants | (parts.constants(launch.parts, launch.offsets) if launch.parts else {})
 
 
@@ -215,7 +218,12 @@ def text(config: GemmConfig) -> str:
     launch = launch_spec(config)
     reduction = launch.parts.reduction if launch.parts else None
     epilogue = epilogue_type(config)
-    parts_spec = f"Kernel::parts_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
+    spec_type, spec = "gemmill::KernelSpec", "Kernel::spec()"
+    if launch.parts:
+        spec_type = "gemmill::PartsSpec"
+        spec = f"Kernel::parts_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
+    elif launch.cluster_k > 1:
+        spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     stored_c = resources.stored_dtype(fields, "c")
     producer_registers, consumer_registers = resources.register_budget(fields)
     return _TEMPLATE.substitute(
@@ -238,7 +246,7 @@ def text(config: GemmConfig) -> str:
         atom=wgmma_atom(config),
         epilogue=f"gemmill::Raw<{DTYPES[resources.partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
-        spec_type="gemmill::PartsSpec" if launch.parts else "gemmill::KernelSpec",
-        spec=parts_spec if launch.parts else "Kernel::spec()",
+        spec_type=spec_type,
+        spec=spec,
         reduction=parts.reduction(config, reduction.entry, epilogue) if reduction else "",
     )

@@ -19,7 +19,7 @@ MajorCD = Literal["n", "m", "any"]
 ScaleName = Literal["none", "1x128", "128x128", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
-DecompositionName = Literal["tiles", "split", "fused", "stream"]
+DecompositionName = Literal["tiles", "split", "fused", "stream", "cluster"]
 BatchingName = Literal["strided", "array", "grouped", "masked", "kgrouped"]
 
 
@@ -107,10 +107,11 @@ class Scheduler(Frozen):
     swizzle: int = Field(default=1, gt=0)
     """Tiles across the raster direction that are walked as one band, for L2 reuse."""
     splits: int = Field(default=1, gt=0)
-    """Parts that K is split into; 1 but for ``split`` and ``fused``."""
+    """Parts that K is split into; 1 but for ``split``, ``fused`` and ``cluster``."""
     decomposition: DecompositionName = "tiles"
     """``tiles``: a block sums all of K. ``split``: parts of K, added up by a second kernel. ``fused``: the same, added
-    up by the block that finishes a tile. ``stream``: each block takes an equal share of all MMAs (stream-K)."""
+    up by the block that finishes a tile. ``stream``: each block takes an equal share of all MMAs (stream-K).
+    ``cluster``: as many blocks as parts form a cluster, add up through its shared memory, and store a share each."""
     batching: BatchingName = "strided"
     """How the matrices of a batch are found. ``strided``: at one stride. ``array``: at an array of addresses.
     ``grouped``: A and D one after the other along M, at offsets. ``masked``: in slots of equal capacity along M, with

@@ -79,13 +79,15 @@ class LaunchSpec(Frozen):
     threads: int
     """Threads of a block."""
     cluster: tuple[int, int]
-    """Blocks of a cluster along M and N. The grid is one-dimensional: a multiple of their product."""
+    """Blocks of a cluster along M and N."""
+    cluster_k: int = 1
+    """Blocks of a cluster that share K of a tile."""
     shared_bytes: int
     """Dynamic shared memory."""
     tile: tuple[int, int]
     """Extents along M and N of the output tile that the scheduler hands out."""
     parts: Parts | None = None
-    """None where one block sums all of K for a tile."""
+    """None where one block, or one cluster, sums all of K for a tile."""
     boxes: tuple[TmaBox, ...]
     """TMA descriptors, in the order of their offsets."""
     params_bytes: int
@@ -97,3 +99,8 @@ class LaunchSpec(Frozen):
     addresses ``x_pointer`` and, in elements, ``x_row_stride x_column_stride x_batch_stride`` (int64);
     ``groups_pointer`` (address of offsets, counts or addresses). Where there are parts also ``partials flags``
     (addresses in the workspace) and ``c_stride``."""
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks of a cluster. The grid is one-dimensional: a multiple of them."""
+        return self.cluster[0] * self.cluster[1] * self.cluster_k

@@ -5,8 +5,8 @@ cubin whose constants differ from what stands here.
 
 Shared memory of a block, each region aligned to 1,024 bytes (the period of the 128-byte swizzle)::
 
-    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages | sums of slices |
-    | mbarriers |
+    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages |
+    | sums of slices or of a cluster's blocks | mbarriers |
 
 A subtile of D is followed by those of the matrices that an epilogue writes by TMA beside it, one of C by those that it
 reads.
@@ -35,7 +35,7 @@ MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
 MAX_STAGED_N = 32
 """The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
-no stage."""
+no stage. And where the blocks of a cluster exchange sums, for which a stage or two have to go already."""
 MAX_PROMOTED_N = 160
 """Most columns of a WGMMA whose sums are promoted."""
 MIN_D_BUFFERS = 2
@@ -181,9 +181,14 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
     )
 
 
-def tile_columns_d(fields: Fields) -> int:
-    """Columns of D in a tile: a gated epilogue makes one of two."""
-    return integer(fields, "tile.n") // (2 if is_gated(str(fields["epilogue"])) else 1)
+def cluster_parts(fields: Fields) -> int:
+    """Blocks of a cluster that share K of a tile, and store a share of its columns each."""
+    return integer(fields, "scheduler.splits") if fields["scheduler.decomposition"] == "cluster" else 1
+
+
+def columns_d(fields: Fields) -> int:
+    """Columns of D that a block stores of a tile: a gated epilogue makes one of two."""
+    return integer(fields, "tile.n") // (2 if is_gated(str(fields["epilogue"])) else 1) // cluster_parts(fields)
 
 
 def stored_dtype(fields: Fields, operand: str) -> str:
@@ -224,13 +229,13 @@ def subtile_n(fields: Fields) -> int:
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB.
     """
-    most = MAX_STAGED_N if any(_matrices(fields)) else MAX_SUBTILE_N
-    return _subtile_n(tile_columns_d(fields), most, *loaded(fields), *stored(fields))
+    most = MAX_STAGED_N if any(_matrices(fields)) or cluster_parts(fields) > 1 else MAX_SUBTILE_N
+    return _subtile_n(columns_d(fields), most, *loaded(fields), *stored(fields))
 
 
 @cache
 def _subtile_n(tile_n: int, most: int, *operands: Format) -> int:
-    """:func:`subtile_n` by the tile's columns of D, the most of a subtile, and what is staged."""
+    """:func:`subtile_n` by the columns of D that a block stores, the most of a subtile, and what is staged."""
     n_major = [dtype_bytes(dtype) for dtype, major in operands if major == "n"]
     m_major = [dtype_bytes(dtype) for dtype, major in operands if major == "m"]
     for n in range(min(tile_n, most) // 8 * 8, 8, -8):
@@ -269,8 +274,8 @@ def subtile_bytes(fields: Fields, staged: tuple[Format, ...]) -> int:
 
 @part
 def subtiles(fields: Fields) -> int:
-    """Subtiles in a warpgroup's part of a tile."""
-    return warpgroup_m(fields) // SUBTILE_M * (tile_columns_d(fields) // subtile_n(fields))
+    """Subtiles that a warpgroup stores of a tile."""
+    return warpgroup_m(fields) // SUBTILE_M * (columns_d(fields) // subtile_n(fields))
 
 
 def c_buffers(fields: Fields) -> int:
@@ -304,11 +309,18 @@ def bytes_per_d_buffer(fields: Fields) -> int:
 
 @part
 def fixed_bytes(fields: Fields) -> int:
-    """Shared memory beside stages and D subtiles: C subtiles and their mbarriers, those of turns, sums of slices."""
+    """Shared memory beside stages and D subtiles: C subtiles, sums of others, and mbarriers of those and of turns."""
     per_c_buffer = storing_warpgroups(fields) * (subtile_bytes(fields, loaded(fields)) + 8)
     turns = 2 if fields["schedule"] == "pingpong" else 0
     sums = (slices(fields) - 1) * integer(fields, "tile.m") * integer(fields, "tile.n") * 4
-    return c_buffers(fields) * per_c_buffer + sums + 8 * turns
+    return c_buffers(fields) * per_c_buffer + sums + _cluster_sums_bytes(fields) + 8 * turns
+
+
+def _cluster_sums_bytes(fields: Fields) -> int:
+    """Sums that the other blocks of a cluster send of this one's share of a tile, and two mbarriers, by warpgroup."""
+    parts = cluster_parts(fields)
+    share = warpgroup_m(fields) * integer(fields, "tile.n") * 4 // parts
+    return consumer_warpgroups(fields) * ((parts - 1) * share + 16) if parts > 1 else 0
 
 
 def stages_room(fields: Fields) -> int:

@@ -23,8 +23,13 @@ from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
 MAX_SPLITS = 256
+CLUSTER_SPLITS = (2, 4)
+"""Blocks of a cluster that share K of a tile."""
 DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"cooperative": ("tiles", "split", "fused", "stream"), "pingpong": ("tiles", "split", "fused")}
+    {
+        "cooperative": ("tiles", "split", "fused", "stream", "cluster"),
+        "pingpong": ("tiles", "split", "fused", "cluster"),
+    }
 )
 """The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
 BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -70,6 +75,9 @@ def _splits(f: Fields) -> str | None:
     if decomposition in ("split", "fused"):
         in_range = 2 <= splits <= MAX_SPLITS
         return None if in_range else f"splits is {splits}; {decomposition} kernels take 2 to {MAX_SPLITS}"
+    if decomposition == "cluster":
+        allowed = splits in CLUSTER_SPLITS
+        return None if allowed else f"splits is {splits}; cluster kernels take {one_of(CLUSTER_SPLITS)}"
     return None if splits == 1 else f"splits is {splits}; it must be 1 where the decomposition is {decomposition}"
 
 

@@ -198,7 +198,7 @@ class SchedulerSpec(Spec):
     """Parts that K is split into; 1."""
     decomposition: OneOrMore[DecompositionName] | None = None
     """tiles, the default: a block sums all of K; split: a second kernel adds up parts of K; fused: the same in one
-    kernel; stream: stream-K."""
+    kernel; stream: stream-K; cluster: the blocks of a cluster add up parts of K in their shared memory."""
     batching: OneOrMore[BatchingName] | None = None
     """How the matrices of a batch are found: strided, the default; array; grouped, masked or kgrouped."""
 

@@ -196,7 +196,7 @@ class Kernel:
             self.max_clusters = self._max_active_clusters()
         if self.max_clusters < 1:
             raise DeviceError(
-                f"{spec.entry}: no cluster of {spec.cluster[0]}x{spec.cluster[1]} blocks fits GPU {device}, "
+                f"{spec.entry}: no cluster of {spec.cluster_blocks} blocks fits GPU {device}, "
                 f"{device_name(device)}; take a kernel with a smaller cluster"
             )
 
@@ -213,7 +213,7 @@ class Kernel:
                 check(driver.cuDeviceGet(self.device), f"opening GPU {self.device}"),
             )
             return int(check(blocks, what)) * int(check(sms, f"counting the SMs of GPU {self.device}"))
-        size = self.spec.cluster[0] * self.spec.cluster[1]
+        size = self.spec.cluster_blocks
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1

@@ -29,9 +29,8 @@ class Exchange:
     def __init__(self, gemm: Gemm, kernel: Kernel, parameters: Parameters, blocks: int) -> None:
         spec, problem = kernel.spec, gemm.problem
         assert spec.parts
-        cluster = spec.cluster[0] * spec.cluster[1]
         self._kernel = kernel
-        self._need = parts.need(spec, problem, blocks // cluster)
+        self._need = parts.need(spec, problem, blocks // spec.cluster_blocks)
         self._partials = ctypes.c_uint64.from_address(parameters.address + spec.offsets["partials"])
         self._flags = ctypes.c_uint64.from_address(parameters.address + spec.offsets["flags"])
         self._descriptor: tma.Descriptor | None = None

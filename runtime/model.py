@@ -88,6 +88,8 @@ class Columns:
     tile_k: Floats
     cluster_m: Floats
     cluster_n: Floats
+    cluster_k: Floats
+    """Blocks of a cluster that share K of a tile."""
     blocks: Floats
     """Blocks of a cluster."""
     splits: Floats
@@ -109,7 +111,9 @@ class Columns:
     """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
     whose rates include what they do not."""
     stored: Floats
-    """Bytes of an output tile that are stored or, of C, loaded."""
+    """Bytes of an output tile that a block stores or, of C, loads."""
+    shared_ns: Floats
+    """Time in which the blocks of a cluster add up the parts of each tile."""
     exchange_ns: Floats
     """Time to add up the parts of a tile, where that is the kernel's own work."""
     streamed: Floats
@@ -142,6 +146,7 @@ class Columns:
         split, fused, stream = (
             np.array([c.scheduler.decomposition == name for c in configs]) for name in ("split", "fused", "stream")
         )
+        cluster_k = np.where([c.scheduler.decomposition == "cluster" for c in configs], splits, 1.0)
         tile = tile_m * tile_n
         mma_cycles = np.maximum(
             tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
@@ -159,7 +164,8 @@ class Columns:
             tile_k=tile_k,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
-            blocks=cluster_m * cluster_n,
+            cluster_k=cluster_k,
+            blocks=cluster_m * cluster_n * cluster_k,
             splits=splits,
             swizzle=column([c.scheduler.swizzle for c in configs]),
             raster_m=np.array([c.scheduler.raster == "m" for c in configs]),
@@ -175,7 +181,8 @@ class Columns:
             ),
             step_bytes=tile_k * (loaded_a + loaded_b),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
-            stored=tile * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
+            stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
+            shared_ns=model_parts.cluster_ns(cluster_k, tile),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
             streamed=column([streamed for streamed, _ in streams]),
             blocks_per_sm=column([blocks for _, blocks in streams]),
@@ -255,6 +262,7 @@ def features(
         "tile K bytes": k.tile_k * k.bytes_b,
         "cluster M": k.cluster_m,
         "cluster N": k.cluster_n,
+        "cluster K": k.cluster_k,
         "stages": k.stages,
         "pingpong": k.pingpong,
         "split": np.where(k.split, k.splits, 1),
@@ -285,7 +293,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     if uneven:  # on average, if the rows of groups are spread exponentially
         clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / m)
     clusters_n = np.ceil(np.ceil(n / k.tile_n) / k.cluster_n)
-    clusters = clusters_m * clusters_n * problem.batch * k.splits
+    clusters = clusters_m * clusters_n * problem.batch * k.splits / k.cluster_k
     slots = resident * k.blocks_per_sm
     waves = np.ceil(clusters / slots)
     active = np.minimum(clusters, slots) * k.blocks
@@ -298,7 +306,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
-    store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz) + k.shared_ns
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
     if k.stream.any():
@@ -329,7 +337,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     useful = problem.m * problem.n * problem.batch / (waves * slots * k.blocks * k.tile / k.splits)
     figures = Estimate(
         us=ns / 1000,
-        tiles=clusters * k.blocks,
+        tiles=clusters * k.blocks / k.cluster_k,
         waves=waves,
         utilisation=useful * resident * k.blocks / gpu.sms,
         bound=np.where(slowest == 0, bound, slowest + 3),

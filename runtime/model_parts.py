@@ -21,6 +21,10 @@ _TAKE_NS_PER_BYTE = 0.8e3 / (128 * 128 * PARTIAL_BYTES)
 """Adding the accumulators of another block, by their bytes in one block."""
 _BRANCHES = 4
 """Of the tree in which parts are added up (emitters/include/gemmill/scheduler/work.cuh)."""
+_CLUSTER_NS = 700.0
+"""Handing accumulators to another block of the cluster, through its shared memory. An estimate, like the next."""
+_CLUSTER_BYTES_PER_NS = 100.0
+"""Rate at which a block sends them."""
 _SHARED_STEP = 1.5
 """Time of a step of a shared tile, in steps of whole ones: clusters at different places along K share little in L2."""
 _STREAM_COST = 16
@@ -39,6 +43,12 @@ def exchange_ns(parts: Floats, tile: Floats) -> Floats:
     last = np.ceil(parts / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
     takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
     return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
+
+
+def cluster_ns(parts: Floats, tile: Floats) -> Floats:
+    """Time in which the blocks of a cluster add up the parts of a tile of so many elements; 0 for one part."""
+    sent = tile * PARTIAL_BYTES * (parts - 1) / parts
+    return np.where(parts > 1, _CLUSTER_NS + sent / _CLUSTER_BYTES_PER_NS, 0)
 
 
 def stream_ns(

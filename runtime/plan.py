@@ -69,7 +69,7 @@ def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_co
 
     With ``sm_count``, no more blocks than that: an SM may hold several, but blocks spread before they share one.
     """
-    size = spec.cluster[0] * spec.cluster[1]
+    size = spec.cluster_blocks
     if sm_count is not None:
         if sm_count < size:
             raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")

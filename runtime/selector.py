@@ -461,9 +461,11 @@ def _words(field: str) -> str:
 def _reason(config: GemmConfig, figures: Estimate, index: int, problem: GemmProblem, gpu: Gpu) -> str:
     us = float(figures.us[index])
     tiles, waves = int(figures.tiles[index]), int(figures.waves[index])
+    clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"
+    if config.scheduler.decomposition == "cluster":
+        clusters = f"in clusters of {config.scheduler.splits} blocks that share K"
     return (
-        f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} in clusters of "
-        f"{config.cluster.m}x{config.cluster.n} take {waves} wave{'s'[: waves > 1]} on {gpu.sms} SMs "
-        f"({figures.utilisation[index]:.0%} of them useful), bound by {BOUNDS[int(figures.bound[index])]}: "
-        f"{us:.1f} us, {problem.flops / us / 1e6:.0f} TFLOP/s by the model"
+        f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
+        f"{waves} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({figures.utilisation[index]:.0%} of them useful), bound by "
+        f"{BOUNDS[int(figures.bound[index])]}: {us:.1f} us, {problem.flops / us / 1e6:.0f} TFLOP/s by the model"
     )

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gemmill.library import resources
 from gemmill.library.arch import ARCHS
 from gemmill.library.domains import one_of
-from gemmill.library.epilogues.parse import LINEAR, parse, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, converted, multiplied
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
@@ -47,6 +47,8 @@ PROMOTION_K = 128
 TRANSPOSED_BYTES = 64
 TRANSPOSED_DEPTHS = (64, 128, 256)
 """Bytes of the rows of stages that are transposed, and of their depth: what warps deal out among their lanes."""
+SHARE_COLUMNS = 8
+"""Columns of D that one fragment of a warp has: what a block of a cluster stores is made of whole ones."""
 CLUSTER = (1, 2)
 TMA_ALIGN = 16
 """Bytes that TMA needs base addresses and strides to be a multiple of."""
@@ -84,9 +86,13 @@ NARROW_D_LIMIT = {2: 176, 3: 88}
 STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
 """The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
 what their scheduler holds, ptxas spills first."""
+CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
+"""The same of kernels whose blocks share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
 """The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
 epilogue, and leave room for it."""
+PROMOTED_CLUSTER_LIMIT = {2: 160, 3: 96}
+"""The same of promoted kernels whose blocks share K in clusters."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -265,7 +271,7 @@ def _reduction_alignment(f: Fields) -> str | None:
 
 def _sums(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
-    if decomposition in ("fused", "stream") and f["accumulator"] == "f16":
+    if decomposition in ("fused", "stream", "cluster") and f["accumulator"] == "f16":
         return f"sums of {decomposition} kernels are added up in accumulators, which must not be f16: use split"
     return None
 
@@ -282,6 +288,20 @@ def _mixed_parts(f: Fields) -> str | None:
     if decomposition in ("tiles", "split") or not resources.is_mixed(f):
         return None
     return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
+
+
+def _cluster_parts(f: Fields) -> str | None:
+    if f["scheduler.decomposition"] != "cluster":
+        return None
+    if (f["cluster.m"], f["cluster.n"]) != (1, 1):
+        return f"cluster is {f['cluster.m']}x{f['cluster.n']}; where its blocks share K of a tile it must be 1x1"
+    columns = integer(f, "scheduler.splits") * SHARE_COLUMNS * (2 if is_gated(str(f["epilogue"])) else 1)
+    if integer(f, "tile.n") % columns:
+        return (
+            f"tile N is {f['tile.n']}; {f['scheduler.splits']} blocks store a share of its columns of D each, which "
+            f"must be a multiple of {SHARE_COLUMNS}: take a multiple of {columns}"
+        )
+    return None
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
@@ -339,15 +359,17 @@ def _epilogue_has(f: Fields) -> str:
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
+    decomposition = fields["scheduler.decomposition"]
     if fields["promote"] and fields["epilogue"] == LINEAR:
-        return PROMOTED_LIMIT[consumers]
+        return (PROMOTED_CLUSTER_LIMIT if decomposition == "cluster" else PROMOTED_LIMIT)[consumers]
     narrow = resources.dtype_bytes(resources.stored_dtype(fields, "d")) == 1
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
-    if fields["scheduler.decomposition"] == "stream":
+    by_decomposition = {"stream": STREAM_LIMIT, "cluster": CLUSTER_LIMIT}.get(str(decomposition))
+    if by_decomposition:
         plain = epilogue == "no C and an n-major" and not narrow
-        limits.append(STREAM_LIMIT.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses here
+        limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
     row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
     if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
         limits.append(SHALLOW_LIMIT)
@@ -411,7 +433,7 @@ def _shared_memory(f: Fields) -> str | None:
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
-    *("scheduler.decomposition", "accumulator", "epilogue"),
+    *("scheduler.decomposition", "scheduler.splits", "accumulator", "epilogue"),
 )
 """The fields that :func:`gemmill.library.resources.auto_stages` reads."""
 
@@ -553,6 +575,13 @@ RULES: tuple[Rule, ...] = (
         "wgmma",
     ),
     Rule(
+        "cluster-parts",
+        ("tile.n", "cluster.m", "cluster.n", "scheduler.decomposition", "scheduler.splits", "epilogue"),
+        _cluster_parts,
+        "gemmill: emitters/include/gemmill/epilogue/cluster_sums.cuh",
+        "wgmma",
+    ),
+    Rule(
         "min-stages",
         ("stages",),
         _min_stages,
@@ -568,7 +597,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "epilogue-box",
-        ("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "accumulator", "epilogue"),
+        (
+            *("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "scheduler.splits"),
+            *("accumulator", "epilogue"),
+        ),
         _epilogue_box,
         "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
         "wgmma",

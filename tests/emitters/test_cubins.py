@@ -43,6 +43,10 @@ SAMPLE = [
     "sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_192x96x64_1x2_cooperative_s3_m8_k3fused_linear",
+    # Parts that blocks of a cluster exchange: with as many accumulators as there may be.
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_1x1_cooperative_s3_m8_k2cluster_linear",
+    "sm90a_s8k16_s8k16_s32_none_s32n16_128x256x64_1x1_cooperative_s4_m8_k4cluster_linear",
+    "sm90a_bf16mn16_bf16k16_f32_bf16n16_bf16n16_64x192x64_1x1_pingpong_s3_m8_k2cluster_linear",
     "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_128x256x64_1x2_cooperative_s4_m8grouped_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_128x128x64_2x2_pingpong_s4_n1masked_k1_linear",
     "sm90a_bf16mn16_bf16mn16_f32_f32n16_f32n16_256x128x64_1x1_cooperative_s3_m8kgrouped_k1_linear",
@@ -71,7 +75,8 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
     artifact = compiler().compile(emit(config), config)
 
     instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
-    assert {"HGMMA", "UTMALDG", "UTMASTG"} <= instructions
+    assert {"IGMMA" if config.accumulator == "s32" else "HGMMA", "UTMALDG", "UTMASTG"} <= instructions
+    assert ("STAS" in instructions) == (config.scheduler.decomposition == "cluster")
     assert not instructions & {"LDL", "STL", "HMMA"}
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
 

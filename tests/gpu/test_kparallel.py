@@ -1,4 +1,4 @@
-"""Kernels whose blocks sum parts of K: split, fused and stream-K."""
+"""Kernels whose blocks sum parts of K: split, fused, stream-K, and in clusters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def stream(tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig
     return kernel(tile, *options, scheduler__decomposition="stream", **fields)
 
 
-SIMPLE = (split(4), fused(4), stream())
+def cluster(splits: int, tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
+    return kernel(tile, *options, scheduler__decomposition="cluster", scheduler__splits=splits, **fields)
+
+
+SIMPLE = (split(4), fused(4), stream(), cluster(4))
 """One of each."""
 
 KERNELS: tuple[GemmConfig, ...] = (
@@ -74,6 +78,36 @@ KERNELS: tuple[GemmConfig, ...] = (
     fused(3, "128x128x128", ab="e4m3", promote=4),
     stream("128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
     split(3, "128x128x32", ab="tf32"),
+    # Clusters that share K: tiles, shares of one fragment and of several subtiles, schedules.
+    cluster(2),
+    cluster(2, "128x256x64"),
+    cluster(4, "128x256x32"),
+    cluster(2, "256x128x64"),
+    cluster(4, "256x128x32"),
+    cluster(4, "128x192x64"),
+    cluster(2, "192x128x64"),
+    cluster(4, "128x32x64"),
+    cluster(2, "128x80x64", scheduler__raster="n", scheduler__swizzle=4),
+    cluster(2, "64x128x64", "pingpong"),
+    cluster(4, "64x192x64", "pingpong"),
+    cluster(2, "128x128x64", "pingpong"),
+    # The same: majors of A and B, C and D.
+    cluster(2, "128x192x64", a__major="mn", b__major="mn"),
+    cluster(4, d__major="m"),
+    cluster(2, "128x96x64", d__dtype="f32"),
+    cluster(2, "64x96x64", "pingpong", d__dtype="f32", d__major="m"),
+    cluster(2, "128x192x64", c__dtype="bf16"),
+    cluster(4, "64x128x64", "pingpong", c__dtype="f32", c__major="m"),
+    # The same: other types.
+    cluster(2, "128x256x128", ab="s8"),
+    cluster(4, "128x128x128", ab="s8", d__dtype="bf16"),
+    cluster(4, "128x64x128", ab="u8", c__dtype="s32"),
+    cluster(2, "128x64x128", ab="s8", a__major="mn", b__major="mn"),
+    cluster(2, "128x128x128", ab="e4m3"),
+    cluster(4, "128x128x128", ab="e4m3", promote=4),
+    cluster(2, "128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    cluster(4, "128x128x32", ab="tf32"),
+    cluster(2, "128x192x64", ab="f16"),
 )
 
 
@@ -121,6 +155,27 @@ def test_an_output_of_any_alignment(registry: Registry) -> None:
 @pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)
 def test_a_thousand_runs_are_equal_bit_for_bit(config: GemmConfig, registry: Registry) -> None:
     check_a_thousand_runs(config, 1300, 1100, 1777, registry)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [cluster(2), cluster(4), cluster(2, "64x128x64", "pingpong"), cluster(4, "64x96x64", "pingpong")],
+    ids=kernel_name,
+)
+@pytest.mark.parametrize("clusters", [1, 3])
+def test_many_tiles_pass_through_one_cluster(config: GemmConfig, clusters: int, registry: Registry) -> None:
+    """Hundreds of exchanges of one block with the same peers, of which some have no part of K."""
+    for k in (1000, 64):
+        case = make_case(config, 1500, 1900, k)
+        sm_count = clusters * config.scheduler.splits
+        launch = gemmill.plan(
+            case.a.tensor, case.b.tensor, out=case.d.tensor, registry=registry, kernel=config, sm_count=sm_count
+        )
+        for _ in range(3):
+            launch()
+        torch.cuda.synchronize()
+        assert launch.blocks == sm_count
+        case.check()
 
 
 @pytest.mark.parametrize("captured", [False, True])

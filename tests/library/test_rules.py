@@ -138,7 +138,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
             "decomposition",
-            "no stream decomposition of pingpong kernels; it must be tiles, split or fused",
+            "no stream decomposition of pingpong kernels; it must be tiles, split, fused or cluster",
             None,
         ),
         (
@@ -152,6 +152,24 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             "parts-batching",
             "fused kernels take strided batches, not grouped ones",
             {"scheduler.batching": "strided"},
+        ),
+        (
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 3, "cluster.m": 1, "tile.n": 192, "stages": 2},
+            "scheduler-splits",
+            "splits is 3; cluster kernels take 2 or 4",
+            {"scheduler.splits": 4},
+        ),
+        (
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 2, "tile.n": 128},
+            "cluster-parts",
+            "cluster is 2x1; where its blocks share K of a tile it must be 1x1",
+            {"cluster.m": 1},
+        ),
+        (
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 4, "cluster.m": 1, "tile.n": 112},
+            "cluster-parts",
+            "tile N is 112; 4 blocks store a share of its columns of D each",
+            {"tile.n": 128},
         ),
         ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),
         ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
@@ -229,8 +247,9 @@ def test_sm70_multiplies_f16_into_what_it_can_convert_to(
 def test_sums_of_parts_are_not_rounded_to_f16() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16", stages=2)
     assert legal({**f16, "scheduler.decomposition": "split", "scheduler.splits": 3})
-    for decomposition, splits in (("fused", 3), ("stream", 1)):
-        (verdict,) = verdicts({**f16, "scheduler.decomposition": decomposition, "scheduler.splits": splits})
+    for decomposition, splits in (("fused", 3), ("stream", 1), ("cluster", 2)):
+        parts: dict[str, Value] = {"scheduler.decomposition": decomposition, "scheduler.splits": splits, "cluster.m": 1}
+        (verdict,) = verdicts({**f16, **parts})
         assert verdict.rule == "sums-of-parts"
 
 

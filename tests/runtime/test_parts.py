@@ -65,6 +65,18 @@ def test_fused_has_a_slot_for_each_part_but_the_one_that_stores() -> None:
     assert grid_blocks(spec("k5fused"), PROBLEM, 10) == 2 * 10
 
 
+def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> None:
+    launch = launch_spec(parse_name(NAME.format("k4cluster").replace("2x1", "1x1").replace("128x128x64", "128x256x32")))
+    assert launch.parts is None
+    assert "partials" not in launch.offsets
+    assert (launch.tile, launch.cluster, launch.cluster_blocks) == ((128, 256), (1, 1), 4)
+    assert grid_blocks(launch, PROBLEM, 30) == 4 * 4 * 2
+    assert grid_blocks(launch, PROBLEM, 5) == 4 * 5
+    assert grid_blocks(launch, PROBLEM, 30, sm_count=11) == 4 * 2
+    with pytest.raises(UnsupportedProblemError, match=r"sm_count is 3; .* runs in clusters of 4 SMs"):
+        grid_blocks(launch, PROBLEM, 30, sm_count=3)
+
+
 def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(UnsupportedProblemError, match="output tiles; kernels count up to"):
         grid_blocks(spec("k256fused"), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)

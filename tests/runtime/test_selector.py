@@ -349,6 +349,18 @@ def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, 
         assert choice.swapped == columns_few
 
 
+def test_blocks_that_share_k_take_sms_together() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s4_m8_{}_linear"
+    kernels = {name.format(parts): parse_name(name.format(parts)) for parts in ("k1", "k4cluster")}
+    selector, few = Selector(kernels, H200), problem(128, 128, 16384)
+    choice = selector.select(few)
+    assert choice.name == name.format("k4cluster")
+    assert "1 tile of 128x128 in clusters of 4 blocks that share K take 1 wave" in choice.reason
+    assert selector.select(few, 3).name == name.format("k1")
+    full = problem(128 * 30, 128, 64)
+    assert selector.times(full)[choice.name] < selector.times(replace(full, m=128 * 31))[choice.name]
+
+
 def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> None:
     gemm = problem(4096, 4096, 4096)
     times = [selector.select(gemm, sms).predicted_us for sms in (1, 8, 66, 131)]

@@ -13,7 +13,7 @@ namespace gemmill {
 inline constexpr int kSubtileM = 64;
 /// Most columns of a subtile.
 inline constexpr int kMaxSubtileN = 128;
-/// The same where an epilogue's matrices are staged as well.
+/// The same where an epilogue's matrices are staged as well, or where parts of K are exchanged in shared memory.
 inline constexpr int kMaxStagedN = 32;
 
 /// True where a subtile of n columns suits an operand. n-major: a warp accesses rows without bank conflicts if they are
@@ -30,12 +30,13 @@ constexpr bool suits(Formats<All...>, int n) {
   return (true && ... && suits<typename All::Element, All::kMajor>(n));
 }
 
-/// Columns of a subtile: the widest that divides tile N and suits C, D and the epilogue's matrices.
+/// Columns of a subtile: the widest that divides the columns that a block stores, and suits C, D and the epilogue's
+/// matrices.
 /// library/resources.py holds the same rule for the host.
 template <class C, MajorOut MajorC, class D, MajorOut MajorD, class Epilogue>
-constexpr int subtile_n(int tile_n) {
+constexpr int subtile_n(int tile_n, bool exchanges) {
   constexpr bool kStages = Epilogue::Inputs::kCount + Epilogue::Outputs::kCount > 0;
-  for (int n = min_of(tile_n, kStages ? kMaxStagedN : kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
+  for (int n = min_of(tile_n, kStages || exchanges ? kMaxStagedN : kMaxSubtileN) / 8 * 8; n > 8; n -= 8)
     if (tile_n % n == 0 && suits<C, MajorC>(n) && suits<D, MajorD>(n) && suits(typename Epilogue::Inputs{}, n) &&
         suits(typename Epilogue::Outputs{}, n))
       return n;

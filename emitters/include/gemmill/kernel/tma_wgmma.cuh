@@ -1,14 +1,15 @@
 /// The sm_90a GEMM: TMA + WGMMA, warp-specialised, persistent; cooperative or pingpong.
 ///
 /// Warpgroup 0 loads; the others multiply and store. Shared memory:
-/// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices | mbarriers |, as
-/// library/resources.py lays it out for the host; stages of an operand that is transposed are followed by what they are
-/// made of.
+/// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices or of a cluster's blocks |
+/// mbarriers |, as library/resources.py lays it out for the host; stages of an operand that is transposed are followed by
+/// what they are made of.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <gemmill/copy/tma.cuh>
+#include <gemmill/epilogue/cluster_sums.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/partials.cuh>
 #include <gemmill/epilogue/staged.cuh>
@@ -21,6 +22,7 @@
 #include <gemmill/pipeline/dependent_launch.cuh>
 #include <gemmill/pipeline/named_barrier.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
+#include <gemmill/scheduler/cluster.cuh>
 #include <gemmill/scheduler/groups.cuh>
 #include <gemmill/scheduler/persistent.cuh>
 #include <gemmill/scheduler/split.cuh>
@@ -50,6 +52,12 @@ struct PartsSpec {
   uint32_t splits, slot_bytes, slot_flags, reduction_threads, reduction_vectors;
 };
 
+/// The same of a kernel that sums parts of K in the blocks of a cluster.
+struct ClusterSpec {
+  KernelSpec kernel;
+  uint32_t splits;
+};
+
 template <class Config>
 struct TmaWgmmaGemm {
   /// A is widened to B's type on its way to the tensor cores; its stages are bytes.
@@ -73,7 +81,12 @@ struct TmaWgmmaGemm {
   static constexpr int kSliceK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
-  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN;
+  using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
+                          Config::kSwizzle>;
+  using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
+  /// Blocks of a cluster that share K of a tile, and store a share of its columns each.
+  enum : int { kClusterParts = ClusterParts<Scheduler>::kCount };
+  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterParts;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
   static constexpr int kSliceBarrier = named_barrier::kWarpgroups + kConsumers;
@@ -81,11 +94,12 @@ struct TmaWgmmaGemm {
                 "a stage of scales has a named barrier");
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
-  /// Columns of D in a tile.
-  static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1);
+  /// Columns of D that a block stores of a tile.
+  static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1) / kClusterParts;
+  static_assert(kTileColumnsD % 8 == 0 || kClusterParts == 1, "blocks of a cluster store whole fragments");
   static constexpr int kSubtileN =
       subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD, typename Config::Epilogue>(
-          kTileColumnsD);
+          kTileColumnsD, kClusterParts > 1);
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, kSubtileN>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, kSubtileN>;
   using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD, kSubtileN,
@@ -98,9 +112,6 @@ struct TmaWgmmaGemm {
       Config::kPromote,
       PromotedAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
       Accumulators<typename Config::Atom, A, B, kBlocks, kSliceK>>;
-  using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
-                          Config::kSwizzle>;
-  using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   using Groups = GroupLayout<typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
   /// The kernel's only parameter: GemmParams, or what a scheduler adds to it, group scales to that, and the epilogue's.
@@ -111,6 +122,8 @@ struct TmaWgmmaGemm {
   /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
+  using Sums = ClusterSums<Accumulator, kClusterParts>;
+  using SumsBarriers = ClusterSumsBarriers<kClusterParts>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  Config::kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M: a warp shares the scheduler, and tiles end at the last row of their group.
@@ -145,12 +158,14 @@ struct TmaWgmmaGemm {
                 "stages begin where their swizzle does");
   static constexpr int kOffsetSlices =
       kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
+  static_assert(kSlices == 1 || kClusterParts == 1, "either warpgroups or blocks share K of a tile");
   static constexpr int kOffsetBarriers =
-      kOffsetSlices + (kSlices - 1) * Config::kTileM * Config::kTileN * int(sizeof(float));
+      kOffsetSlices + (kSlices - 1) * Config::kTileM * Config::kTileN * int(sizeof(float)) + kConsumers * Sums::kBytes;
   static constexpr int kOffsetTurns =
       kOffsetBarriers + int(sizeof(StagePipeline)) + kStorers * Config::kBuffersC * int(sizeof(uint64_t));
   static constexpr int kOffsetReady = kOffsetTurns + (kPingpong ? int(sizeof(Turns)) : 0);
-  static constexpr int kSharedBytes = kOffsetReady + (kTransposes ? int(sizeof(Ready)) : 0);
+  enum : int { kOffsetSums = kOffsetReady + (kTransposes ? int(sizeof(Ready)) : 0) };
+  static constexpr int kSharedBytes = kOffsetSums + (kClusterParts > 1 ? kConsumers * int(sizeof(SumsBarriers)) : 0);
 
   static constexpr uint32_t kOffsetScale = sizeof(typename Scheduler::Params);
 
@@ -181,12 +196,15 @@ struct TmaWgmmaGemm {
             Reduction::kVectors};
   }
 
+  static constexpr ClusterSpec cluster_spec() { return {spec(), kClusterParts}; }
+
   __device__ static void run(Params const& params) {
     extern __shared__ __align__(1024) char shared[];
     auto& pipeline = *reinterpret_cast<StagePipeline*>(shared + kOffsetBarriers);
     auto* const full_c = reinterpret_cast<uint64_t*>(&pipeline + 1);
     auto& turns = *reinterpret_cast<Turns*>(shared + kOffsetTurns);
     auto& ready = *reinterpret_cast<Ready*>(shared + kOffsetReady);
+    auto* const sums_barriers = reinterpret_cast<SumsBarriers*>(shared + kOffsetSums);
 
     int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     int const rank = kClusterSize == 1 ? 0 : int(cute::block_rank_in_cluster());
@@ -198,6 +216,8 @@ struct TmaWgmmaGemm {
       for (int i = 0; i < kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
       if constexpr (kPingpong) turns.init();
       if constexpr (kTransposes) ready.init();
+      if constexpr (kClusterParts > 1)
+        for (int i = 0; i < kConsumers; ++i) sums_barriers[i].init();
       cutlass::arch::fence_barrier_init();
     }
     sync_cluster();
@@ -214,7 +234,7 @@ struct TmaWgmmaGemm {
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-      consume(params, shared, pipeline, ready, full_c, turns, scheduler, warp - 4);
+      consume(params, shared, pipeline, ready, full_c, turns, sums_barriers, scheduler, warp - 4);
     }
     // Peers write to this block's shared memory and barriers until they are done.
     if constexpr (kClusterSize > 1) sync_cluster();
@@ -351,7 +371,8 @@ struct TmaWgmmaGemm {
   }
 
   __device__ static void consume(Params const& params, char* shared, StagePipeline& pipeline, Ready& ready,
-                                 uint64_t* full_c, Turns& turns, Scheduler& scheduler, int consumer_warp) {
+                                 uint64_t* full_c, Turns& turns, SumsBarriers* sums_barriers, Scheduler& scheduler,
+                                 int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
     Epilogue epilogue{params,
@@ -367,6 +388,8 @@ struct TmaWgmmaGemm {
     MatrixDescriptors<A> const a(shared + kOffsetA, A::offset(first_row, 0));
     MatrixDescriptors<B> const b(shared + kOffsetB, B::offset(0, first_k));
 
+    Sums sums(shared + kOffsetSlices, sums_barriers, warpgroup);
+
     Position at;
     uint32_t turn = warpgroup == 0;
     int index = scheduler.first();
@@ -379,7 +402,8 @@ struct TmaWgmmaGemm {
     for (; index < scheduler.total; index += stride) {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
-      int const n_d = work.n / (Config::kTileN / kTileColumnsD);
+      int n_d = work.n / (Config::Epilogue::kGated ? 2 : 1);
+      if constexpr (kClusterParts > 1) n_d += work.part * kTileColumnsD;
       if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, n_d, work.batch);
 
       Accumulator accumulators;
@@ -438,7 +462,12 @@ struct TmaWgmmaGemm {
       if constexpr (kSlices > 1) reduce_slices<kSlices>(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
       int row_end = 0;
       if constexpr (kRowGroups) row_end = work.end;
-      if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch);
+      if constexpr (kClusterParts > 1) {
+        auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
+        epilogue.template store<kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch);
+      } else {
+        if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch);
+      }
     }
     epilogue.finish();
   }

@@ -1,0 +1,192 @@
+/// Partial sums on their way between the blocks of a cluster that share K of a tile, through distributed shared memory.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cutlass/arch/barrier.h>
+
+#include <gemmill/types.cuh>
+
+namespace gemmill {
+
+/// The mbarriers of a warpgroup that takes part.
+template <int Parts>
+struct ClusterSumsBarriers {
+  /// The bytes that all other blocks send.
+  uint64_t full;
+  /// One arrival for each warp of the same warpgroup of every other block, which has read what this one sent.
+  uint64_t empty;
+
+  __device__ void init() {
+    cutlass::arch::ClusterTransactionBarrier::init(&full, 1);
+    cutlass::arch::ClusterBarrier::init(&empty, 4 * (Parts - 1));
+  }
+};
+
+/// One consumer warpgroup's end of the exchange. Block r of the cluster has sums of the whole tile over part r of K, and
+/// leaves with those of share r of its columns over all of K, added up in the order of the parts. The same warpgroups of
+/// the blocks exchange with each other and with no one else; their threads hold the same elements.
+///
+/// A share lies in the owner's buffer as its threads hold it: [source][vector of four registers][thread], the owner
+/// itself left out of the sources, so that every access is contiguous.
+///
+/// Ordering (PTX ISA, "st.async" and "mbarrier"): the bytes that arrive complete a phase of `full` with a release at
+/// cluster scope, which readers acquire; they release `empty` of every sender, which acquires it before it sends again.
+template <class Accumulators, int Parts>
+struct ClusterSums {
+  using Register = cute::remove_cvref_t<decltype(Accumulators::values[0][0])>;
+  static constexpr int kBlocks = sizeof(Accumulators::values) / sizeof(Accumulators::values[0]);
+  static constexpr int kRegisters = sizeof(Accumulators::values[0]) / sizeof(Register);
+  /// Registers of a share, in each stacked fragment, and vectors of four of them.
+  static constexpr int kShare = kRegisters / Parts;
+  static constexpr int kVectors = kBlocks * kShare / 4;
+  /// What a source sends, and the buffer of this warpgroup.
+  static constexpr int kPartBytes = kVectors * 128 * 16;
+  static constexpr int kBytes = (Parts - 1) * kPartBytes;
+  static_assert(sizeof(Register) == 4 && kRegisters % (4 * Parts) == 0, "shares are moved 16 bytes at a time");
+
+  /// Sums of a share of the columns.
+  struct Share {
+    Register values[kBlocks][kShare];
+  };
+
+  /// Shared memory addresses of this warpgroup's buffer and barriers, which lie alike in all blocks.
+  uint32_t buffer, full, empty;
+  /// Parity of the exchange to come.
+  uint32_t phase = 0;
+
+  __device__ ClusterSums(char* buffers, ClusterSumsBarriers<Parts>* barriers, int warpgroup)
+      : buffer(cute::cast_smem_ptr_to_uint(buffers + warpgroup * kBytes)),
+        full(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].full)),
+        empty(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].empty)) {}
+
+  /// Adds up this block's share. `more`: whether another tile follows. Every warp of every block calls it alike.
+  __device__ Share add_up(Accumulators const& accumulators, bool more) {
+    // Read anew each time: as an invariant the compiler would make a loop over tiles, with its MMAs, for each rank.
+    int const part = int(cute::block_rank_in_cluster());
+    if (threadIdx.x % 128 == 0)
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(kBytes) : "memory");
+    wait(empty, phase ^ 1);
+    send(accumulators, part);
+    wait(full, phase);
+    Share const share = sum(accumulators, part);
+    // The last one is not awaited: no arrival is then under way when a block ends.
+    if (more) release(part);
+    phase ^= 1;
+    return share;
+  }
+
+ private:
+  /// Sends to all by turns: blocks that sent to one after the other would all wait for the same one.
+  __device__ void send(Accumulators const& accumulators, int part) const {
+    uint32_t targets[Parts], barriers[Parts];
+#pragma unroll
+    for (int to = 0; to < Parts; ++to) {
+      targets[to] = peer(buffer, to) + slot(part, to);
+      barriers[to] = peer(full, to);
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int to = 0; to < Parts; ++to) {
+        Register const* const x = vector(accumulators, to, i);
+        if (to != part) put(targets[to] + i * 128 * 16, barriers[to], x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+
+  /// Parts in their order, this block's own among them.
+  __device__ Share sum(Accumulators const& accumulators, int part) const {
+    Share share;
+    // A branch for each share: no accumulator is then selected from several.
+#pragma unroll
+    for (int own = 0; own < Parts; ++own) {
+      if (own != part) continue;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        Register* const sums = &share.values[0][0] + 4 * i;
+#pragma unroll
+        for (int from = 0; from < Parts; ++from) {
+          Register values[4];
+          if (from != own) get(buffer + slot(from, own) + i * 128 * 16, values);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            Register const value = from == own ? vector(accumulators, own, i)[j] : values[j];
+            sums[j] = from == 0 ? value : sums[j] + value;
+          }
+        }
+      }
+    }
+    return share;
+  }
+
+  /// Tells the senders that this warp has read its buffer.
+  __device__ void release(int part) const {
+    __syncwarp();
+    int const lane = threadIdx.x % 32;
+    if (lane < Parts && lane != part)
+      asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer(empty, lane)) : "memory");
+  }
+
+  /// Vector i of a share, as accumulators.
+  __device__ static Register const* vector(Accumulators const& accumulators, int share, int i) {
+    return &accumulators.values[4 * i / kShare][share * kShare + 4 * i % kShare];
+  }
+
+  /// Where a thread finds what `from` sends to `to`, in the buffer of `to`.
+  __device__ static uint32_t slot(int from, int to) {
+    return (from - (from > to)) * kPartBytes + threadIdx.x % 128 * 16;
+  }
+
+  /// The same address in another block.
+  __device__ static uint32_t peer(uint32_t address, int rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+  }
+
+  __device__ static void wait(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "WAIT:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra WAIT;\n"
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+  }
+
+  // By type: casts of accumulators would be moved to between the MMAs.
+  __device__ static void put(uint32_t to, uint32_t barrier, float a, float b, float c, float d) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+                 : "memory");
+  }
+  __device__ static void put(uint32_t to, uint32_t barrier, int32_t a, int32_t b, int32_t c, int32_t d) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier)
+                 : "memory");
+  }
+  __device__ static void get(uint32_t from, float (&x)[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(from)
+                 : "memory");
+  }
+  __device__ static void get(uint32_t from, int32_t (&x)[4]) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+  }
+};
+
+/// One block sums all of K.
+template <class Accumulators>
+struct ClusterSums<Accumulators, 1> {
+  enum : int { kBytes = 0 };
+
+  __device__ ClusterSums(char*, ClusterSumsBarriers<1>*, int) {}
+};
+
+}  // namespace gemmill

@@ -1,0 +1,51 @@
+/// Blocks of a cluster that share K of an output tile.
+#pragma once
+
+#include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/scheduler/work.cuh>
+
+namespace gemmill {
+
+/// Work of a block that multiplies one part of K of its cluster's tile, and stores that share of the columns.
+struct ClusterWork : Work {
+  int part;
+};
+
+/// Like the persistent scheduler, with a cluster of `Splits` blocks in place of each block: the block of rank r multiplies
+/// part r of K. The first parts have a K tile more where their number does not divide K; parts beyond the K tiles are
+/// empty.
+template <class Order, int TileK, int Splits>
+struct ClusterScheduler : PersistentScheduler<Order, TileK> {
+  using Base = PersistentScheduler<Order, TileK>;
+  static_assert(Order::kClusterSize == 1, "the blocks of a cluster have one tile");
+
+  int part;
+
+  /// No block shares loads with another, so that each has rank 0 as far as tiles go.
+  __device__ ClusterScheduler(typename Base::Params const& params, int rank) : Base(params, 0), part(rank) {}
+
+  __device__ static int first() { return blockIdx.x / Splits; }
+  __device__ static int stride() { return gridDim.x / Splits; }
+
+  __device__ int k_tiles(int) const { return this->k_extent / Splits + (part < this->k_extent % Splits); }
+
+  __device__ ClusterWork work(int index) const {
+    ClusterWork work{Base::work(index), part};
+    work.k_tile = part * (this->k_extent / Splits) + min(part, this->k_extent % Splits);
+    work.k_tiles = k_tiles(index);
+    return work;
+  }
+};
+
+/// Blocks of a cluster that share K of a tile. (An enumerator: a static member is data of every cubin, even of kernels
+/// that have no use for it.)
+template <class Scheduler>
+struct ClusterParts {
+  enum : int { kCount = 1 };
+};
+template <class Order, int TileK, int Splits>
+struct ClusterParts<ClusterScheduler<Order, TileK, Splits>> {
+  enum : int { kCount = Splits };
+};
+
+}  // namespace gemmill
