@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
     parser.add_argument("--finalists", type=int, default=8, help="kernels of the second stage (%(default)s)")
     parser.add_argument("--rounds", type=int, default=32, help="rounds of the second stage (%(default)s)")
+    parser.add_argument("--baselines", nargs="+", help="compare with these alone (default: with all)")
     parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
     parser.add_argument("--budget", type=float, help="seconds to measure for; the model's order (default: all kernels)")
     parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
@@ -65,6 +66,7 @@ def main() -> None:
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler import heuristics
+    from gemmill.profiler.baseline import BASELINES
     from gemmill.profiler.cluster import Cluster, local_gpus
     from gemmill.profiler.shapes import load_shapes
     from gemmill.profiler.sweep import Listener, sweep
@@ -73,6 +75,8 @@ def main() -> None:
     from gemmill.runtime.selector import Selector
     from gemmill.runtime.store import Store
 
+    if unknown := set(arguments.baselines or ()) - set(BASELINES):
+        parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
     manifest = Path(arguments.manifest)
     kernels = load_manifest(manifest if manifest.is_file() else shipped_manifest(arguments.manifest))
     shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}
@@ -120,6 +124,7 @@ def main() -> None:
         commit=arguments.commit,
         crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
         budget=arguments.budget,
+        baselines=arguments.baselines or tuple(BASELINES),
         pinned=lambda problem: [name for name in choices(problem).values() if name],
         listener=Listener(measured=report, absent=note),
     )

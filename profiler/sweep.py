@@ -22,7 +22,7 @@ from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement, measurement_key, read_records
-from gemmill.profiler.baseline import THROUGH_TORCH
+from gemmill.profiler.baseline import BASELINES, THROUGH_TORCH
 from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
@@ -101,6 +101,7 @@ def sweep(
     budget: float | None = None,
     wanted: Callable[[GemmProblem], bool] = lambda problem: True,
     pinned: Callable[[GemmProblem], Sequence[str]] = lambda problem: (),
+    baselines: Sequence[str] = tuple(BASELINES),
     commit: str | None = None,
     crew: Crew | None = None,
     listener: Listener = SILENT,
@@ -120,6 +121,7 @@ def sweep(
             problem gets its share of what is left, and tries kernels in the order in which the model ranks them.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         pinned: names of kernels that are to be measured at length on a problem, beside the best and the selected one.
+        baselines: names of those to compare with.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         crew: who measures; None: a process on GPU 0 of this machine.
         listener: told of progress.
@@ -171,8 +173,8 @@ def sweep(
                     unit = replace(unit, seconds=seconds)
                 names = map(kernel_name, unit.configs)
                 compiled = {name: packed(name) for name in names if name in artifacts}
-                unit = likely_first(unit, selector)
-                yield replace(unit, pinned=(*unit.pinned, *pinned(unit.problem)), artifacts=compiled)
+                unit = likely_first(unit, selector, pinned(unit.problem))
+                yield replace(unit, baselines=tuple(baselines), artifacts=compiled)
 
         said: set[str] = set()
         for unit, report, where in crew.measure(handed_out(), faulty):
@@ -212,15 +214,17 @@ class Shares:
         del self._ends[problem]
 
 
-def likely_first(unit: Unit, selector: Selector) -> Unit:
-    """The unit with its kernels as the selector ranks them, the first of them a finalist; others come last."""
+def likely_first(unit: Unit, selector: Selector, pinned: Sequence[str] = ()) -> Unit:
+    """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
+    rank, and others that are ``pinned``. Kernels that the selector passes over come last."""
     try:
         likely = [candidate.name for candidate in selector.candidates(unit.problem, len(selector.configs))]
     except UnsupportedProblemError:
-        return unit
-    places = {name: place for place, name in enumerate(likely)}
+        likely = []
+    pinned = tuple(dict.fromkeys((*likely[:1], *pinned)))
+    places = {name: place for place, name in enumerate(dict.fromkeys((*pinned, *likely)))}
     configs = sorted(unit.configs, key=lambda config: places.get(kernel_name(config), len(places)))
-    return replace(unit, configs=tuple(configs), pinned=(likely[0],))
+    return replace(unit, configs=tuple(configs), pinned=pinned)
 
 
 def measurements(
