@@ -101,7 +101,7 @@ def test_a_choice_is_the_best_of_all_kernels_judged_one_by_one(
 ) -> None:
     asked = problem(*size)
     times = {
-        (name, way is not asked): float(estimate(Columns.of([config]), way, H200).us[0])
+        (name, way is not asked): float(estimate(Columns.of([config], way is not asked), asked, H200).us[0])
         for name, config in kernels.items()
         for way in (asked, asked.transposed)
         if not faults(config, way)
@@ -289,9 +289,9 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
         assert faults(choice.config, asked.transposed if choice.swapped else asked) == []
 
 
-def test_wgmma_is_preferred_wherever_it_serves(everything: Selector) -> None:
+def test_hopper_s_own_kernels_are_preferred_wherever_they_serve(everything: Selector) -> None:
     for size in ((16, 4096, 4096), (4096, 4096, 4096), (300, 200, 100)):
-        assert everything.select(problem(*size)).config.family == "wgmma"
+        assert everything.select(problem(*size)).config.arch == "sm90a"
     misaligned = replace(problem(4096, 4096, 4095), a_align=2, b_align=2)
     assert everything.select(misaligned).config.family == "mma"
     mixed = replace(problem(64, 64, 64), b_dtype="f32", d_major="any", d_align=2)
