@@ -270,7 +270,6 @@ def features(
         "stream": k.stream,
         "raster M": k.raster_m,
         "swizzle": k.swizzle,
-        "swapped": k.swapped,
         "gemv": k.streamed > 0,
         "us": figures.us,
         "tiles": figures.tiles / gpu.sms,

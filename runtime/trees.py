@@ -50,11 +50,11 @@ class Trees:
     @classmethod
     def of(cls, content: dict[str, Any]) -> Trees:
         """The trees of a file's content."""
-        names = content["features"]
+        rows = {name: row for row, name in enumerate(content["features"])}
         trees = content["trees"]
         return cls(
-            tuple(names),
-            np.array([[names.index(name) for name, _ in tree["splits"]] for tree in trees], np.intp),
+            tuple(rows),
+            np.array([[rows[name] for name, _ in tree["splits"]] for tree in trees], np.intp),
             np.array([[np.inf if at is None else at for _, at in tree["splits"]] for tree in trees], np.float64),
             np.array([tree["values"] for tree in trees], np.float64),
         )
