@@ -171,9 +171,10 @@ def sweep(
                         listener.untried(unit.problem, len(unit.configs))
                         continue
                     unit = replace(unit, seconds=seconds)
+                unit = likely_first(unit, selector, pinned(unit.problem))
+                unit = replace(unit, configs=tuple(c for c in unit.configs if is_new(c, unit.problem)))
                 names = map(kernel_name, unit.configs)
                 compiled = {name: packed(name) for name in names if name in artifacts}
-                unit = likely_first(unit, selector, pinned(unit.problem))
                 yield replace(unit, baselines=tuple(baselines), artifacts=compiled)
 
         said: set[str] = set()
@@ -216,15 +217,17 @@ class Shares:
 
 def likely_first(unit: Unit, selector: Selector, pinned: Sequence[str] = ()) -> Unit:
     """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
-    rank, and others that are ``pinned``. Kernels that the selector passes over come last."""
+    rank, and others that are ``pinned``, also where the unit lacks them: transposed, of many rows. Kernels that the
+    selector passes over come last."""
     try:
         likely = [candidate.name for candidate in selector.candidates(unit.problem, len(selector.configs))]
     except UnsupportedProblemError:
         likely = []
     pinned = tuple(dict.fromkeys((*likely[:1], *pinned)))
     places = {name: place for place, name in enumerate(dict.fromkeys((*pinned, *likely)))}
-    configs = sorted(unit.configs, key=lambda config: places.get(kernel_name(config), len(places)))
-    return replace(unit, configs=tuple(configs), pinned=pinned)
+    configs = dict.fromkeys((*unit.configs, *(selector.configs[name] for name in pinned if name in selector.configs)))
+    ranked = sorted(configs, key=lambda config: places.get(kernel_name(config), len(places)))
+    return replace(unit, configs=tuple(ranked), pinned=pinned)
 
 
 def measurements(

@@ -183,7 +183,7 @@ def test_likely_kernels_come_first_and_the_selected_one_is_a_finalist(shape: Sha
     unit = Unit(problem_of(PLAIN[0], shape), PLAIN[::-1])
     found = likely_first(unit, selector)
     assert found.pinned == (selector.select(unit.problem).name,)
-    assert sorted(map(kernel_name, found.configs)) == sorted(map(kernel_name, PLAIN))
+    assert set(found.configs) == {*PLAIN, selector.configs[found.pinned[0]]}  # which may run transposed
     times = selector.times(unit.problem)
     expected = [times.get(kernel_name(config), math.inf) for config in found.configs]
     assert expected == sorted(expected)
