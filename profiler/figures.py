@@ -44,6 +44,16 @@ class Figures:
         """The fastest finalist."""
         return min(self.finalists.values(), key=_us, default=None)
 
+    def over(self, kernel: Measurement | None, baseline: str) -> float | None:
+        """Speed of a kernel relative to a baseline, above 1 is faster; None where either was not timed.
+
+        Both count relative to cuBLAS where it was timed, as two sweeps of one problem run at different clocks.
+        """
+        other = self.baselines.get(baseline)
+        if kernel is None or kernel.us is None or other is None:
+            return None
+        return kernel.ratio / other.ratio if kernel.ratio and other.ratio else _us(other) / kernel.us
+
     def reached(self, kernels: Sequence[str]) -> float | None:
         """Speed of the fastest of some kernels relative to the best: 1 if it is among them, None if none was timed.
 

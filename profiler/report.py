@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -18,6 +19,7 @@ from gemmill.library.errors import ConfigError, RecordError, UnsupportedProblemE
 from gemmill.library.names import parse_name
 from gemmill.library.records import Measurement
 from gemmill.library.rules import verdicts
+from gemmill.profiler.baseline import BASELINES, CUBLASLT, THROUGH_TORCH
 from gemmill.profiler.ceilings import Ceilings, ceiling_of
 from gemmill.profiler.figures import Figures, extents, formats, geometric_mean, intensity
 from gemmill.runtime import gpus
@@ -25,29 +27,6 @@ from gemmill.runtime.selector import RUNNERS_UP, Selector
 
 CHOICES = 1 + RUNNERS_UP
 """Kernels that a selector names for a problem, and so the longest list that the regret curve tries."""
-
-
-class Row(NamedTuple):
-    """One problem of a run, as tables show it; None for what was not measured."""
-
-    problem: str
-    formats: str
-    gpu: str
-    commit: str
-    best: str | None
-    us: float | None
-    tflops: float | None
-    cublas_us: float | None
-    over_cublas: float | None
-    selected: str | None
-    selected_over_best: float | None
-    roof: str | None
-    of_roof: float | None
-    sm_mhz: int | None
-    watts: float | None
-    throttle: str
-    kernels: int
-    failed: int
 
 
 class Choices:
@@ -85,42 +64,60 @@ def _config(name: str) -> GemmConfig | None:
     return None if verdicts(config) else config
 
 
-def rows(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> list[Row]:
-    """A row for every problem of every run; ``ceilings`` by GPU, as far as they are known."""
-    return [_row(figures, choices.of(figures), ceilings.get(figures.run.gpu)) for figures in found]
+def baselines(found: Sequence[Figures]) -> list[str]:
+    """Names of the baselines that any run was compared with."""
+    return [name for name in BASELINES if any(name in figures.baselines for figures in found)]
 
 
-def _row(figures: Figures, ranked: Sequence[str], ceilings: Ceilings | None) -> Row:
-    best, cublas, run = figures.best, figures.baseline, figures.run
+def rows(
+    found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]
+) -> list[dict[str, str | float | None]]:
+    """A row by column for every problem of every run, None for what was not measured; all have the same columns.
+
+    For each baseline of any run, ``<baseline>_us`` is its time and ``<baseline>_ratio`` the speed of the best kernel
+    relative to it. ``ceilings`` are by GPU, as far as they are known.
+    """
+    present = baselines(found)
+    return [_row(figures, choices.of(figures), ceilings.get(figures.run.gpu), present) for figures in found]
+
+
+def _row(
+    figures: Figures, ranked: Sequence[str], ceilings: Ceilings | None, present: Sequence[str]
+) -> dict[str, str | float | None]:
+    best, run = figures.best, figures.run
     roof = ceilings.roof(run.problem) if ceilings else None
-    return Row(
-        extents(run.problem),
-        formats(run.problem),
-        run.gpu,
-        run.commit,
-        best.kernel if best else None,
-        best.us if best else None,
-        best.tflops if best else None,
-        cublas.us if cublas else None,
-        best.ratio if best else None,
-        ranked[0] if ranked else None,
-        figures.reached(ranked[:1]),
-        roof.name if roof else None,
-        ceilings.fraction(best) if ceilings and best else None,
-        best.sm_mhz if best else None,
-        best.watts if best else None,
-        ", ".join(best.throttle) if best else "",
-        len(figures.finalists) + len(figures.screened),
-        len(figures.failed),
-    )
+    against: dict[str, float | None] = {}
+    for name in present:
+        baseline = figures.baselines.get(name)
+        against |= {f"{name}_us": baseline.us if baseline else None, f"{name}_ratio": figures.over(best, name)}
+    return {
+        "problem": extents(run.problem),
+        "formats": formats(run.problem),
+        "gpu": run.gpu,
+        "commit": run.commit,
+        "best": best.kernel if best else None,
+        "us": best.us if best else None,
+        "tflops": best.tflops if best else None,
+        **against,
+        "selected": ranked[0] if ranked else None,
+        "selected_over_best": figures.reached(ranked[:1]),
+        "roof": roof.name if roof else None,
+        "of_roof": ceilings.fraction(best) if ceilings and best else None,
+        "sm_mhz": best.sm_mhz if best else None,
+        "watts": best.watts if best else None,
+        "throttle": ", ".join(best.throttle) if best else "",
+        "kernels": len(figures.finalists) + len(figures.screened),
+        "failed": len(figures.failed),
+    }
 
 
 def as_csv(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> str:
     """A line for every problem of every run, under a line of names (RFC 4180)."""
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(Row._fields)
-    writer.writerows(rows(found, choices, ceilings))
+    table = rows(found, choices, ceilings)
+    writer = csv.DictWriter(text, next(iter(table), {}))
+    writer.writeheader()
+    writer.writerows(table)
     return text.getvalue()
 
 
@@ -142,14 +139,14 @@ def as_junit(found: Sequence[Figures]) -> str:
 
 
 def as_html(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> str:
-    """One page with everything it needs inside.
+    """One page with everything it needs inside; where there are several baselines, a menu on it chooses one.
 
     Raises:
         RecordError: Plotly or Jinja is not installed.
 
     """
     jinja, plotly = _library("jinja2"), _library("plotly.offline")
-    table = rows(found, choices, ceilings)
+    table, present = rows(found, choices, ceilings), baselines(found)
     charts = [
         chart
         for chart in (
@@ -170,10 +167,13 @@ def as_html(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, C
                 (c.title, c.says, c.figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"chart-{i}"))
                 for i, c in enumerate(charts)
             ],
-            columns=Row._fields,
+            columns=list(next(iter(table), {})),
             rows=table,
+            baselines=present,
+            first=next((name for name in (CUBLASLT, *THROUGH_TORCH) if name in present), None),
+            against={f"{name}_{what}": name for name in present for what in ("us", "ratio")},
             machines=sorted({(m.gpu, m.driver, m.cuda, m.torch, m.commit, m.method) for m in finals}, key=str),
-            means=_means(table),
+            means=_means(found, choices),
             throttle=Counter(reason for m in finals for reason in m.throttle).most_common(),
             finals=len(finals),
             unthrottled=sum(not m.throttle for m in finals),
@@ -217,8 +217,8 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
     chart = _figure("operations a byte of A, B, C and D", "TFLOP/s", xaxis_type="log", yaxis_type="log")
     graphs = _library("plotly.graph_objects")
     for name, group in _by_formats(found):
-        for what, marker in (("best kernel", "circle"), ("cuBLAS", "x-thin-open")):
-            points = [(f, f.best if what == "best kernel" else f.baseline) for f in group]
+        for baseline in (None, *baselines(found)):
+            points = [(f, f.baselines.get(baseline) if baseline else f.best) for f in group]
             known = [(f, m) for f, m in points if m is not None]
             if known:
                 chart.add_trace(
@@ -227,8 +227,9 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
                         y=[m.tflops for _, m in known],
                         text=[f"{extents(f.run.problem)}<br>{m.kernel}" for f, m in known],
                         mode="markers",
-                        marker={"symbol": marker, "size": 9},
-                        name=f"{name}: {what}",
+                        marker={"symbol": "x-thin-open" if baseline else "circle", "size": 9},
+                        name=f"{name}: {baseline or 'best kernel'}",
+                        meta=baseline,
                     )
                 )
     top = max((f.best.tflops or 0 for f in found if f.best), default=1.0)
@@ -256,7 +257,7 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
                 )
             )
     chart.update_yaxes(range=[-1, float(np.log10(max(top, 1.0))) + 0.2])
-    return _Chart("Roofline", "The best kernel of each problem, and cuBLAS.", chart)
+    return _Chart("Roofline", "The best kernel of each problem, and the baseline.", chart)
 
 
 def _winners(found: Sequence[Figures]) -> _Chart:
@@ -287,27 +288,29 @@ def _winners(found: Sequence[Figures]) -> _Chart:
 
 
 def _distribution(found: Sequence[Figures], choices: Choices) -> _Chart:
-    """How large a part of the problems is at most so fast, relative to cuBLAS."""
-    chart = _figure("speed relative to cuBLAS", "part of the problems", yaxis_tickformat=".0%", xaxis_type="log")
+    """How large a part of the problems is at most so fast, relative to each baseline."""
+    chart = _figure("speed relative to the baseline", "part of the problems", yaxis_tickformat=".0%", xaxis_type="log")
     graphs = _library("plotly.graph_objects")
     for name, group in _by_formats(found):
-        best = [f.best.ratio for f in group if f.best and f.best.ratio]
-        selected = [f.finalists.get(next(iter(choices.of(f)), "")) for f in group]
-        chosen = [m.ratio for m in selected if m and m.ratio]
-        for what, ratios, dash in (("best", best, "solid"), ("selected", chosen, "dot")):
+        best = [(f, f.best) for f in group]
+        selected = [(f, f.finalists.get(next(iter(choices.of(f)), ""))) for f in group]
+        for baseline, (what, kernels, dash) in itertools.product(
+            baselines(found), (("best", best, "solid"), ("selected", selected, "dot"))
+        ):
+            ratios = sorted(ratio for f, m in kernels if (ratio := f.over(m, baseline)) is not None)
             if ratios:
-                ratios = sorted(ratios)
                 chart.add_trace(
                     graphs.Scatter(
                         x=ratios,
                         y=[(i + 1) / len(ratios) for i in range(len(ratios))],
                         mode="lines+markers",
                         line={"shape": "hv", "dash": dash},
-                        name=f"{name}: {what}",
+                        name=f"{name}: {what} / {baseline}",
+                        meta=baseline,
                     )
                 )
     chart.add_vline(x=1)
-    return _Chart("Speed relative to cuBLAS", "Right of 1 is faster. Finalists alone, timed beside cuBLAS.", chart)
+    return _Chart("Speed relative to a baseline", "Right of 1 is faster. Finalists alone, timed beside it.", chart)
 
 
 def _regret(found: Sequence[Figures], choices: Choices) -> _Chart:
@@ -344,18 +347,20 @@ def _tile(kernel: str) -> str:
     return f"{tile.m}x{tile.n}x{tile.k} {config.schedule}{split}"
 
 
-def _means(table: Sequence[Row]) -> Mapping[str, tuple[int, float | None, float | None]]:
-    """By formats: problems, and geometric means of the ratios to cuBLAS and of the selected to the best."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in table:
-        groups[row.formats].append(row)
+def _means(
+    found: Sequence[Figures], choices: Choices
+) -> Mapping[str, tuple[int, Mapping[str, float | None], float | None]]:
+    """By formats: problems, and geometric means of the best to each baseline and of the selected to the best."""
     return {
         name: (
             len(group),
-            geometric_mean(row.over_cublas for row in group if row.over_cublas is not None),
-            geometric_mean(row.selected_over_best for row in group if row.selected_over_best is not None),
+            {
+                baseline: geometric_mean(ratio for f in group if (ratio := f.over(f.best, baseline)) is not None)
+                for baseline in baselines(found)
+            },
+            geometric_mean(part for f in group if (part := f.reached(choices.of(f)[:1])) is not None),
         )
-        for name, group in groups.items()
+        for name, group in _by_formats(found)
     }
 
 

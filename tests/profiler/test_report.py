@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,29 +13,48 @@ import pytest
 from tests.cli.test_cli import gemmill, ok
 
 from gemmill.library.records import read_records
-from gemmill.profiler.baseline import BASELINES
+from gemmill.profiler.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, THROUGH_TORCH
 from gemmill.profiler.figures import figures, geometric_mean
 
 RESULTS = Path(__file__).parents[2] / "profiler" / "results"
 SUMMARIES = sorted(path for path in RESULTS.glob("*.summary.json") if path.name.startswith(("fp8", "tf32", "int8")))
 SCALED = next(iter(RESULTS.glob("fp8-scaled-deepseek-*.jsonl")))
+CLUSTERS = next(iter(RESULTS.glob("fp8-clusters-*.jsonl.xz")))
 
 
 @pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.name.partition("-2")[0])
 def test_figures_are_those_that_were_published(path: Path) -> None:
     summary = json.loads(path.read_text())
-    found = figures(read_records(path.with_name(path.name.replace(".summary.json", ".jsonl"))))
+    (records,) = path.parent.glob(path.name.replace(".summary.json", ".jsonl*"))
+    found = figures(read_records(records))
     assert len(found) == len(summary["problems"])
     assert sum(len(f.failed) for f in found) == summary["failed"]
-    ratios = [f.best.ratio for f in found if f.best and f.best.ratio]
-    assert len(ratios) == summary["with_baseline"]
-    assert geometric_mean(ratios) == pytest.approx(summary["best_over_cublas"])
+    assert sum(f.baseline is not None for f in found) == summary["with_baseline"]
+    others = {name: name.replace("-", "_") for name in BASELINES if name not in THROUGH_TORCH}
+    for name, published in {summary["baseline"]: "cublas", **others}.items():
+        ratios = [ratio for f in found if (ratio := f.over(f.best, name)) is not None]
+        assert geometric_mean(ratios) == pytest.approx(summary.get(f"best_over_{published}"))
     for f, published in zip(found, summary["problems"], strict=True):
-        reached = f.reached([published["selected"]])
+        selected = published["selected"]
+        reached = f.reached([selected]) if selected in f.finalists else None
         assert reached == pytest.approx(published["selected_over_best"])
         assert f.best is not None
         assert f.reached([published["selected"], f.best.kernel]) == 1
         assert f.reached([]) is None
+
+
+def test_kernels_of_two_sweeps_are_compared_through_the_cublas_of_each() -> None:
+    (first, *_) = figures(read_records(CLUSTERS))
+    kernel = first.best
+    assert kernel is not None
+    faster = {m.kernel: m.model_copy(update={"us": m.us and m.us / 2}) for m in first.baselines.values()}
+    later = {name: m.model_copy(update={"baseline_us": faster[CUBLAS].us}) for name, m in faster.items()}
+    sweeps = figures([*first.finalists.values(), *later.values()])
+    for name in first.baselines:
+        assert sweeps[0].over(kernel, name) == pytest.approx(first.over(kernel, name)), "all clocks twice as fast"
+    alone = figures([kernel.model_copy(update={"baseline_us": None}), *later.values()])
+    assert alone[0].over(alone[0].best, CUBLASLT) == pytest.approx((faster[CUBLASLT].us or 0) / (kernel.us or 1))
+    assert alone[0].over(None, CUBLASLT) is alone[0].over(kernel, PER_TENSOR) is None
 
 
 class Page(HTMLParser):
@@ -80,6 +100,26 @@ def test_a_report_has_every_problem_and_loads_nothing(tmp_path: Path) -> None:
     root = ElementTree.fromstring(tests.read_text())
     assert len(root.findall("testsuite")) == len(problems)
     assert len(root.findall("testsuite/testcase")) == len(measurements)
+
+
+def test_a_report_compares_with_every_baseline_of_its_records(tmp_path: Path) -> None:
+    page, table = tmp_path / "report.html", tmp_path / "table.csv"
+    ok("report", CLUSTERS, SCALED, "-o", page, "--csv", table)
+    text = page.read_text()
+    options = re.findall(r"<option( selected)?>([^<]*)</option>", text)
+    assert [name for _, name in options] == list(BASELINES)
+    assert [name for selected, name in options if selected] == [CUBLASLT]
+    assert set(re.findall(r'<th data-baseline="([^"]*)">', text)) == set(BASELINES)
+    with table.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    for name in BASELINES:
+        compared = [line for line in lines if line[f"{name}_us"]]
+        assert len(compared) == (11 if name == PER_TENSOR else len(lines) - 11)
+        for line in compared:
+            ratio = float(line[f"{name}_us"]) / float(line["us"])
+            assert float(line[f"{name}_ratio"]) == pytest.approx(ratio)
+        # Roofline, and best and selected in the distribution: by each of the formats that it has.
+        assert text.count(f'"meta":"{name}"') == 3 * len({line["formats"] for line in compared})
 
 
 def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:

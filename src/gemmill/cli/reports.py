@@ -74,11 +74,13 @@ def report(
     as_tests: Junit = None,
     ceilings: CeilingsFiles = [],  # noqa: B006
 ) -> None:
-    """Show measurements: roofline, winners, speed relative to cuBLAS, the selector's regret, a table to filter.
+    """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
 
-    RECORDS are files that `gemmill profile` wrote. The page opens without a network and needs Plotly and Jinja:
-    pip install 'gemmill[report]'. The selector's regret is that of its model alone, over the measured kernels. With
-    --ceilings, page and CSV also say what part of the nearer ceiling of its GPU each problem reaches.
+    RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network and needs Plotly and
+    Jinja: pip install 'gemmill[report]'. A menu on it chooses the baseline, of those in the records, cublaslt at first;
+    the CSV has BASELINE_us and BASELINE_ratio (speed of the best kernel relative to it) of each. The selector's regret
+    is that of its model alone, over the measured kernels. With --ceilings, page and CSV also say what part of the
+    nearer ceiling of its GPU each problem reaches.
 
     \b
     Examples:
