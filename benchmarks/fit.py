@@ -47,7 +47,7 @@ class Rows:
     problem: Any
     names: tuple[str, ...]
     features: Any
-    """(kernels, features)."""
+    """(kernels, features), in the order of ``model.FEATURES``."""
     analytic: Any
     """Logarithms of the analytic model's times; so the measured ones."""
     measured: Any
@@ -68,7 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.records import read_records
-    from gemmill.runtime import gpus, trees
+    from gemmill.runtime import gpus, model, trees
 
     files: list[list[Any]] = [
         list(read_medians(path) if path.suffix == ".json" else read_records(path)) for path in arguments.records
@@ -89,8 +89,8 @@ def main() -> None:
         "version": trees.VERSION,
         "gpu": gpu.name,
         "fitted to": [path.name for path in arguments.records],
-        "held out by K: problems; selected / best, its 5th percentile, best of 8 / best": folds,
-        "features": list(FEATURES),
+        "held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best": folds,
+        "features": list(model.FEATURES),
         "trees": as_trees(fit(rows)),
     }
     text = json.dumps(content, indent=1)
@@ -125,13 +125,12 @@ def read_medians(path: Path) -> Iterator[Median]:
                 yield Median(problem, kernel, us, content["gpu"])
 
 
-FEATURES: list[str] = []
-"""Names of the columns of ``Rows.features``."""
-
-
 def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
-    """The kernels of each problem that trees are for. Brief measurements were at other clocks: they are scaled so that
-    none seems faster than the slowest finalist but one, which was pinned."""
+    """The kernels of each problem that trees are for.
+
+    Brief measurements were at other clocks: they are scaled so that none seems faster than the finalists, of which the
+    slowest two may have been pinned.
+    """
     from gemmill.library.names import parse_name
     from gemmill.profiler.baseline import BASELINES
     from gemmill.runtime import model
@@ -148,7 +147,7 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
         brief = [m.us for m in own.values() if m.stage != "final"]
         if not finalists:
             continue
-        scale = max(1.0, finalists[-2:][0] / min(brief)) if brief else 1.0
+        scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
         parts = []
         for swapped in (False, True):
             members = [name for name in own if needs_swap(configs[name], problem) is swapped]
@@ -157,13 +156,12 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
             columns = model.Columns.of([configs[name] for name in members], swapped)
             figures, shares = model.analytic(columns, problem, gpu)
             found = model.features(columns, figures, shares, problem, gpu)
-            FEATURES[:] = found
             us = [own[name].us * (1 if own[name].stage == "final" else scale) for name in members]
-            keep = columns.comparable
+            keep = columns.fitted
             parts.append(
                 (
                     np.array(members)[keep],
-                    np.stack([*found.values()], axis=1)[keep],
+                    np.stack([found[name] for name in model.FEATURES], axis=1)[keep],
                     np.log(figures.us[keep]),
                     np.log(us)[keep],
                 )
@@ -224,6 +222,8 @@ def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
 
 def as_trees(model: Any) -> list[dict[str, Any]]:
     """Complete trees, breadth first, as the file has them."""
+    from gemmill.runtime.model import FEATURES
+
     result = []
     for info in model.dump_model()["tree_info"]:
         level, splits = [info["tree_structure"]], []
@@ -231,7 +231,7 @@ def as_trees(model: Any) -> list[dict[str, Any]]:
             below = []
             for node in level:
                 if "threshold" in node:
-                    splits.append([FEATURES[node["split_feature"]], float(f"{node['threshold']:.5g}")])
+                    splits.append([FEATURES[node["split_feature"]], float(f"{node['threshold']:.7g}")])
                     below += [node["left_child"], node["right_child"]]
                 else:  # both ways lead to this leaf
                     splits.append([FEATURES[0], None])

@@ -88,7 +88,7 @@ def main() -> None:
         parser.error(f"no formats are known for manifest {kernels.name}; pass --formats")
     where = f"({FORMATS[formats]}) and ({arguments.where})"
     configs = list(kernels.expand(preset=arguments.preset, where=where))
-    # The model alone chooses: measurements of the same problems would be the answer.
+    # The model alone chooses. It may have been fitted to these problems: benchmarks/fit.py has the figure for others.
     gpu = detect()
     selector = Selector({kernel_name(config): config for config in configs}, gpu)
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
@@ -139,7 +139,8 @@ def main() -> None:
     for name in ("selected", "heuristics"):
         print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")
     for name in rivals():
-        compared = [row for row in summary["problems"] if row[f"{name}_us"]]
+        if not (compared := [row for row in summary["problems"] if row[f"{name}_us"]]):
+            continue
         least = min((row[f"selected_over_{name}"] or math.nan for row in compared), default=math.nan)
         means = (f"{what} {summary[f'{what}_over_{name}'] or math.nan:.3f}" for what in ("best", "selected"))
         print(f"over {name}, which has {len(compared)}: {', '.join(means)}; the least selected {least:.3f}")

@@ -1,4 +1,4 @@
-"""Architectures that kernels are emitted for, and GPUs whose figures the analytic selector uses."""
+"""Architectures that kernels are emitted for, and GPUs whose figures the selector's model uses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ARCHS: Mapping[str, Arch] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Rates of one GPU model, for the analytic selector."""
+    """Rates of one GPU model, for the selector's model."""
 
     name: str
     """Prefix of the name the driver reports."""

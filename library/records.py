@@ -122,7 +122,9 @@ def read_records(path: Path) -> Iterator[Measurement]:
     try:
         content = path.read_bytes()
         lines = (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+    except lzma.LZMAError:
+        raise RecordError(f"{path}: its name ends in .xz, but it is not compressed by xz") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():

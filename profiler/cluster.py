@@ -72,6 +72,8 @@ class Cluster:
         except ImportError as error:
             raise DeviceError(f"a cluster needs dask distributed ({error}); pip install 'gemmill[cluster]'") from error
         try:
+            if self._scheduler:  # a client that fails to connect to what is no address cannot be closed
+                self._dask.comm.get_address_host_port(self._scheduler, strict=True)
             cluster = self._scheduler or self._stack.enter_context(self._local(self._gpus))
             self._client = self._stack.enter_context(self._dask.Client(cluster, set_as_default=False))
             if self._gpus:
@@ -89,10 +91,10 @@ class Cluster:
             """Closes also where one of its processes ends just before it is killed (distributed 2026.8 raises)."""
 
             async def close(self) -> None:
-                while True:
-                    with suppress(psutil.NoSuchProcess):
-                        await super().close()
-                        return
+                with suppress(psutil.NoSuchProcess):
+                    await super().close()
+                    return
+                await super().close()
 
         common = {"host": "127.0.0.1", "dashboard": False}
         worker = common | {
@@ -113,8 +115,8 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """Workers that are there now."""
-        return len(self._workers())
+        """Workers that are there now; at least one, as a dask worker that died may be starting again."""
+        return max(1, len(self._workers()))
 
     def start(self, options: Options) -> Machine:
         """Start the process that measures on every worker; what their GPUs have in common.
@@ -169,7 +171,7 @@ class Cluster:
             futures[self._submit(_measure, self._hire, unit, known)] = unit
 
         while True:
-            while len(futures) < max(1, self.gpus) and (unit := next(units, None)) is not None:
+            while len(futures) < self.gpus and (unit := next(units, None)) is not None:
                 hand_out(unit)
             alone = not futures
             if alone:

@@ -156,8 +156,19 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
         return None
     with _refusals(solved):
         matmul = _Matmul(solved, with_d(problem, solved, operands))
-        launches = [matmul.launch(algorithm) for algorithm in matmul.algorithms(CANDIDATES)]
+        launches = [launch for algorithm in matmul.algorithms(CANDIDATES) if _runs(launch := matmul.launch(algorithm))]
+        if not launches:
+            raise UnsupportedProblemError(f"none of cuBLASLt's algorithms for {solved} can be launched")
         return Baseline(solved, matmul.operands, launches[fastest(launches, solved, len(operands))])
+
+
+def _runs(launch: Launch) -> bool:
+    """Whether cuBLASLt takes an algorithm at its launch as well."""
+    try:
+        launch(0)
+    except UnsupportedProblemError:
+        return False
+    return True
 
 
 def _solved(problem: GemmProblem) -> GemmProblem | None:

@@ -158,7 +158,7 @@ def sweep(
         todo = [unit for unit in todo if unit.configs]
         if crew.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
             todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
-        # The model alone: measurements of the same problems would be the answer.
+        # The model alone: what is known of these problems already does not rank them.
         selector = Selector({kernel_name(config): config for config in configs}, gpus.figures(machine.gpu))
         packed = functools.cache(lambda name: artifacts[name].to_bytes())
         shares = None if budget is None else Shares(budget)
@@ -174,8 +174,8 @@ def sweep(
                 unit = likely_first(unit, selector, pinned(unit.problem))
                 unit = replace(unit, configs=tuple(c for c in unit.configs if is_new(c, unit.problem)))
                 names = map(kernel_name, unit.configs)
-                compiled = {name: packed(name) for name in names if name in artifacts}
-                yield replace(unit, baselines=tuple(baselines), artifacts=compiled)
+                own = {name: packed(name) for name in names if name in artifacts}
+                yield replace(unit, baselines=tuple(baselines), artifacts=own)
 
         said: set[str] = set()
         for unit, report, where in crew.measure(handed_out(), faulty):

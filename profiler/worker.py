@@ -320,7 +320,8 @@ class _Bench:
                     first.d.copy_(first.c)  # torch's cuBLAS adds to D
                 outcomes[name] = _verify(name, baseline.launch, references[solved], first)
                 launches[name] = baseline.launch
-            except (UnsupportedProblemError, RuntimeError) as error:  # it lacks the shape, or the combination of types
+            except (GemmillError, RuntimeError) as error:  # it lacks the shape, or the combination of types
+                torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
         self.runs("")
         return launches, outcomes

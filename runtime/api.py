@@ -174,6 +174,20 @@ def matmul(
     """
     if type(alpha) is not float:
         alpha = float(alpha)
+    fields = (  # of Options, but for the last
+        alpha,
+        beta,
+        out_dtype,
+        accumulator,
+        tf32,
+        fast_accumulation,
+        registry,
+        kernel,
+        sm_count,
+        deterministic,
+        batch_invariant,
+        autotune,
+    )
     key: tuple[Hashable, ...] = ()
     if a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands:
         try:  # PyTorch: the key is made of raw properties, a microsecond of work
@@ -188,38 +202,12 @@ def matmul(
                 None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
                 None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
                 (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
-                # From here on the fields of Options.
-                alpha,
-                beta,
-                out_dtype,
-                accumulator,
-                tf32,
-                fast_accumulation,
-                registry,
-                kernel,
-                sm_count,
-                deterministic,
-                batch_invariant,
-                autotune,
+                fields,
             )
         except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
             pass
     if not key:
-        options = Options(
-            alpha,
-            beta,
-            out_dtype,
-            accumulator,
-            tf32,
-            fast_accumulation,
-            registry,
-            kernel,
-            sm_count,
-            deterministic,
-            batch_invariant,
-            autotune,
-            (a_dtype, b_dtype),
-        )
+        options = Options(*fields, (a_dtype, b_dtype))
         scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
         passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
         return multiply_views(a, b, c, out, stream, options, passed, **scales)
@@ -227,7 +215,7 @@ def matmul(
     ready = slot.ready
     if ready is None:
         tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
-        slot.ready = ready = _prepare(tensors, handle, Options(*key[4:]))  # type: ignore[arg-type]
+        slot.ready = ready = _prepare(tensors, handle, Options(*fields))
         pointers = _addresses(tensors)
     else:
         if out is None:

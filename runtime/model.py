@@ -124,8 +124,9 @@ class Columns:
     stages: Floats
     fused: Floats
     """Parts of K whose sums blocks add up within the kernel; 1 where there is but one."""
-    comparable: Bools
-    """Whether the kernel is one of those that trees are fitted to: it multiplies what it loads, of certain majors."""
+    fitted: Bools
+    """Whether trees correct the kernel: WGMMA and gemv kernels that multiply what they load, of certain majors, as
+    those that were measured do. The others serve what these cannot, or compete among themselves."""
 
     @classmethod
     def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> Columns:
@@ -189,7 +190,7 @@ class Columns:
             swapped=np.full(len(configs), swapped),
             stages=stages,
             fused=np.where(fused, splits, 1.0),
-            comparable=wgmma & (bytes_a == bytes_b) & np.array(["any" not in (c.a.major, c.b.major) for c in configs]),
+            fitted=wgmma & (bytes_a == bytes_b) & np.array(["any" not in (c.a.major, c.b.major) for c in configs]),
         )
 
     @classmethod
@@ -243,7 +244,28 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
         return figures
     rows = features(columns, figures, shares, problem, gpu)
     correction = np.exp(found(np.stack([rows[name] for name in found.features])))
-    return replace(figures, us=figures.us * np.where(columns.comparable, correction, 1))
+    return replace(figures, us=figures.us * np.where(columns.fitted, correction, 1))
+
+
+FEATURES = (
+    *(
+        "M",
+        "N",
+        "K",
+        "batch",
+        "bytes",
+        "tile M",
+        "tile N",
+        "tile K bytes",
+        "cluster M",
+        "cluster N",
+        "cluster K",
+        "stages",
+    ),
+    *("pingpong", "split", "fused", "stream", "raster M", "swizzle", "gemv", "us", "tiles", "waves", "utilisation"),
+    *("bound", "loads", "DRAM", "power"),
+)
+"""Names of the figures that trees may ask for."""
 
 
 def features(

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemmill.library.errors import RecordError
+
 FOLDER = Path(__file__).parent / "models"
 """Fitted models, one file a GPU."""
 VERSION = 1
@@ -62,9 +64,18 @@ class Trees:
 
 @cache
 def fitted(gpu: str) -> Trees | None:
-    """The trees for a GPU, by the name of its row in library/arch.py; None where nobody has measured it."""
+    """The trees for a GPU, by the name of its row in library/arch.py; None where nobody has measured it.
+
+    Raises:
+        RecordError: the file is of another version.
+    """
     path = path_of(gpu)
-    return Trees.of(json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text())
+    if content["version"] != VERSION:
+        raise RecordError(f"{path}: version {content['version']}, not {VERSION}: fit it again (benchmarks/fit.py)")
+    return Trees.of(content)
 
 
 def path_of(gpu: str) -> Path:

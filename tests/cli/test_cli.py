@@ -286,7 +286,7 @@ def test_select_for_every_m() -> None:
     ],
 )
 def test_accumulator_and_output_follow_the_type_of_a(options: tuple[str, ...], formats: str) -> None:
-    assert ok("select", "--mnkl", "512,512,512", "--a-dtype", *options).startswith(f"sm90a_{formats}_")
+    assert ok("select", "--mnkl", "4096,4096,4096", "--a-dtype", *options).startswith(f"sm90a_{formats}_")
 
 
 def test_select_names_the_constraint_that_no_kernel_meets() -> None:

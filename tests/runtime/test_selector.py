@@ -88,7 +88,7 @@ def test_the_reason_names_figures(selector: Selector) -> None:
     for part in (f"of {tile.m}x{tile.n}", "waves on 132 SMs", "bound by tensor cores", "TFLOP/s"):
         assert part in choice.reason
     assert len(choice.runners_up) == RUNNERS_UP
-    assert "bound by DRAM" in selector.select(problem(1, 8192, 8192)).reason
+    assert "bound by DRAM" in selector.select(problem(16, 8192, 8192)).reason
 
 
 def test_a_choice_is_made_once(selector: Selector) -> None:

@@ -60,13 +60,14 @@ def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     assert trees.path_of(content["gpu"]) == path
     columns = model.Columns.of(PLAIN)
     figures, shares = model.analytic(columns, PROBLEM, DEFAULT_GPU)
-    assert set(content["features"]) <= set(model.features(columns, figures, shares, PROBLEM, DEFAULT_GPU))
+    assert set(content["features"]) <= set(model.FEATURES)
+    assert tuple(model.features(columns, figures, shares, PROBLEM, DEFAULT_GPU)) == model.FEATURES
 
 
 def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     columns = model.Columns.of(PLAIN)
     analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
-    assert columns.comparable.all()
+    assert columns.fitted.all()
     assert (model.estimate(columns, PROBLEM, DEFAULT_GPU).us != analytic.us).any()
     grouped = replace(PROBLEM, batching="grouped", batch=8)
     assert (
@@ -75,4 +76,4 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     elsewhere = replace(DEFAULT_GPU, name="NVIDIA H100 PCIe")
     assert (model.estimate(columns, PROBLEM, elsewhere).us == analytic.us).all()
     others = model.Columns.of(list(load_manifest(shipped_manifest("simt")).expand())[:4])
-    assert not others.comparable.any()
+    assert not others.fitted.any()

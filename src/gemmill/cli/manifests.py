@@ -207,6 +207,8 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
         f"{config.schedule}, {config.stages} stages, raster along {config.scheduler.raster}, "
         f"swizzle {config.scheduler.swizzle}, {config.epilogue} epilogue",
     ]
+    if config.scheduler.splits > 1:
+        lines.append(f"  K in {config.scheduler.splits} parts ({config.scheduler.decomposition})")
     if not broken:
         return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resource_table(config).items())])
     for verdict in broken:

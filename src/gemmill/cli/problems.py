@@ -121,7 +121,7 @@ def run(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Run one problem on the GPU: verify the result against float64 and time it beside cuBLAS and cuBLASLt.
+    """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
 
     Operands are random and packed; the operands of one launch are not in the L2 cache when the next one starts. Needs a
     Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
@@ -207,7 +207,7 @@ def _crew(gpus: str | None, scheduler: str | None) -> Crew:
             raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
         return Cluster(scheduler)
     if gpus is not None and gpus != "all" and not (gpus.isdecimal() and int(gpus)):
-        raise typer.BadParameter(f"--gpus {gpus}: neither a number of GPUs nor all")
+        raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
     names = local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ()
     return Cluster(gpus=names) if len(names) > 1 else OneGpu()
 
