@@ -264,25 +264,29 @@ def _winners(found: Sequence[Figures]) -> _Chart:
     """The tile that wins at each M and N; a menu chooses K."""
     chart = _figure("N", "M", xaxis_type="log", yaxis_type="log")
     graphs = _library("plotly.graph_objects")
-    points: dict[tuple[int, str], list[Figures]] = defaultdict(list)
+    winners: dict[str, list[Figures]] = defaultdict(list)
     for figures in found:
         if figures.best:
-            points[figures.run.problem.k, _tile(figures.best.kernel)].append(figures)
-    for (_, tile), group in points.items():
+            winners[_tile(figures.best.kernel)].append(figures)
+
+    def points(k: int | None) -> dict[str, list[list[Any]]]:
+        """What the traces show, one a tile, of one K or of all."""
+        shown = [[f for f in group if k in (None, f.run.problem.k)] for group in winners.values()]
+        return {
+            "x": [[f.run.problem.n for f in group] for group in shown],
+            "y": [[f.run.problem.m for f in group] for group in shown],
+            "text": [[f"{extents(f.run.problem)}<br>{formats(f.run.problem)}" for f in group] for group in shown],
+        }
+
+    every = points(None)
+    for place, tile in enumerate(winners):
+        own = {name: values[place] for name, values in every.items()}
         chart.add_trace(
-            graphs.Scatter(
-                x=[f.run.problem.n for f in group],
-                y=[f.run.problem.m for f in group],
-                text=[f"{extents(f.run.problem)}<br>{formats(f.run.problem)}" for f in group],
-                mode="markers",
-                marker={"size": 12, "symbol": "square"},
-                name=tile,
-            )
+            graphs.Scatter(**own, mode="markers", marker={"size": 12, "symbol": "square"}, name=tile, showlegend=True)
         )
-    ks = sorted({k for k, _ in points})
-    buttons = [{"label": "every K", "method": "update", "args": [{"visible": [True] * len(points)}]}] + [
-        {"label": f"K = {k}", "method": "update", "args": [{"visible": [own == k for own, _ in points]}]} for k in ks
-    ]
+    ks = sorted({f.run.problem.k for group in winners.values() for f in group})
+    choices = {"every K": every} | {f"K = {k}": points(k) for k in ks}
+    buttons = [{"label": label, "method": "restyle", "args": [shown]} for label, shown in choices.items()]
     chart.update_layout(updatemenus=[{"buttons": buttons, "x": 0, "y": 1.15, "xanchor": "left"}])
     return _Chart("Winners", "Tile, schedule and split of the fastest kernel.", chart)
 
