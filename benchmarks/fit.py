@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="+", help="records of sweeps on one GPU model, or medians (.json)")
     arguments = parser.parse_args()
 
+    from gemmill.library.files import publish
     from gemmill.library.records import read_records
     from gemmill.runtime import gpus, model, trees
 
@@ -103,7 +105,7 @@ def main() -> None:
     text = json.dumps(content, indent=1)
     path = trees.path_of(gpu.name)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(compact(text) + "\n")
+    publish(path, [compact(text).encode(), b"\n"])
     print(f"{path}: {TREES} trees, {path.stat().st_size:,} bytes")
 
 
@@ -173,6 +175,8 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
                     np.log(us)[keep],
                 )
             )
+        if not parts:  # the rules have changed, and none serves it any more
+            continue
         kernels, asked, analytic, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
         if kernels.size:
             rows.append(Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0])))
@@ -212,8 +216,7 @@ def judge(rows: Sequence[Rows]) -> dict[str, dict[str, Any]]:
 
 def _summary(first: Any, of_eight: Any) -> list[float]:
     """Geometric mean and 5th percentile of the first kernel's share, geometric mean of that of the best of eight."""
-    mean, mean_of_eight = (np.exp(np.log(shares).mean()) for shares in (first, of_eight))
-    return [round(float(x), 4) for x in (mean, np.percentile(first, 5), mean_of_eight)]
+    return [round(float(x), 4) for x in (geometric_mean(first), np.percentile(first, 5), geometric_mean(of_eight))]
 
 
 def reached(rows: Rows, predicted: Any) -> tuple[float, float]:

@@ -68,6 +68,7 @@ def main() -> None:
     from gemmill.profiler import heuristics
     from gemmill.profiler.baseline import BASELINES
     from gemmill.profiler.cluster import Cluster, local_gpus
+    from gemmill.profiler.figures import figures
     from gemmill.profiler.shapes import load_shapes
     from gemmill.profiler.sweep import Listener, sweep
     from gemmill.profiler.worker import Options
@@ -109,7 +110,8 @@ def main() -> None:
 
     def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
         if not arguments.json:
-            print(_row(problem, measurements, choices(problem)), flush=True)
+            (found,) = figures(measurements)
+            print(_row(found, choices(problem)), flush=True)
 
     if not arguments.json:
         print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
@@ -167,8 +169,8 @@ HEAD = (
 )
 
 
-def _row(problem: Any, measurements: Sequence[Any], choices: Choices) -> str:
-    figures = _figures(problem, measurements, choices)
+def _row(found: Any, choices: Choices) -> str:
+    figures = _figures(found, choices)
 
     # The formats are the same in every row: what is left of a name tells the kernels apart.
     short = re.sub(r"^.*_(?=\d+x\d+x\d+_)", "", figures["best"] or "none is right")
@@ -185,20 +187,21 @@ def _row(problem: Any, measurements: Sequence[Any], choices: Choices) -> str:
     return f"{figures['problem']:20}{''.join(cells)}  {short}"
 
 
-def _figures(problem: Any, measurements: Sequence[Any], choices: Choices) -> dict[str, Any]:
+def _figures(found: Any, choices: Choices) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and the baselines were timed side by side."""
-    from gemmill.profiler.figures import extents, figures, formats
+    from gemmill.profiler.figures import extents, formats
 
-    (found,) = figures(measurements)
+    problem = found.run.problem
     best, selected = found.best, choices["selected"]
     chosen, heuristics = (found.finalists.get(choices[name] or "") for name in ("selected", "heuristics"))
     over: dict[str, Any] = {}
     for name, stands_for in rivals().items():
-        rival = next((found.baselines[own] for own in stands_for if own in found.baselines), None)
+        own = next((own for own in stands_for if own in found.baselines), "")
+        rival = found.baselines.get(own)
         over[f"{name}_us"] = rival and rival.us
         over[f"{name}_tflops"] = rival and rival.tflops
         for what, kernel in (("best", best), ("selected", chosen)):
-            over[f"{what}_over_{name}"] = over[f"{name}_us"] / kernel.us if rival and kernel else None
+            over[f"{what}_over_{name}"] = found.over(kernel, own)
     return {
         "problem": extents(problem),
         "formats": formats(problem),
@@ -222,9 +225,9 @@ def _figures(problem: Any, measurements: Sequence[Any], choices: Choices) -> dic
 
 def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> dict[str, Any]:
     from gemmill.profiler.baseline import BASELINES
+    from gemmill.profiler.figures import figures
 
-    problems = dict.fromkeys(m.problem for m in measurements)
-    rows = [_figures(p, [m for m in measurements if m.problem == p], choices(p)) for p in problems]
+    rows = [_figures(found, choices(found.run.problem)) for found in figures(measurements)]
     first = measurements[0]
     means = {key: _mean(rows, key) for key in ("selected_over_best", "heuristics_over_best")}
     for name in rivals():  # cuBLAS lacks some problems, int8 with few rows among them

@@ -213,7 +213,7 @@ class Cluster:
                 with self._client.as_current():
                     return next(iter(self._dask.wait(futures, POLL_SECONDS, "FIRST_COMPLETED").done))
             except TimeoutError:
-                if self.gpus:
+                if self._workers():
                     deserted = False
                 elif deserted:  # one that was just restarting is back by now
                     raise DeviceError("all dask workers have gone; start others, and the sweep again") from None

@@ -171,8 +171,9 @@ def sweep(
                         listener.untried(unit.problem, len(unit.configs))
                         continue
                     unit = replace(unit, seconds=seconds)
+                listed = {*unit.configs}
                 unit = likely_first(unit, selector, pinned(unit.problem))
-                unit = replace(unit, configs=tuple(c for c in unit.configs if is_new(c, unit.problem)))
+                unit = replace(unit, configs=tuple(c for c in unit.configs if c in listed or is_new(c, unit.problem)))
                 names = map(kernel_name, unit.configs)
                 own = {name: packed(name) for name in names if name in artifacts}
                 yield replace(unit, baselines=tuple(baselines), artifacts=own)

@@ -22,6 +22,7 @@ from gemmill.library.errors import DeviceError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
+from gemmill.profiler import cluster
 from gemmill.profiler.cluster import Cluster, local_gpus
 from gemmill.profiler.crew import Crew
 from gemmill.profiler.process import WorkerProcess
@@ -179,11 +180,12 @@ def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         yield run
 
 
-def test_workers_of_a_scheduler_measure_and_are_left_as_they_were(
+def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_when_they_go(
     process: Callable[[Options], WorkerProcess],
     swept: Callable[..., list[Measurement]],
     tmp_path: Path,
     command: Callable[..., subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scheduler = command("scheduler", "--host", "127.0.0.1", "--port", "0")
     file = tmp_path / "scheduler.json"
@@ -203,6 +205,18 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were(
     assert len(table(found)) == len(SHAPES) * len(SOUND)
     assert processes_end(*{int(m.cuda) for m in found})
     assert [worker.poll() for worker in workers] == [None, None]
+
+    def leave(problem: GemmProblem, measurements: Sequence[Measurement]) -> None:
+        while workers:
+            worker = psutil.Process(workers.pop().pid)
+            family = [worker, *worker.children(recursive=True)]
+            for member in family:
+                member.kill()
+            psutil.wait_procs(family)
+
+    monkeypatch.setattr(cluster, "POLL_SECONDS", 1.0)
+    with pytest.raises(DeviceError, match="all dask workers have gone"):
+        swept(Cluster(address, process=process), records="others.jsonl", listener=Listener(measured=leave))
 
 
 @pytest.mark.parametrize(
