@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from string import Template
+from typing import Literal, TypeGuard
 
 from gemmill.library import resources
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import DecompositionName, GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import fields_of
 from gemmill.library.launch import Parts, Reduction
@@ -47,10 +48,15 @@ def scheduler(config: GemmConfig) -> str:
     return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
 
 
+def has_parts(decomposition: DecompositionName) -> TypeGuard[Literal["split", "fused", "stream"]]:
+    """Whether parts of K are summed through global memory: not where one block, or one cluster, sums all of K."""
+    return decomposition not in ("tiles", "cluster")
+
+
 def parts(config: GemmConfig, entry: str) -> Parts | None:
     """What the launcher of a kernel with this entry must know; None where one block or cluster sums all of K."""
     decomposition = config.scheduler.decomposition
-    if decomposition == "tiles" or decomposition == "cluster":
+    if not has_parts(decomposition):
         return None
     fields, split = fields_of(config), decomposition == "split"
     splits = config.scheduler.splits

@@ -83,7 +83,7 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     for name, size in _PARAMETERS.items():
         offsets[name] = resources.align_up(end, size)
         end = offsets[name] + size
-    if config.scheduler.decomposition not in ("tiles", "cluster"):
+    if parts.has_parts(config.scheduler.decomposition):
         derived = resources.align_up(end, 64)  # as aligned as its descriptors
         offsets |= {name: derived + 8 * i for i, name in enumerate(parts.PARAMETERS)}
     return offsets
