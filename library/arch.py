@@ -56,6 +56,8 @@ class Gpu:
     """Streaming multiprocessors."""
     clusters_of_4: int
     """Clusters of four blocks that are resident at a time: a GPC holds whole clusters only."""
+    clusters_of_8: int
+    """The same of eight."""
     clock_ghz: float
     """SM clock sustained under tensor-core load."""
     dram_gbps: float
@@ -74,9 +76,9 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
         for g in (
             # H200: fitted to 134 kernels on 29 problems (docs/performance.md). The others: the same rates, scaled by
             # NVIDIA's data sheets; nobody has measured them.
-            Gpu("NVIDIA H200", (9, 0), 132, 30, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),
-            Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 30, 1.64, 2750.0, 10600.0, 50 << 20, 755.0),
-            Gpu("NVIDIA H100 PCIe", (9, 0), 114, 26, 1.40, 1650.0, 7800.0, 50 << 20, 500.0),
+            Gpu("NVIDIA H200", (9, 0), 132, 30, 15, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),
+            Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 30, 15, 1.64, 2750.0, 10600.0, 50 << 20, 755.0),
+            Gpu("NVIDIA H100 PCIe", (9, 0), 114, 26, 13, 1.40, 1650.0, 7800.0, 50 << 20, 500.0),
         )
     }
 )

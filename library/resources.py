@@ -38,8 +38,10 @@ MAX_STAGED_N = 32
 no stage. And where the blocks of a cluster exchange sums, for which a stage or two have to go already."""
 MAX_PROMOTED_N = 160
 """Most columns of a WGMMA whose sums are promoted."""
-MIN_D_BUFFERS = 2
-"""D subtiles of a warpgroup: one is written while another is stored."""
+MIN_D_BUFFERS = 1
+"""Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
+AUTO_D_BUFFERS = 2
+"""Those that ``stages: auto`` leaves room for: one is written while another is stored."""
 
 
 def integer(fields: Fields, name: str) -> int:
@@ -340,18 +342,19 @@ def max_auto_stages(fields: Fields) -> int:
 
 
 def auto_stages(fields: Fields) -> int:
-    """Stages that ``stages: auto`` stands for: the most that fit beside two D buffers, up to :func:`max_auto_stages`.
+    """Stages that ``stages: auto`` stands for: the most that fit beside two D subtiles, up to :func:`max_auto_stages`.
 
     It may be below 2.
     """
-    return max(0, min(max_auto_stages(fields), stages_room(fields) // bytes_per_stage(fields)))
+    room = stages_room(fields) - (AUTO_D_BUFFERS - MIN_D_BUFFERS) * bytes_per_d_buffer(fields)
+    return max(0, min(max_auto_stages(fields), room // bytes_per_stage(fields)))
 
 
 def d_buffers(fields: Fields) -> int:
-    """D subtiles a warpgroup has in flight: two, and as many more as the stages leave room for."""
+    """D subtiles a warpgroup has in flight: as many as the stages leave room for, up to two or all of a tile."""
     spare = stages_room(fields) - integer(fields, "stages") * bytes_per_stage(fields)
     extra = max(0, spare) // bytes_per_d_buffer(fields)
-    return min(max(MIN_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
+    return min(max(AUTO_D_BUFFERS, subtiles(fields)), MIN_D_BUFFERS + extra)
 
 
 def shared_bytes(fields: Fields) -> int:

@@ -309,7 +309,8 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
 
     # Tiles and waves.
-    resident = np.maximum(np.where(k.blocks <= 2, gpu.sms // k.blocks, gpu.clusters_of_4), 1)
+    large = np.where(k.blocks <= 4, gpu.clusters_of_4, gpu.clusters_of_8)
+    resident = np.maximum(np.where(k.blocks <= 2, gpu.sms // k.blocks, large), 1)
     clusters_m = np.ceil(np.ceil(m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
         clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / m)

@@ -210,7 +210,8 @@ class Selector:
         """The GPU, as if it had but so many SMs."""
         if sm_count is None:
             return self.gpu
-        return replace(self.gpu, sms=sm_count, clusters_of_4=min(self.gpu.clusters_of_4, sm_count // 4))
+        of_4, of_8 = min(self.gpu.clusters_of_4, sm_count // 4), min(self.gpu.clusters_of_8, sm_count // 8)
+        return replace(self.gpu, sms=sm_count, clusters_of_4=of_4, clusters_of_8=of_8)
 
     def _serving(self, problem: GemmProblem, sm_count: int | None) -> tuple[_Group, Integers]:
         """Kernels for the formats of a problem, and which of them serve it; UnsupportedProblemError where none does."""

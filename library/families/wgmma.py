@@ -49,7 +49,10 @@ TRANSPOSED_DEPTHS = (64, 128, 256)
 """Bytes of the rows of stages that are transposed, and of their depth: what warps deal out among their lanes."""
 SHARE_COLUMNS = 8
 """Columns of D that one fragment of a warp has: what a block of a cluster stores is made of whole ones."""
-CLUSTER = (1, 2)
+CLUSTER = (1, 2, 4)
+"""Blocks of a cluster along M and along N."""
+CLUSTER_BLOCKS = 8
+"""Most blocks of a cluster."""
 TMA_ALIGN = 16
 """Bytes that TMA needs base addresses and strides to be a multiple of."""
 ALIGNS = (1, 2, 4, 8, 16)
@@ -245,7 +248,9 @@ def _tile_k(f: Fields) -> str | None:
 
 def _cluster(f: Fields) -> str | None:
     m, n = integer(f, "cluster.m"), integer(f, "cluster.n")
-    return None if m in CLUSTER and n in CLUSTER else f"cluster is {m}x{n}; it must be 1x1, 2x1, 1x2 or 2x2"
+    if m not in CLUSTER or n not in CLUSTER:
+        return f"cluster is {m}x{n}; it must be {one_of(CLUSTER)} along M and along N"
+    return None if m * n <= CLUSTER_BLOCKS else f"cluster is {m}x{n}; it must have at most {CLUSTER_BLOCKS} blocks"
 
 
 def _alignment(f: Fields) -> str | None:
@@ -571,7 +576,7 @@ RULES: tuple[Rule, ...] = (
         "cluster-shape",
         ("cluster.m", "cluster.n"),
         _cluster,
-        "CUDA Programming Guide, thread block clusters: at most 8 blocks are portable; gemmill: multicast to pairs",
+        "CUDA Programming Guide, thread block clusters: at most 8 blocks are portable",
         "wgmma",
     ),
     Rule(

@@ -33,6 +33,8 @@ SAMPLE = [
     "sm90a_f16mn16_f16k16_f16_f16m16_f16n16_128x16x128_1x2_pingpong_s4_m1_k1_linear",
     "sm90a_f16k16_f16mn16_f32_f32n16_f16m16_64x176x64_2x2_pingpong_s4_n8_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16m16_bf16m16_256x160x64_1x1_cooperative_s3_m2_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16m16_64x96x64_4x2_pingpong_s10_m8_k1_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_192x176x64_1x2_cooperative_s4_m8_k1_linear",
     "sm90a_bf16mn16_bf16k16_f32_none_bf16m16_64x8x64_1x1_pingpong_s16_m8_k1_linear",
     "sm90a_f16k16_f16k16_f16_f32n16_f16n16_128x24x128_1x2_cooperative_s4_n1_k1_linear",
     "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear",

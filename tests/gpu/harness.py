@@ -132,6 +132,16 @@ FAMILY: tuple[GemmConfig, ...] = (
     kernel("128x128x64", "pingpong", "2x1"),
     kernel("128x128x64", "pingpong", "1x2"),
     kernel("64x128x64", "pingpong", "2x2"),
+    kernel("64x96x64", "pingpong", "1x4"),
+    kernel("128x128x64", "pingpong", "4x1", a__major="mn", b__major="mn"),
+    kernel("64x96x64", "pingpong", "4x2", d__major="m"),
+    kernel("128x144x64", "pingpong", "2x4", c__dtype="bf16"),
+    kernel("128x128x64", cluster="2x4"),
+    # A single D subtile.
+    kernel("128x112x64", "pingpong", "2x1", stages=7),
+    kernel("192x176x64", cluster="1x2", stages=4),
+    kernel("128x144x64", stages=6, d__major="m"),
+    kernel("128x144x64", "pingpong", c__dtype="bf16", stages=5),
     # Two stages, the least.
     kernel(stages=2),
     kernel(schedule="pingpong", stages=2),

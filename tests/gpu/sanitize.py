@@ -30,6 +30,8 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.major": "mn", "b.major": "mn", "c.dtype": "f32", "d.major": "m", "tile.k": 64},
     {"cluster.m": 2, "c.dtype": "none", "d.dtype": "bf16", "tile.n": 128},
     {"cluster.n": 2, "tile.n": 48, "c.dtype": "bf16", "c.major": "m", "d.dtype": "bf16"},
+    {"cluster.m": 4, "cluster.n": 2, "tile.n": 96, "c.dtype": "none", "d.dtype": "bf16"},
+    {"tile.m": 128, "tile.n": 112, "tile.k": 64, "stages": 7, "c.dtype": "none", "d.dtype": "bf16"},  # one D subtile
     {"a.dtype": "tf32", "c.dtype": "none", "d.dtype": "f32"},
     {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},
     {"a.dtype": "e4m3", "b.dtype": "e4m3", "a.scale": "1x128", "b.scale": "128x128", "tile.n": 96},
@@ -48,7 +50,7 @@ def chosen() -> Iterator[GemmConfig]:
     for schedule, kind in itertools.product(FAMILIES, (*KINDS, *schedulers)):
         given: dict[str, Value] = {"schedule": schedule, "arch": "sm90a"}
         given |= {"scheduler.decomposition": "tiles", "scheduler.batching": "strided", **kind}
-        fields = any_legal({**given, "stages": 3}) or any_legal(given)
+        fields = any_legal({"stages": 3, **given}) or any_legal(given)
         if fields is not None:
             yield config_of(fields)
 

@@ -64,9 +64,11 @@ KERNELS: tuple[GemmConfig, ...] = (
     fused(2, "128x256x64", "cooperative", "2x1", c__dtype="bf16"),
     fused(5, "192x128x64", "cooperative", "1x2", d__dtype="f32", d__major="m"),
     fused(6, "256x128x64", "cooperative", "2x2"),
+    fused(3, "64x128x64", "pingpong", "4x2"),
     stream("128x256x64", "cooperative", "2x1"),
     stream("256x96x64", "cooperative", "1x2", c__dtype="bf16"),
     stream("128x128x64", "cooperative", "2x2", scheduler__raster="n", scheduler__swizzle=4),
+    stream("128x128x64", "cooperative", "2x4"),
     stream("192x96x64", d__major="m"),
     stream("256x128x64", "cooperative", "2x1"),
     # Integers, whose parts are added up in s32, and fp8, which is promoted before.

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.library import resources
 from gemmill.library.arch import ARCHS
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.families.rule import Rule
@@ -106,7 +107,8 @@ def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value])
         assert family.shared_bytes({**fields, "stages": stages}) <= capacity
     if stages < most:
         deeper = {**fields, "stages": stages + 1}
-        assert family.shared_bytes(deeper) > capacity
+        one_d_subtile = FAMILIES[str(fields["schedule"])] == "wgmma" and resources.d_buffers(deeper) == 1
+        assert family.shared_bytes(deeper) > capacity or one_d_subtile
 
 
 @pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])
@@ -126,7 +128,8 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"tile.n": 250}, "tile-n", "tile N is 250; it must be a multiple of 8 from 8 to 256", {"tile.n": 256}),
         ({"tile.n": 264}, "tile-n", "tile N is 264", {"tile.n": 256}),
         ({"tile.k": 60}, "tile-k", "tile K is 60", {"tile.k": 64}),
-        ({"cluster.m": 4}, "cluster-shape", "cluster is 4x1; it must be 1x1, 2x1, 1x2 or 2x2", {"cluster.m": 2}),
+        ({"cluster.m": 3}, "cluster-shape", "cluster is 3x1; it must be 1, 2 or 4 along", {"cluster.m": 4}),
+        ({"cluster.m": 4, "cluster.n": 4}, "cluster-shape", "cluster is 4x4; it must have at most 8", {"cluster.m": 2}),
         ({"scheduler.swizzle": 3}, "scheduler-swizzle", "swizzle is 3", {"scheduler.swizzle": 4}),
         ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
         (

@@ -26,7 +26,8 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 /// of D holds a subtile of each matrix that an expression writes by TMA as well, one of C of each that it reads.
 ///
 /// One thread of the warpgroup issues every TMA copy. A single barrier a subtile orders three things: D's subtile is
-/// written, C's has been read, and the D buffer that comes next has left shared memory.
+/// written, C's has been read, and the D buffer that comes next has left shared memory. Where there is a single D buffer, a
+/// second one waits until it has left.
 /// `TileN` are columns of D.
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
@@ -41,7 +42,7 @@ struct StagedEpilogue {
   static constexpr bool kNeighbours = !Operation::kGated;
   static constexpr int kColumns = TileN / SubtileN;
   static constexpr int kSubtiles = Blocks * kColumns;
-  static_assert(BuffersD >= 2, "one D buffer is written while another is stored");
+  static_assert(BuffersD >= 1);
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
   GemmParams const& params;
@@ -89,6 +90,10 @@ struct StagedEpilogue {
         if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
         if (i == 0) operation.begin_columns(n);
       }
+      if constexpr (BuffersD == 1) {
+        if (is_leader()) cute::tma_store_wait<0>();
+        named_barrier::sync(barrier, 128);
+      }
       char* const subtile_d = buffers_d + at_d.stage * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
@@ -111,7 +116,9 @@ struct StagedEpilogue {
       }
 
       cute::tma_store_fence();
-      if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
+      if constexpr (BuffersD > 1) {
+        if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
+      }
       named_barrier::sync(barrier, 128);
       int const row = m + i / kColumns * kSubtileM;
       bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
