@@ -241,7 +241,7 @@ def as_trees(model: Any) -> list[dict[str, Any]]:
             below = []
             for node in level:
                 if "threshold" in node:
-                    splits.append([FEATURES[node["split_feature"]], float(f"{node['threshold']:.10g}")])
+                    splits.append([FEATURES[node["split_feature"]], node["threshold"]])
                     below += [node["left_child"], node["right_child"]]
                 else:  # both ways lead to this leaf
                     splits.append([FEATURES[0], None])
