@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from pydantic import ValidationError
-
 from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
+from gemmill.library.domains import are_valid
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.encoding import decode, encode
 from gemmill.library.errors import ConfigError, ExpressionError
-from gemmill.library.fields import Value, config_of
+from gemmill.library.fields import Value, config_of, parts_of
 
 _INT = "([1-9][0-9]{0,17})"
 _DTYPE = f"({'|'.join(DTYPES)})"
@@ -87,6 +86,10 @@ def parse_name(name: str) -> GemmConfig:
     fields: dict[str, Value] = {}
     for place, part in enumerate(_parts(name)):
         fields |= _fields(name, place, part)
+    if are_valid(fields):
+        return GemmConfig.of(parts_of(fields))
+    from pydantic import ValidationError  # which says what is wrong
+
     try:
         return config_of(fields)
     except ValidationError as error:

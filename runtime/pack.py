@@ -7,17 +7,18 @@ gives each member's name, offset, size and SHA-256; the prefix gives the index's
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from gemmill.library.config import Frozen, GemmConfig
+from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import publish
 from gemmill.library.names import parse_name
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.decisions import Decision
 
@@ -26,7 +27,8 @@ _PREFIX = struct.Struct("<8sQ32s")
 """Magic, bytes of the index, SHA-256 of the index."""
 
 
-class Member(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
     """Where one kernel lies in a pack."""
 
     name: str
@@ -35,13 +37,6 @@ class Member(Frozen):
     """Bytes from the end of the index."""
     bytes: int
     sha256: str
-
-
-class Index(Frozen):
-    """Table of contents."""
-
-    members: tuple[Member, ...]
-    decisions: tuple[Decision, ...]
 
 
 def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> None:
@@ -76,18 +71,19 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         raise PackError("a pack without kernels serves nobody")
     if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
         raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
-    index = Index(members=tuple(members), decisions=tuple(decisions)).model_dump_json().encode()
+    content = {"members": [*map(asdict, members)], "decisions": [*map(asdict, decisions)]}
+    index = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     return [_PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest()), index, *contents]
 
 
 class Pack:
     """An opened pack. Members are read, and their checksums compared, when asked for."""
 
-    def __init__(self, path: Path, index: Index, start: int) -> None:
+    def __init__(self, path: Path, members: Iterable[Member], decisions: Iterable[Decision], start: int) -> None:
         self.path = path
-        self.decisions = index.decisions
+        self.decisions = tuple(decisions)
         """The decision table."""
-        self._members = {member.name: member for member in index.members}
+        self._members = {member.name: member for member in members}
         self._start = start
 
     @classmethod
@@ -113,8 +109,11 @@ class Pack:
         if hashlib.sha256(index).digest() != checksum:
             raise PackError(f"{path}: the index is damaged (checksum mismatch)")
         try:
-            return cls(path, Index.model_validate_json(index), _PREFIX.size + size)
-        except ValidationError as error:
+            content = json.loads(index)
+            members = [Member(**member) for member in content["members"]]
+            decisions = [Decision(**{**d, "problem": GemmProblem(**d["problem"])}) for d in content["decisions"]]
+            return cls(path, members, decisions, _PREFIX.size + size)
+        except (KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 
     def names(self) -> list[str]:

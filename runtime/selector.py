@@ -331,7 +331,7 @@ class Selector:
         plain = replace(problem, epilogue=LINEAR)
         wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
-        changed = self.configs[nearest].model_copy(update={"epilogue": problem.epilogue})
+        changed = replace(self.configs[nearest], epilogue=problem.epilogue)
         if not wanting[nearest] and (refusals := verdicts(changed)):
             return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
         needs = " and ".join(wanting[nearest])
@@ -383,9 +383,9 @@ def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     from gemmill.library.rules import legal
 
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
-        changed = config.model_copy(update={"epilogue": text})
+        changed = replace(config, epilogue=text)
         if not legal(changed) and (stages := auto_stages(fields_of(changed))) < config.stages:
-            changed = changed.model_copy(update={"stages": stages})
+            changed = replace(changed, stages=stages)
         if legal(changed):
             return changed
     return None

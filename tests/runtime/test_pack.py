@@ -180,6 +180,7 @@ registry.get(registry.select(problem).name)
 print(*sys.modules)
 """
 NOT_FOR_PACKS = {
+    *("pydantic", "pydantic_core", "annotated_types"),
     *("yaml", "filelock", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
     *("gemmill.library.manifest", "gemmill.library.records", "gemmill.library.rules", "gemmill.library.families"),
     *("gemmill.runtime.autotune", "gemmill.runtime.store", "gemmill.runtime.timing", "gemmill.runtime.toolchain"),

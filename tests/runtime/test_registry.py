@@ -87,7 +87,7 @@ def test_names_that_do_not_parse_and_configs_that_break_rules(configs: tuple[Gem
     with pytest.raises(ConfigError):
         registry.get("sm90a_nonsense")
     with pytest.raises(ConfigError):
-        registry.get(configs[0].model_copy(update={"stages": 50}))
+        registry.get(replace(configs[0], stages=50))
 
 
 def test_warming_compiles_in_parallel_what_is_missing(
@@ -106,7 +106,7 @@ def test_warming_compiles_in_parallel_what_is_missing(
 
 def test_warming_names_what_failed_and_warms_the_rest(tmp_path: Path, artifact: Artifact) -> None:
     registry = Registry(manifests=(), store=tmp_path)
-    bad = artifact.config.model_copy(update={"stages": 50})
+    bad = replace(artifact.config, stages=50)
     with pytest.raises(CompileError, match=rf"1 of 2 kernels did not compile:\n{kernel_name(bad)}"):
         registry.warm([bad, artifact.name])
     registry.store.clear()
