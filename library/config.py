@@ -182,15 +182,6 @@ class GemmConfig:
         """Row of the arch table."""
         return ARCHS[self.arch]
 
-    @classmethod
-    def of(cls, parts: Mapping[str, Any]) -> GemmConfig:
-        """The config that ``dataclasses.asdict`` takes apart so; nothing is checked but the names of fields.
-
-        Raises:
-            TypeError: a field is missing, or unknown.
-        """
-        return cls(**{name: _PARTS[name](**part) if type(part) is dict else part for name, part in parts.items()})
-
 
 _PARTS: Mapping[str, type] = MappingProxyType(
     {
@@ -204,3 +195,9 @@ _PARTS: Mapping[str, type] = MappingProxyType(
     }
 )
 """The class of each part of a config that is no single value."""
+
+
+def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` makes them: the parts that have
+    classes become those. Nothing is checked but the names of fields; TypeError for one that is missing or unknown."""
+    return {name: _PARTS[name](**part) if type(part) is dict else part for name, part in parts.items()}

@@ -91,7 +91,6 @@ _C = ("c.dtype", "c.major", "c.align")
 _NO_C: Fields = MappingProxyType(dict(zip(_C, ("none", "none", 0), strict=True)))
 _BUT_C = tuple(name for name in FIELD_NAMES if name not in _C)
 _read_c, _read_but_c = attrgetter(*_C), attrgetter(*_BUT_C)
-_PLACES = tuple((name, *name.split(".")) for name in FIELD_NAMES)
 
 
 def fields_of(config: GemmConfig) -> dict[str, Value]:
@@ -111,14 +110,15 @@ def config_of(fields: Fields) -> GemmConfig:
 
 
 def parts_of(fields: Fields) -> dict[str, Any]:
-    """The fields as nested mappings, as :meth:`GemmConfig.of` takes them."""
+    """Fields, all or some of a config's, as nested mappings; C is None where there is none."""
     parts: dict[str, Any] = {}
-    for name, part, *leaf in _PLACES:
+    for name, value in fields.items():
+        part, _, leaf = name.partition(".")
         if leaf:
-            parts.setdefault(part, {})[leaf[0]] = fields[name]
+            parts.setdefault(part, {})[leaf] = value
         else:
-            parts[part] = fields[name]
-    if fields["c.dtype"] == "none":
+            parts[part] = value
+    if fields.get("c.dtype") == "none":
         parts["c"] = None
     return parts
 

@@ -10,9 +10,11 @@ letters for what is no letter or digit (``xdEreluPaccQ``). Names are C identifie
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
-from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
+from gemmill.library.config import GemmConfig, InputOperand, OutputOperand, made_of
 from gemmill.library.domains import are_valid
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.encoding import decode, encode
@@ -83,25 +85,23 @@ def parse_name(name: str) -> GemmConfig:
     Raises:
         ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
     """
-    fields: dict[str, Value] = {}
-    for place, part in enumerate(_parts(name)):
-        fields |= _fields(name, place, part)
-    if are_valid(fields):
-        return GemmConfig.of(parts_of(fields))
-    from pydantic import ValidationError  # which says what is wrong
-
+    parts = _parts(name)
     try:
-        return config_of(fields)
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{name!r} is not a kernel name: {faults}") from None
+        pieces = [_piece(first, *parts[first:end]) for first, end in _PIECES]
+        if None not in pieces:
+            return GemmConfig(**{key: value for piece in pieces if piece for key, value in piece.items()})
+        return _refused(parts)
+    except ConfigError as error:
+        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
 
 
 def formats(name: str) -> tuple[Value, Value, Value]:
     """Arch and the types of A and B that a kernel name says, of which no more is read. ConfigError as for
     :func:`parse_name`."""
-    arch, a, b = (_fields(name, place, part) for place, part in enumerate(_parts(name)[:3]))
-    return arch["arch"], a["a.dtype"], b["b.dtype"]
+    try:
+        return _formats(*_parts(name)[:3])
+    except ConfigError as error:
+        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
 
 
 def _parts(name: str) -> list[str]:
@@ -114,17 +114,44 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _fields(name: str, place: int, part: str) -> dict[str, Value]:
-    """The fields that a part of a name says."""
-    try:
-        return _fields_of_part(place, part)
-    except ConfigError as error:
-        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
+_PIECES = (*((place, place + 1) for place in range(10)), (10, 12), (12, 13))
+"""Parts of a name that say the same part of a config, which :func:`_piece` reads together."""
 
 
 @lru_cache(4096)
+def _piece(first: int, *parts: str) -> dict[str, Any] | None:
+    """Arguments of :class:`GemmConfig` that parts of a name say, of which kernels have most in common; None where they
+    are not valid."""
+    fields = _fields(first, parts)
+    return made_of(parts_of(fields)) if are_valid(fields) else None
+
+
+@lru_cache(4096)
+def _formats(arch: str, a: str, b: str) -> tuple[Value, Value, Value]:
+    fields = _fields(0, (arch, a, b))
+    return fields["arch"], fields["a.dtype"], fields["b.dtype"]
+
+
+def _refused(parts: Sequence[str]) -> GemmConfig:
+    """Has pydantic say what is wrong with the fields of a name."""
+    from pydantic import ValidationError
+
+    try:
+        return config_of(_fields(0, parts))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
+        raise ConfigError(faults) from None
+
+
+def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:
+    """The fields that parts of a name say, from the one at a place on."""
+    fields: dict[str, Value] = {}
+    for place, part in enumerate(parts, first):
+        fields |= _fields_of_part(place, part)
+    return fields
+
+
 def _fields_of_part(place: int, part: str) -> dict[str, Value]:
-    """Kernels have most parts of their names in common."""
     what, pattern, names, example = _PARTS[place]
     match = re.fullmatch(pattern, part)
     if match is None:

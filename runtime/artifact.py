@@ -10,7 +10,7 @@ from functools import cached_property
 
 import zstandard
 
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import GemmConfig, made_of
 from gemmill.library.domains import are_valid
 from gemmill.library.fields import config_of, fields_of
 from gemmill.library.launch import LaunchSpec
@@ -125,7 +125,7 @@ class Artifact:
         try:
             header = json.loads(content[:head_bytes])
             cubin = zstandard.ZstdDecompressor().decompress(content[head_bytes:], max_output_size=header["cubin_bytes"])
-            config, provenance = GemmConfig.of(header["config"]), header["provenance"]
+            config, provenance = GemmConfig(**made_of(header["config"])), header["provenance"]
             if not are_valid(fields := fields_of(config)):
                 config = config_of(fields)  # which says what is wrong
             return Artifact(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gemmill.library.config import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile
+from gemmill.library.config import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile, made_of
 from gemmill.library.domains import WORDS, are_valid
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import ConfigError
@@ -98,7 +98,7 @@ def test_what_is_valid_is_told_without_pydantic(name: str, field: str) -> None:
             assert not are_valid(fields), value
         else:
             assert are_valid(fields_of(config)), value
-            assert config == GemmConfig.of(parts_of(fields))
+            assert config == GemmConfig(**made_of(parts_of(fields)))
 
 
 def test_the_documented_name() -> None:
