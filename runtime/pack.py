@@ -11,8 +11,9 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, PackError
@@ -27,8 +28,7 @@ _PREFIX = struct.Struct("<8sQ32s")
 """Magic, bytes of the index, SHA-256 of the index."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """Where one kernel lies in a pack."""
 
     name: str
@@ -71,7 +71,7 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         raise PackError("a pack without kernels serves nobody")
     if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
         raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
-    content = {"members": [*map(asdict, members)], "decisions": [*map(asdict, decisions)]}
+    content = {"members": [member._asdict() for member in members], "decisions": [*map(asdict, decisions)]}
     index = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     return [_PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest()), index, *contents]
 
