@@ -87,10 +87,12 @@ def parse_name(name: str) -> GemmConfig:
     """
     parts = _parts(name)
     try:
-        pieces = [_piece(first, *parts[first:end]) for first, end in _PIECES]
-        if None not in pieces:
-            return GemmConfig(**{key: value for piece in pieces if piece for key, value in piece.items()})
-        return _refused(parts)
+        arguments: dict[str, Any] = {}
+        for first, end in _PIECES:
+            if (piece := _piece(first, *parts[first:end])) is None:
+                return _refused(parts)
+            arguments |= piece
+        return GemmConfig(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
 
@@ -114,14 +116,14 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-_PIECES = (*((place, place + 1) for place in range(10)), (10, 12), (12, 13))
-"""Parts of a name that say the same part of a config, which :func:`_piece` reads together."""
+_PIECES = ((0, 6), (6, 7), (7, 8), (8, 9), (9, 10), (10, 12), (12, 13))
+"""Parts of a name that :func:`_piece` reads together: of those of formats, a set of kernels has few."""
 
 
 @lru_cache(4096)
 def _piece(first: int, *parts: str) -> dict[str, Any] | None:
-    """Arguments of :class:`GemmConfig` that parts of a name say, of which kernels have most in common; None where they
-    are not valid."""
+    """Arguments of :class:`GemmConfig` that parts of a name say, from the one at a place on; None where they are not
+    valid. Kernels have most pieces of their names in common."""
     fields = _fields(first, parts)
     return made_of(parts_of(fields)) if are_valid(fields) else None
 
