@@ -106,7 +106,7 @@ def config_of(fields: Fields) -> GemmConfig:
     Raises:
         pydantic.ValidationError: some have values that they cannot have; names each.
     """
-    return _validator()(parts_of(fields))
+    return _validator()(parts_of({name: fields[name] for name in FIELD_NAMES}))
 
 
 def parts_of(fields: Fields) -> dict[str, Any]:

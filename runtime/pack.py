@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, PackError
@@ -77,13 +77,16 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
 
 
 class Pack:
-    """An opened pack. Members are read, and their checksums compared, when asked for."""
+    """An opened pack. Members are read, and their checksums compared, when asked for.
 
-    def __init__(self, path: Path, members: Iterable[Member], decisions: Iterable[Decision], start: int) -> None:
+    Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError.
+    """
+
+    def __init__(self, path: Path, start: int, *, members: Sequence[Any], decisions: Sequence[Any]) -> None:
         self.path = path
-        self.decisions = tuple(decisions)
+        self.decisions = tuple(Decision(**{**row, "problem": GemmProblem(**row["problem"])}) for row in decisions)
         """The decision table."""
-        self._members = {member.name: member for member in members}
+        self._members = {row["name"]: Member(**row) for row in members}
         self._start = start
 
     @classmethod
@@ -109,10 +112,7 @@ class Pack:
         if hashlib.sha256(index).digest() != checksum:
             raise PackError(f"{path}: the index is damaged (checksum mismatch)")
         try:
-            content = json.loads(index)
-            members = [Member(**member) for member in content["members"]]
-            decisions = [Decision(**{**d, "problem": GemmProblem(**d["problem"])}) for d in content["decisions"]]
-            return cls(path, members, decisions, _PREFIX.size + size)
+            return cls(path, _PREFIX.size + size, **json.loads(index))
         except (KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 

@@ -113,6 +113,7 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, artifact: Artifac
     "change",
     [
         lambda index: index.pop("decisions"),
+        lambda index: index.update(codec="xz"),
         lambda index: index["members"][0].update(codec="xz"),
         lambda index: index["members"][0].pop("sha256"),
         lambda index: index["decisions"][0].update(watts=700),
