@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from string import Template
 from typing import Literal
 
@@ -132,7 +133,7 @@ def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaB
         fields, "partials" if fields["scheduler.decomposition"] == "split" else operand, staged, index * TMA_BYTES
     )
     window = resources.SUBTILE_M if operand == "d" and row_groups else 0
-    return box.model_copy(update={"window": window, "anywhere": fields["scheduler.batching"] == "array"})
+    return replace(box, window=window, anywhere=fields["scheduler.batching"] == "array")
 
 
 def _staged_box(fields: Fields, name: str, staged: resources.Format, offset: int) -> TmaBox:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 ArchName = Literal["sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120"]
 """Names of :data:`ARCHS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arch:
+class Arch(NamedTuple):
     """Limits of one compilation target (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
     name: str

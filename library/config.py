@@ -1,18 +1,23 @@
-"""The config of one kernel: frozen, hashable, split by decision. A config that validates may still break a rule."""
+"""The config of one kernel: frozen, hashable, split by decision. A config that validates may still break a rule.
+
+The classes are plain dataclasses, which pydantic validates where configs come in
+(:func:`gemmill.library.fields.config_of`): a program whose kernels come from packs starts without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gemmill.library.arch import ARCHS, Arch, ArchName
 from gemmill.library.dtypes import DTYPES, DType, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.errors import ExpressionError
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 MajorAB = Literal["k", "mn", "any"]
 MajorCD = Literal["n", "m", "any"]
@@ -21,19 +26,43 @@ ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "split", "fused", "stream", "cluster"]
 BatchingName = Literal["strided", "array", "grouped", "masked", "kgrouped"]
+Promotion = Literal[0, 4]
 
 
-def _epilogue(text: str) -> str:
-    try:
-        spelling = canonical(text)
-    except ExpressionError as error:
-        raise PydanticCustomError("epilogue", "{reason}", {"reason": str(error), "column": error.column}) from None
-    if spelling != text:
-        raise PydanticCustomError("epilogue", "is not canonical; write {spelling}", {"spelling": repr(spelling)})
-    return text
+class _AtLeastOne:
+    """Has pydantic take integers of at least 1, and nothing else for one."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.int_schema(gt=0, strict=True)
 
 
-EpilogueText = Annotated[str, AfterValidator(_epilogue)]
+class _Canonical:
+    """Has pydantic take canonical texts of epilogues."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def check(text: str) -> str:
+            try:
+                spelling = canonical(text)
+            except ExpressionError as error:
+                raise PydanticCustomError(
+                    "epilogue", "{reason}", {"reason": str(error), "column": error.column}
+                ) from None
+            if spelling != text:
+                raise PydanticCustomError(
+                    "epilogue", "is not canonical; write {spelling}", {"spelling": repr(spelling)}
+                )
+            return text
+
+        return core_schema.no_info_after_validator_function(check, core_schema.str_schema(strict=True))
+
+
+Positive = Annotated[int, _AtLeastOne()]
+"""An integer of at least 1."""
+EpilogueText = Annotated[str, _Canonical()]
 """The canonical text of an epilogue: ``linear`` or an expression (:mod:`gemmill.library.epilogues.parse`)."""
 
 
@@ -44,20 +73,15 @@ FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
 """Kernel family by schedule: a family is a kernel template, an emitter and rules."""
 
 
-class Frozen(BaseModel):
-    """Base of every config model: immutable, hashable, no unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class InputOperand(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOperand:
     """A (M x K) or B (N x K)."""
 
     dtype: DTypeName
     """Element type in memory."""
     major: MajorAB
     """The contiguous extent: ``k``, or ``mn`` (M for A, N for B); ``any``: strides along both extents are read."""
-    align: int = Field(default=16, gt=0)
+    align: Positive = 16
     """Alignment in bytes that base address and strides must have."""
     scale: ScaleName = "none"
     """Block scales that multiply it: elements along M or N, and along K, that share one; ``z``: and a zero point."""
@@ -68,14 +92,15 @@ class InputOperand(Frozen):
         return DTYPES[self.dtype]
 
 
-class OutputOperand(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOperand:
     """C or D (M x N)."""
 
     dtype: DTypeName
     """Element type in memory."""
     major: MajorCD
     """The contiguous extent: ``n`` (row-major) or ``m`` (column-major); ``any``: strides along both are followed."""
-    align: int = Field(default=16, gt=0)
+    align: Positive = 16
     """Alignment in bytes that base address and strides must have."""
 
     @property
@@ -84,29 +109,32 @@ class OutputOperand(Frozen):
         return DTYPES[self.dtype]
 
 
-class Tile(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
     """Extents of the output tile that one block (one warpgroup under pingpong) computes, and of one stage along K."""
 
-    m: int = Field(gt=0)
-    n: int = Field(gt=0)
-    k: int = Field(gt=0)
+    m: Positive
+    n: Positive
+    k: Positive
 
 
-class Cluster(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
     """Blocks of a cluster along M and N. A is multicast along N, B along M."""
 
-    m: int = Field(default=1, gt=0)
-    n: int = Field(default=1, gt=0)
+    m: Positive = 1
+    n: Positive = 1
 
 
-class Scheduler(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
     """Order in which the persistent blocks walk the output tiles."""
 
     raster: RasterName = "m"
     """The extent along which consecutive tiles lie."""
-    swizzle: int = Field(default=1, gt=0)
+    swizzle: Positive = 1
     """Tiles across the raster direction that are walked as one band, for L2 reuse."""
-    splits: int = Field(default=1, gt=0)
+    splits: Positive = 1
     """Parts that K is split into; 1 but for ``split``, ``fused`` and ``cluster``."""
     decomposition: DecompositionName = "tiles"
     """``tiles``: a block sums all of K. ``split``: parts of K, added up by a second kernel. ``fused``: the same, added
@@ -118,7 +146,8 @@ class Scheduler(Frozen):
     counts of rows. ``kgrouped``: A and B one after the other along K, at offsets."""
 
 
-class GemmConfig(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmConfig:
     """Everything that determines one kernel: D = epilogue(A @ B, C), with A (M x K), B (K x N), C and D (M x N)."""
 
     arch: ArchName
@@ -127,7 +156,7 @@ class GemmConfig(Frozen):
     b: InputOperand
     accumulator: DTypeName
     """Type the products are summed in."""
-    promote: Literal[0, 4] = 0
+    promote: Promotion = 0
     """WGMMAs after which fp8 sums, which the tensor cores keep in 14 bits or so, move to f32 registers; 0: never."""
     c: OutputOperand | None
     """The added matrix; None for kernels that take no C."""
@@ -137,7 +166,7 @@ class GemmConfig(Frozen):
     schedule: ScheduleName
     """``cooperative``: two or three consumer warpgroups share a tile. ``pingpong``: two take turns, a tile each.
     ``multistage``: mma.sync behind a cp.async pipeline. ``simt``: FMAs. ``gemv``: dot products, for a few rows."""
-    stages: int = Field(gt=0)
+    stages: Positive
     """Stages of the shared-memory pipeline of A and B tiles."""
     scheduler: Scheduler
     epilogue: EpilogueText = LINEAR
@@ -152,3 +181,23 @@ class GemmConfig(Frozen):
     def target(self) -> Arch:
         """Row of the arch table."""
         return ARCHS[self.arch]
+
+
+_PARTS: Mapping[str, type] = MappingProxyType(
+    {
+        "a": InputOperand,
+        "b": InputOperand,
+        "c": OutputOperand,
+        "d": OutputOperand,
+        "tile": Tile,
+        "cluster": Cluster,
+        "scheduler": Scheduler,
+    }
+)
+"""The class of each part of a config that is no single value."""
+
+
+def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` makes them: the parts that have
+    classes become those. Nothing is checked but the names of fields; TypeError for one that is missing or unknown."""
+    return {name: _PARTS[name](**part) if type(part) is dict else part for name, part in parts.items()}

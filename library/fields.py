@@ -8,7 +8,9 @@ What a rule adds up of many fields, it reads as parts (:func:`part`), each of wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from gemmill.library.config import GemmConfig
@@ -85,26 +87,44 @@ FIELD_NAMES: tuple[str, ...] = (
 """Every leaf of a config in the order of its name; C's are ``"none"`` and 0 where a config has no C."""
 
 
+_C = ("c.dtype", "c.major", "c.align")
+_NO_C: Fields = MappingProxyType(dict(zip(_C, ("none", "none", 0), strict=True)))
+_BUT_C = tuple(name for name in FIELD_NAMES if name not in _C)
+_read_c, _read_but_c = attrgetter(*_C), attrgetter(*_BUT_C)
+
+
 def fields_of(config: GemmConfig) -> dict[str, Value]:
     """The fields of one config, in the order of :data:`FIELD_NAMES`."""
-    leaves: dict[str, Value] = {"c.dtype": "none", "c.major": "none", "c.align": 0}
-    for name, value in config.model_dump().items():
-        if isinstance(value, dict):
-            leaves.update({f"{name}.{leaf}": leaf_value for leaf, leaf_value in value.items()})
-        elif value is not None:
-            leaves[name] = value
+    leaves = dict(zip(_BUT_C, _read_but_c(config), strict=True))
+    leaves |= _NO_C if config.c is None else zip(_C, _read_c(config), strict=True)
     return {name: leaves[name] for name in FIELD_NAMES}
 
 
 def config_of(fields: Fields) -> GemmConfig:
-    """The config that has these fields; the inverse of :func:`fields_of`."""
-    tree: dict[str, object] = {}
-    for name in FIELD_NAMES:
-        group, _, leaf = name.partition(".")
+    """The config that has these fields; the inverse of :func:`fields_of`.
+
+    Raises:
+        pydantic.ValidationError: some have values that they cannot have; names each.
+    """
+    return _validator()(parts_of({name: fields[name] for name in FIELD_NAMES}))
+
+
+def parts_of(fields: Fields) -> dict[str, Any]:
+    """Fields, all or some of a config's, as nested mappings; C is None where there is none."""
+    parts: dict[str, Any] = {}
+    for name, value in fields.items():
+        part, _, leaf = name.partition(".")
         if leaf:
-            tree.setdefault(group, {})[leaf] = fields[name]  # type: ignore[index]
+            parts.setdefault(part, {})[leaf] = value
         else:
-            tree[name] = fields[name]
-    if fields["c.dtype"] == "none":
-        tree["c"] = None
-    return GemmConfig.model_validate(tree)
+            parts[part] = value
+    if fields.get("c.dtype") == "none":
+        parts["c"] = None
+    return parts
+
+
+@cache
+def _validator() -> Callable[[object], GemmConfig]:
+    from pydantic import TypeAdapter  # a program that reads no manifests starts faster
+
+    return TypeAdapter(GemmConfig).validate_python

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from gemmill.library.config import Frozen
 from gemmill.library.dtypes import DTypeName
 
 TMA_BYTES = 128
 """Size of a ``CUtensorMap``."""
 
 
-class TmaBox(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TmaBox:
     """How one operand's TMA descriptor is encoded (CUDA driver API, ``cuTensorMapEncodeTiled``).
 
     A descriptor has rank 3: contiguous extent, strided extent, batch; or rank 4. The box is 1 along all extents but the
@@ -43,7 +45,8 @@ class TmaBox(Frozen):
     0: its third extent steps 16 bytes, its fourth 2^35."""
 
 
-class Reduction(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
     """The second kernel of split-K: it adds up partial sums and stores D; it takes the same parameters."""
 
     entry: str
@@ -54,7 +57,8 @@ class Reduction(Frozen):
     """Vectors of four neighbours along D's contiguous extent that a block computes."""
 
 
-class Parts(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
     """How a kernel whose blocks sum parts of K uses its workspace."""
 
     decomposition: Literal["split", "fused", "stream"]
@@ -71,7 +75,8 @@ class Parts(Frozen):
     """The second kernel, of ``split``."""
 
 
-class LaunchSpec(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
     """Launch facts of one kernel, computed in Python and checked against constants that the kernel exports."""
 
     entry: str
@@ -104,3 +109,17 @@ class LaunchSpec(Frozen):
     def cluster_blocks(self) -> int:
         """Blocks of a cluster. The grid is one-dimensional: a multiple of them."""
         return self.cluster[0] * self.cluster[1] * self.cluster_k
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> LaunchSpec:
+        """What ``dataclasses.asdict`` makes of it, read back from JSON; nothing is checked but the names of fields.
+
+        Raises:
+            KeyError, TypeError: a field is missing, or unknown.
+        """
+        made: dict[str, Any] = {name: tuple(content[name]) for name in ("cluster", "tile")}
+        made["boxes"] = tuple(TmaBox(**{**box, "box": tuple(box["box"])}) for box in content["boxes"])
+        if parts := content.get("parts"):
+            reduction = parts.get("reduction")
+            made["parts"] = Parts(**{**parts, "reduction": reduction and Reduction(**reduction)})
+        return cls(**{**content, **made})

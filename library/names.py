@@ -10,15 +10,16 @@ letters for what is no letter or digit (``xdEreluPaccQ``). Names are C identifie
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
-from pydantic import ValidationError
-
-from gemmill.library.config import GemmConfig, InputOperand, OutputOperand
+from gemmill.library.config import GemmConfig, InputOperand, OutputOperand, made_of
+from gemmill.library.domains import are_valid
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.encoding import decode, encode
 from gemmill.library.errors import ConfigError, ExpressionError
-from gemmill.library.fields import Value, config_of
+from gemmill.library.fields import Value, config_of, parts_of
 
 _INT = "([1-9][0-9]{0,17})"
 _DTYPE = f"({'|'.join(DTYPES)})"
@@ -84,21 +85,25 @@ def parse_name(name: str) -> GemmConfig:
     Raises:
         ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
     """
-    fields: dict[str, Value] = {}
-    for place, part in enumerate(_parts(name)):
-        fields |= _fields(name, place, part)
+    parts = _parts(name)
     try:
-        return config_of(fields)
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{name!r} is not a kernel name: {faults}") from None
+        arguments: dict[str, Any] = {}
+        for first, end in _PIECES:
+            if (piece := _piece(first, *parts[first:end])) is None:
+                return _refused(parts)
+            arguments |= piece
+        return GemmConfig(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
 
 
 def formats(name: str) -> tuple[Value, Value, Value]:
     """Arch and the types of A and B that a kernel name says, of which no more is read. ConfigError as for
     :func:`parse_name`."""
-    arch, a, b = (_fields(name, place, part) for place, part in enumerate(_parts(name)[:3]))
-    return arch["arch"], a["a.dtype"], b["b.dtype"]
+    try:
+        return _formats(*_parts(name)[:3])
+    except ConfigError as error:
+        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
 
 
 def _parts(name: str) -> list[str]:
@@ -111,17 +116,44 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _fields(name: str, place: int, part: str) -> dict[str, Value]:
-    """The fields that a part of a name says."""
-    try:
-        return _fields_of_part(place, part)
-    except ConfigError as error:
-        raise ConfigError(f"{name!r} is not a kernel name: {error}") from None
+_PIECES = ((0, 6), (6, 7), (7, 8), (8, 9), (9, 10), (10, 12), (12, 13))
+"""Parts of a name that :func:`_piece` reads together: of those of formats, a set of kernels has few."""
 
 
 @lru_cache(4096)
+def _piece(first: int, *parts: str) -> dict[str, Any] | None:
+    """Arguments of :class:`GemmConfig` that parts of a name say, from the one at a place on; None where they are not
+    valid. Kernels have most pieces of their names in common."""
+    fields = _fields(first, parts)
+    return made_of(parts_of(fields)) if are_valid(fields) else None
+
+
+@lru_cache(4096)
+def _formats(arch: str, a: str, b: str) -> tuple[Value, Value, Value]:
+    fields = _fields(0, (arch, a, b))
+    return fields["arch"], fields["a.dtype"], fields["b.dtype"]
+
+
+def _refused(parts: Sequence[str]) -> GemmConfig:
+    """Has pydantic say what is wrong with the fields of a name."""
+    from pydantic import ValidationError
+
+    try:
+        return config_of(_fields(0, parts))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
+        raise ConfigError(faults) from None
+
+
+def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:
+    """The fields that parts of a name say, from the one at a place on."""
+    fields: dict[str, Value] = {}
+    for place, part in enumerate(parts, first):
+        fields |= _fields_of_part(place, part)
+    return fields
+
+
 def _fields_of_part(place: int, part: str) -> dict[str, Value]:
-    """Kernels have most parts of their names in common."""
     what, pattern, names, example = _PARTS[place]
     match = re.fullmatch(pattern, part)
     if match is None:

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
-from gemmill.library.config import Frozen
 from gemmill.library.errors import RecordError
+from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 
 METHOD = 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
     """``", did you mean x?"`` where one of the allowed words is close, else nothing."""
+    import difflib  # where nothing is wrong, it is left alone
+
     close = difflib.get_close_matches(word, allowed, n=1)
     return f", did you mean {close[0]}?" if close else ""
 

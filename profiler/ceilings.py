@@ -19,9 +19,9 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from gemmill import __version__
 from gemmill.emitters.ceiling import CEILINGS, ceiling_config, emit_ceiling
-from gemmill.library.config import Frozen
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import RecordError
+from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.figures import moved_bytes

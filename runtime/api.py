@@ -57,8 +57,7 @@ class Options(NamedTuple):
     """``a_dtype`` and ``b_dtype``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(NamedTuple):
     """What :func:`matmul` keeps for a signature."""
 
     launch: Launcher | None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import zstandard
-from pydantic import ValidationError
 
-from gemmill.library.config import Frozen, GemmConfig
+from gemmill.library.config import GemmConfig, made_of
+from gemmill.library.domains import are_valid
+from gemmill.library.fields import config_of, fields_of
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.names import kernel_name
 
@@ -25,7 +26,8 @@ _LEVEL = 9
 """Cubins hold thousands of stray constants and shrink tenfold; higher levels gain 2% for three times the time."""
 
 
-class Resources(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
     """What one thread and one block of a kernel use."""
 
     registers: int
@@ -42,7 +44,8 @@ class Resources(Frozen):
     """Dynamic shared memory of a block."""
 
 
-class Provenance(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
     """What a cubin was made from. Free of paths, times and hosts: equal input gives equal provenance everywhere."""
 
     source_digest: str
@@ -94,10 +97,10 @@ class Artifact:
     def to_bytes(self) -> bytes:
         """One self-contained, checksummed run of bytes."""
         header = {
-            "config": self.config.model_dump(mode="json"),
-            "launch": self.launch.model_dump(mode="json"),
-            "resources": self.resources.model_dump(mode="json"),
-            "provenance": self.provenance.model_dump(mode="json"),
+            "config": asdict(self.config),
+            "launch": asdict(self.launch),
+            "resources": asdict(self.resources),
+            "provenance": asdict(self.provenance),
             "cubin_bytes": len(self.cubin),
         }
         head = _canonical(header)
@@ -122,15 +125,17 @@ class Artifact:
         try:
             header = json.loads(content[:head_bytes])
             cubin = zstandard.ZstdDecompressor().decompress(content[head_bytes:], max_output_size=header["cubin_bytes"])
-            # Through JSON, because strict models take a list for a tuple only from there.
+            config, provenance = GemmConfig(**made_of(header["config"])), header["provenance"]
+            if not are_valid(fields := fields_of(config)):
+                config = config_of(fields)  # which says what is wrong
             return Artifact(
-                GemmConfig.model_validate_json(json.dumps(header["config"])),
-                LaunchSpec.model_validate_json(json.dumps(header["launch"])),
+                config,
+                LaunchSpec.of(header["launch"]),
                 cubin,
-                Resources.model_validate_json(json.dumps(header["resources"])),
-                Provenance.model_validate_json(json.dumps(header["provenance"])),
+                Resources(**header["resources"]),
+                Provenance(**{**provenance, "options": tuple(provenance["options"])}),
             )
-        except (ValidationError, KeyError, zstandard.ZstdError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
             raise ValueError(f"not readable by this version of gemmill: {error}") from error
 
 
@@ -142,9 +147,9 @@ def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance)
     schema because older entries mean something else.
     """
     ingredients = {
-        "config": config.model_dump(mode="json"),
-        "launch": launch.model_dump(mode="json"),
-        "provenance": provenance.model_dump(mode="json", exclude={"gemmill_version"}),
+        "config": asdict(config),
+        "launch": asdict(launch),
+        "provenance": {name: value for name, value in asdict(provenance).items() if name != "gemmill_version"},
     }
     return hashlib.sha256(_canonical(ingredients)).hexdigest()
 

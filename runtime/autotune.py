@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from weakref import WeakKeyDictionary
 
-from gemmill.library.config import Frozen
+from gemmill.library.frozen import Frozen
 from gemmill.library.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry

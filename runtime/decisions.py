@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from gemmill.library.config import Frozen
 from gemmill.library.problem import GemmProblem
 
 
-class Decision(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
     """The measured time of one kernel on one problem."""
 
     problem: GemmProblem

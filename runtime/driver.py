@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.errors import CaptureError, DeviceError
@@ -91,6 +90,8 @@ def capability(device: int) -> tuple[int, int]:
 @functools.cache
 def uuid(device: int) -> str:
     """What names a GPU on its machine, whichever of them CUDA shows: ``GPU-...``."""
+    from uuid import UUID  # the path to the first launch has no use for it
+
     driver = bindings()
     handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
     raw = check(driver.cuDeviceGetUuid(handle), f"identifying GPU {device}")

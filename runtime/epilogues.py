@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.library.domains import suggest
 from gemmill.library.dtypes import DTYPES
@@ -35,8 +35,7 @@ _IDENTITY = {"max": 0xFF800000, "min": 0x7F800000, "sum": 0}
 """Bits of what a reduction starts from: -inf, inf, 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """One operand or output, as the launcher writes it: the address, and what follows it (emitters/epilogue.py)."""
 
     name: str
@@ -68,8 +67,7 @@ def read_epilogue(text: str) -> Epilogue:
         raise OperandError(f"epilogue: {error}\n  {text!r}\n  {'':{error.column + 1}}^") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(NamedTuple):
     """An epilogue, typed by its operands, and what was passed for them."""
 
     epilogue: Epilogue

@@ -10,10 +10,9 @@ Where a GPU was measured, trees that were fitted to what came out correct it (:m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import FamilyName, GemmConfig
@@ -24,8 +23,11 @@ from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
 from gemmill.runtime import model_parts, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+    Bools = npt.NDArray[np.bool_]
 
 BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM", "power")
 """What can set the pace of a kernel, in the order of :attr:`Estimate.bound`."""
@@ -77,8 +79,7 @@ _STREAM_GBPS = 48.0
 """The most of B that one SM takes in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """Figures of kernels, one array element a kernel; prepared once."""
 
     tile_m: Floats
@@ -196,7 +197,7 @@ class Columns:
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """The figures of kernels of several."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:
@@ -220,8 +221,7 @@ def _multiply_adds(config: GemmConfig) -> float:
     return rate
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What the model says of each kernel."""
 
     us: Floats
@@ -244,7 +244,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
         return figures
     rows = features(columns, figures, shares, problem, gpu)
     correction = np.exp(found(np.stack([rows[name] for name in found.features])))
-    return replace(figures, us=figures.us * np.where(columns.fitted, correction, 1))
+    return figures._replace(us=figures.us * np.where(columns.fitted, correction, 1))
 
 
 FEATURES = (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import numpy.typing as npt
 
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.parts import MIN_SHARE, PARTIAL_BYTES
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 # Fitted to runs of 60 kernels on a dozen problems, on an H200.
 _REDUCTION_NS = 300.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gemmill.library.config import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
@@ -46,8 +46,7 @@ class Operand:
     """Elements between neighbouring columns; 0 where there is but one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """Block scales of A or B in memory: f32; strides in elements."""
 
     ptr: int
@@ -347,8 +346,7 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
     return replace(tensor, shape=tuple(shape), strides=tuple(strides), dtype=dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
+class _Groups(NamedTuple):
     """Scales and zero points of groups of the narrow operand."""
 
     name: str

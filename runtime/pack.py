@@ -7,17 +7,19 @@ gives each member's name, offset, size and SHA-256; the prefix gives the index's
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from gemmill.library.config import Frozen, GemmConfig
+from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import publish
 from gemmill.library.names import parse_name
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.decisions import Decision
 
@@ -26,7 +28,7 @@ _PREFIX = struct.Struct("<8sQ32s")
 """Magic, bytes of the index, SHA-256 of the index."""
 
 
-class Member(Frozen):
+class Member(NamedTuple):
     """Where one kernel lies in a pack."""
 
     name: str
@@ -35,13 +37,6 @@ class Member(Frozen):
     """Bytes from the end of the index."""
     bytes: int
     sha256: str
-
-
-class Index(Frozen):
-    """Table of contents."""
-
-    members: tuple[Member, ...]
-    decisions: tuple[Decision, ...]
 
 
 def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> None:
@@ -76,18 +71,22 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         raise PackError("a pack without kernels serves nobody")
     if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
         raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
-    index = Index(members=tuple(members), decisions=tuple(decisions)).model_dump_json().encode()
+    content = {"members": [member._asdict() for member in members], "decisions": [*map(asdict, decisions)]}
+    index = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     return [_PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest()), index, *contents]
 
 
 class Pack:
-    """An opened pack. Members are read, and their checksums compared, when asked for."""
+    """An opened pack. Members are read, and their checksums compared, when asked for.
 
-    def __init__(self, path: Path, index: Index, start: int) -> None:
+    Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError.
+    """
+
+    def __init__(self, path: Path, start: int, *, members: Sequence[Any], decisions: Sequence[Any]) -> None:
         self.path = path
-        self.decisions = index.decisions
+        self.decisions = tuple(Decision(**{**row, "problem": GemmProblem(**row["problem"])}) for row in decisions)
         """The decision table."""
-        self._members = {member.name: member for member in index.members}
+        self._members = {row["name"]: Member(**row) for row in members}
         self._start = start
 
     @classmethod
@@ -113,8 +112,8 @@ class Pack:
         if hashlib.sha256(index).digest() != checksum:
             raise PackError(f"{path}: the index is damaged (checksum mismatch)")
         try:
-            return cls(path, Index.model_validate_json(index), _PREFIX.size + size)
-        except ValidationError as error:
+            return cls(path, _PREFIX.size + size, **json.loads(index))
+        except (KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 
     def names(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, Parts
@@ -18,8 +19,7 @@ MIN_SHARE = 8
 many parts takes about as long as five steps (H200)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """Bytes of workspace that a launch takes."""
 
     partials: int

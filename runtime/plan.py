@@ -6,7 +6,6 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gemmill.library.epilogues.parse import parse
@@ -347,7 +346,7 @@ class Plan:
                 self._check_address(name, new.ptr)
             tensors[name] = new
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
-        self._passed = replace(self._passed, values={name: tensors.get(name, value) for name, value in values.items()})
+        self._passed = self._passed._replace(values={name: tensors.get(name, value) for name, value in values.items()})
         self._addresses = self._current_addresses()
         if out is not None:
             self.out = out

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
@@ -26,6 +25,11 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[np.int64]
+
 RUNNERS_UP = 4
 """Most runners-up that a choice names."""
 TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
@@ -36,7 +40,6 @@ _CACHED = 4096
 Rows = Literal["m", "n"]
 """The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
 Format = tuple[str | int | None, ...]
-Integers = npt.NDArray[np.int64]
 
 _FORMATS = (
     *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
@@ -68,8 +71,7 @@ class Choice:
     """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A kernel that may be the best for a problem."""
 
     name: str
@@ -80,8 +82,7 @@ class Candidate:
     """Microseconds to expect."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Kernels that serve the same problem formats, some of them the transposed problem: each is here once or twice."""
 
     names: tuple[str, ...]
@@ -332,7 +333,7 @@ class Selector:
         plain = replace(problem, epilogue=LINEAR)
         wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
-        changed = self.configs[nearest].model_copy(update={"epilogue": problem.epilogue})
+        changed = replace(self.configs[nearest], epilogue=problem.epilogue)
         if not wanting[nearest] and (refusals := verdicts(changed)):
             return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
         needs = " and ".join(wanting[nearest])
@@ -384,9 +385,9 @@ def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     from gemmill.library.rules import legal
 
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
-        changed = config.model_copy(update={"epilogue": text})
+        changed = replace(config, epilogue=text)
         if not legal(changed) and (stages := auto_stages(fields_of(changed))) < config.stages:
-            changed = changed.model_copy(update={"stages": stages})
+            changed = replace(changed, stages=stages)
         if legal(changed):
             return changed
     return None

@@ -4,26 +4,26 @@ time (gradient boosting: Friedman, Annals of Statistics 2001). ``benchmarks/fit.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gemmill.library.errors import RecordError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 FOLDER = Path(__file__).parent / "models"
 """Fitted models, one file a GPU."""
 VERSION = 1
 """Of the files."""
 
-Floats = npt.NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True)
-class Trees:
+class Trees(NamedTuple):
     """A sum of complete binary trees of equal depth."""
 
     features: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from gemmill.library.dtypes import DTypeName
 
@@ -27,8 +27,7 @@ OPERAND_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
 """Element types of operands and outputs; the first is what a name without one has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(NamedTuple):
     """What may be called, operators included."""
 
     arguments: tuple[Type, ...]

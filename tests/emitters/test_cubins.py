@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -145,7 +146,7 @@ def test_kernels_of_sm_70_compile_where_cuda_still_does(name: str, tmp_path: Pat
     if compiler().toolchain.nvrtc_version.startswith("12."):
         assert compiler().compile(source, config).resources.spill_stores == 0
     # Disassemblers have dropped it too. The same text for sm_90 has neither cp.async nor ldmatrix.
-    later = compiler().compile(source, config.model_copy(update={"arch": "sm90"}))
+    later = compiler().compile(source, replace(config, arch="sm90"))
     instructions = set(INSTRUCTION.findall(disassembly(later.cubin, tmp_path)))
     assert {"LDG", "STS", "LDS"} <= instructions
     assert not instructions & {"LDGSTS", "LDSM", "LDL", "STL"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_text_names_no_path() -> None:
 
 def test_a_refused_config_is_not_emitted() -> None:
     config = parse_name(WGMMA[0])
-    wide = config.model_copy(update={"tile": config.tile.model_copy(update={"n": 116})})
+    wide = replace(config, tile=replace(config.tile, n=116))
     with pytest.raises(ConfigError, match=r"\[tile-n\] tile N is 116"):
         emit(wide)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -127,7 +127,7 @@ def without_tma() -> Iterator[GemmConfig]:
             if config.c
             else "d = silu(alpha * acc * row[m] * x[n] + bias.bf16[n]) + r[m, n]; aux.bf16 = acc; amax = max(abs(d))"
         )
-        config = config.model_copy(update={"epilogue": canonical(text)})
+        config = replace(config, epilogue=canonical(text))
         if config.a.dtype != "tf32" and legal(config):
             yield config
 

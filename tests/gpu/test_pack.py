@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 FIRST_GEMM = """
 import sys
-GONE = ("cuda.bindings.nvrtc", "cutlass_library", "elftools")
+GONE = ("cuda.bindings.nvrtc", "cutlass_library", "elftools", "pydantic")
 class Gone:
     def find_spec(self, name, path=None, target=None):
         if name.startswith(GONE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from tests.gpu.harness import check, direct
@@ -44,7 +45,7 @@ class Retargeted(Registry):
     def get(self, kernel: str | GemmConfig) -> Artifact:
         config = parse_name(kernel) if isinstance(kernel, str) else kernel
         if (name := kernel_name(config)) not in self._loaded:
-            self._loaded[name] = Compiler().compile(emit(config.model_copy(update={"arch": "sm70"})), config)
+            self._loaded[name] = Compiler().compile(emit(replace(config, arch="sm70")), config)
         return self._loaded[name]
 
 
@@ -56,7 +57,7 @@ def retargeted() -> Registry:
 @each_kernel
 def test_sizes_around_every_tile_edge_are_exact(config: GemmConfig, retargeted: Registry) -> None:
     assert not verdicts(config)
-    here = config.model_copy(update={"arch": "sm90"})
+    here = replace(config, arch="sm90")
     tile, seed = config.tile, random.Random(kernel_name(config))
     rows, columns = ([2, t - 1, t, t + 1, 2 * t + 3] for t in (tile.m, tile.n))
     sizes = [(seed.choice(rows), seed.choice(columns), tile.k + 5) for _ in range(6)]
@@ -68,7 +69,7 @@ def test_sizes_around_every_tile_edge_are_exact(config: GemmConfig, retargeted: 
 
 @each_kernel
 def test_random_operands_and_batches(config: GemmConfig, retargeted: Registry) -> None:
-    here = config.model_copy(update={"arch": "sm90"})
+    here = replace(config, arch="sm90")
     scalars = {"alpha": 2.0, "beta": -1.0} if config.c else {"alpha": 2.0}
     check(here, 301, 275, 1003, retargeted, data="random", **scalars)
     check(here, config.tile.m + 3, config.tile.n + 5, config.tile.k + 9, retargeted, batch=5, batched="acd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,8 +27,8 @@ def gemv(tile: str, *, stages: int, a: str = "k16", b: str = "k16", ab: str = "b
         operands |= {f"{name}__major": major, f"{name}__align": int(text[len(major) :])}
     config = kernel(tile, "gemv", ab=ab, stages=stages, **operands, **fields)
     loose = {x: getattr(config, x) for x in "cd" if getattr(config, x)}
-    update = {x: o.model_copy(update={"major": "any", "align": o.type.bytes}) for x, o in loose.items()}
-    return config.model_copy(update=update)
+    update = {x: replace(o, major="any", align=o.type.bytes) for x, o in loose.items()}
+    return replace(config, **update)
 
 
 GEMV = (
@@ -140,10 +141,8 @@ def test_narrow_tiles(config: GemmConfig, registry: Registry) -> None:
 
 @pytest.mark.parametrize("config", [c for c in NARROW if c.d.major == "m"], ids=kernel_name)
 def test_a_kernel_that_fits_only_transposed_runs_so(config: GemmConfig, registry: Registry) -> None:
-    update = {"a": config.b, "b": config.a, "d": config.d.model_copy(update={"major": "n"})}
-    if config.c is not None:
-        update["c"] = config.c.model_copy(update={"major": "n"})
-    layout = config.model_copy(update=update)
+    c, d = config.c and replace(config.c, major="n"), replace(config.d, major="n")
+    layout = replace(config, a=config.b, b=config.a, c=c, d=d)
     for m, n, k in ((1, 300, 128), (7, 1000, 264), (24, 513, 72), (100, 100, 100)):
         case = make_case(layout, m, n, k)
         launch = gemmill.plan(
@@ -162,7 +161,7 @@ def test_a_kernel_that_fits_only_transposed_runs_so(config: GemmConfig, registry
 
 def test_a_transposed_plan_moves_to_other_tensors(registry: Registry) -> None:
     config = NARROW[1]
-    layout = config.model_copy(update={"d": config.d.model_copy(update={"major": "n"})})
+    layout = replace(config, d=replace(config.d, major="n"))
     first, second = (make_case(layout, 5, 200, 136, seed=seed) for seed in range(2))
     launch = gemmill.plan(first.a.tensor, first.b.tensor, out=first.d.tensor, registry=registry, kernel=config)
     launch()

@@ -1,5 +1,6 @@
 import contextlib
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.emitters import include_path
-from gemmill.library.config import GemmConfig
 from gemmill.library.epilogues.encoding import decode, encode
 from gemmill.library.epilogues.parse import LINEAR, canonical, parse, serves, spelling, unstaged
 from gemmill.library.epilogues.reference import evaluate, rounded
@@ -26,6 +26,7 @@ from gemmill.library.epilogues.tree import (
     with_dtypes,
 )
 from gemmill.library.errors import ConfigError, ExpressionError
+from gemmill.library.fields import config_of, fields_of
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.rules import verdicts
 
@@ -225,13 +226,13 @@ def test_a_kernel_serves_epilogues_that_offer_what_it_demands() -> None:
 
 def test_configs_hold_canonical_epilogues_that_read_c_where_there_is_one() -> None:
     config = parse_name(NAME)
-    assert not verdicts(config.model_copy(update={"epilogue": "d = relu(acc)", "cluster": config.cluster}))
-    fields = config.model_dump()
+    assert not verdicts(replace(config, epilogue="d = relu(acc)", cluster=config.cluster))
+    fields = fields_of(config)
     with pytest.raises(ValueError, match="not canonical; write 'd = relu"):
-        GemmConfig.model_validate({**fields, "epilogue": "d=relu(acc)"})
+        config_of({**fields, "epilogue": "d=relu(acc)"})
     with pytest.raises(ValueError, match="unknown function"):
-        GemmConfig.model_validate({**fields, "epilogue": "d = rleu(acc)"})
-    refused = verdicts(config.model_copy(update={"epilogue": "d = acc + c"}))
+        config_of({**fields, "epilogue": "d = rleu(acc)"})
+    refused = verdicts(replace(config, epilogue="d = acc + c"))
     assert [v.rule for v in refused] == ["epilogue-c"]
     with pytest.raises(ConfigError, match="its epilogue 'xdEreluPaccQQ'"):
         parse_name(NAME.replace("linear", "xdEreluPaccQQ"))

@@ -1,15 +1,17 @@
 import keyword
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from gemmill.library.config import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile
-from gemmill.library.domains import WORDS
+from gemmill.library.config import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile, made_of
+from gemmill.library.domains import WORDS, are_valid
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import ConfigError
-from gemmill.library.fields import Value, config_of, fields_of
+from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of, parts_of
 from gemmill.library.names import kernel_name, parse_name
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
@@ -80,6 +82,23 @@ def test_nothing_that_changes_the_kernel_is_missing_from_the_name(config: GemmCo
         if not (field.startswith("c.") and config.c is None):
             for other in others:
                 assert kernel_name(config_of({**fields, field: other})) != kernel_name(config)
+
+
+@pytest.mark.parametrize("field", FIELD_NAMES)
+@pytest.mark.parametrize("name", [NAME, NAME.replace("none", "bf16n16")])
+def test_what_is_valid_is_told_without_pydantic(name: str, field: str) -> None:
+    """So that names from packs are read without it."""
+    valid = fields_of(parse_name(name))
+    wrong: tuple[Any, ...] = ("", "nonsense", "d=acc", -1, True, 4.0)
+    for value in (*WORDS.get(field, ()), "d = acc", 0, 1, 4, *wrong):
+        fields = {**valid, field: value}
+        try:
+            config = config_of(fields)
+        except ValidationError:
+            assert not are_valid(fields), value
+        else:
+            assert are_valid(fields_of(config)), value
+            assert config == GemmConfig(**made_of(parts_of(fields)))
 
 
 def test_the_documented_name() -> None:

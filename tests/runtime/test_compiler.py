@@ -222,7 +222,7 @@ def test_the_key_changes_with_everything_that_decides_the_cubin(source: EmittedS
     assert key == Compiler().key(emit(config), config)
     assert key != compiler.key(replace(source, text=source.text + "\n"), config)
     assert key != compiler.key(replace(source, headers_digest="0" * 64), config), "an edited header"
-    launch = source.launch.model_copy(update={"shared_bytes": 1})
+    launch = replace(source.launch, shared_bytes=1)
     assert key != compiler.key(replace(source, launch=launch), config)
     for piece in ("nvrtc", "cutlass", "cccl", "cudart"):
         version: dict[str, Any] = {f"{piece}_version": "0.0.1"}
@@ -240,7 +240,7 @@ def test_compile_and_key_agree(artifact: Artifact, source: EmittedSource, config
 
 
 def illegal(config: GemmConfig) -> GemmConfig:
-    return config.model_copy(update={"stages": 50})
+    return replace(config, stages=50)
 
 
 def children() -> set[int]:
@@ -274,7 +274,7 @@ def test_nothing_to_compile() -> None:
 
 def test_a_worker_that_is_killed_is_reported_by_its_kernel(configs: tuple[GemmConfig, ...]) -> None:
     first = configs[0]
-    asked = [first.model_copy(update={"stages": stages}) for stages in (3, 4, 5, 6)]
+    asked = [replace(first, stages=stages) for stages in (3, 4, 5, 6)]
     victims: list[int] = []
 
     def kill_one(outcome: Outcome) -> None:
@@ -314,10 +314,11 @@ def test_no_worker_at_all_is_refused(jobs: int, configs: tuple[GemmConfig, ...])
 
 BUILD = """
 import sys
+from dataclasses import replace
 from gemmill.library.names import parse_name
 from gemmill.runtime.pool import compile_many
 from gemmill.runtime.store import Store
-configs = [parse_name(sys.argv[2]).model_copy(update={"stages": stages}) for stages in range(2, 12)]
+configs = [replace(parse_name(sys.argv[2]), stages=stages) for stages in range(2, 12)]
 done = compile_many(configs, jobs=2, store=Store(sys.argv[1]), on_done=lambda outcome: print(outcome.name, flush=True))
 """
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +109,57 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, artifact: Artifac
             Pack.open(foreign)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index.pop("decisions"),
+        lambda index: index.update(codec="xz"),
+        lambda index: index["members"][0].update(codec="xz"),
+        lambda index: index["members"][0].pop("sha256"),
+        lambda index: index["decisions"][0].update(watts=700),
+        lambda index: index["decisions"][0]["problem"].pop("m"),
+        lambda index: index.update(members=None),
+    ],
+)
+def test_an_index_of_another_version_is_refused(change: Callable[[dict[str, Any]], object], path: Path) -> None:
+    prefix, data = struct.Struct("<8sQ32s"), path.read_bytes()
+    magic, size, _ = prefix.unpack_from(data)
+    index = json.loads(data[prefix.size : prefix.size + size])
+    change(index)
+    changed = json.dumps(index).encode()
+    digest = hashlib.sha256(changed).digest()
+    path.write_bytes(prefix.pack(magic, len(changed), digest) + changed + data[prefix.size + size :])
+    with pytest.raises(PackError, match=rf"{path}: written by another version of gemmill: "):
+        Pack.open(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "says"),
+    [
+        ("config", "arch", "sm99", "Input should be 'sm70', "),
+        ("config", "twist", 1, "unexpected keyword argument 'twist'"),
+        ("config", "tile", {"m": 64, "n": 32, "k": 0}, "greater than 0"),
+        ("config", "tile", None, "'m'"),
+        ("launch", "twist", 1, "unexpected keyword argument 'twist'"),
+        ("launch", "boxes", [{}], "'box'"),
+        ("resources", "twist", 1, "unexpected keyword argument 'twist'"),
+        ("provenance", "options", None, "NoneType"),
+    ],
+)
+def test_a_kernel_of_another_version_is_refused(
+    part: str, field: str, value: object, says: str, artifact: Artifact
+) -> None:
+    prefix, data = struct.Struct("<8sQQ32s"), artifact.to_bytes()
+    magic, size, rest, _ = prefix.unpack_from(data)
+    header = json.loads(data[prefix.size : prefix.size + size])
+    header[part][field] = value
+    head, body = json.dumps(header).encode(), data[prefix.size + size :]
+    digest = hashlib.sha256(head + body).digest()
+    with pytest.raises(ValueError, match="not readable by this version of gemmill") as refused:
+        Artifact.from_bytes(prefix.pack(magic, len(head), rest, digest) + head + body)
+    assert says in str(refused.value)
+
+
 def test_packs_that_make_no_sense_are_not_written(tmp_path: Path, artifact: Artifact) -> None:
     path = tmp_path / "kernels.pack"
     with pytest.raises(PackError, match="without kernels"):
@@ -180,6 +236,7 @@ registry.get(registry.select(problem).name)
 print(*sys.modules)
 """
 NOT_FOR_PACKS = {
+    *("pydantic", "pydantic_core", "annotated_types"),
     *("yaml", "filelock", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
     *("gemmill.library.manifest", "gemmill.library.records", "gemmill.library.rules", "gemmill.library.families"),
     *("gemmill.runtime.autotune", "gemmill.runtime.store", "gemmill.runtime.timing", "gemmill.runtime.toolchain"),

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,16 @@ def test_names_that_do_not_parse_and_configs_that_break_rules(configs: tuple[Gem
     with pytest.raises(ConfigError):
         registry.get("sm90a_nonsense")
     with pytest.raises(ConfigError):
-        registry.get(configs[0].model_copy(update={"stages": 50}))
+        registry.get(replace(configs[0], stages=50))
+
+
+def test_configs_made_by_hand_are_checked_as_names_are(configs: tuple[GemmConfig, ...], pack: Path) -> None:
+    registry = Registry(packs=[pack])
+    nowhere: Any = "sm99"
+    with pytest.raises(ConfigError, match="arch is 'sm99': Input should be 'sm70', "):
+        registry.get(replace(configs[0], arch=nowhere))
+    with pytest.raises(ConfigError, match="'s0' is no stages"):
+        registry.warm([replace(configs[0], stages=0)])
 
 
 def test_warming_compiles_in_parallel_what_is_missing(
@@ -106,7 +116,7 @@ def test_warming_compiles_in_parallel_what_is_missing(
 
 def test_warming_names_what_failed_and_warms_the_rest(tmp_path: Path, artifact: Artifact) -> None:
     registry = Registry(manifests=(), store=tmp_path)
-    bad = artifact.config.model_copy(update={"stages": 50})
+    bad = replace(artifact.config, stages=50)
     with pytest.raises(CompileError, match=rf"1 of 2 kernels did not compile:\n{kernel_name(bad)}"):
         registry.warm([bad, artifact.name])
     registry.store.clear()

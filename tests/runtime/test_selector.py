@@ -386,7 +386,7 @@ def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> Non
     fused = selector.select(replace(plain, epilogue="d = gelu(acc + bias[n])"))
     assert fused.config.epilogue == "d = gelu(acc + bias[n])"
     assert fused.name == kernel_name(fused.config)
-    assert fused.config.model_copy(update={"epilogue": "linear"}) in selector.configs.values()
+    assert replace(fused.config, epilogue="linear") in selector.configs.values()
     with pytest.raises(UnsupportedProblemError, match="epilogue-c: there is no C, which the epilogue reads"):
         selector.select(replace(plain, epilogue="d = acc + c"))
 
@@ -401,12 +401,12 @@ def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None
     assert config.stages < linear.stages, "stages make room for the matrix"
     assert legal(config)
     split = next(c for c in selector.configs.values() if c.scheduler.decomposition == "split" and c.c is None)
-    assert with_epilogue(split, epilogue) == split.model_copy(update={"epilogue": unstaged(epilogue)})
+    assert with_epilogue(split, epilogue) == replace(split, epilogue=unstaged(epilogue))
     selector.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
     assert selector.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
     assert parse_name(kernel_name(config)) == config
     # A declared kernel that takes any strides serves the problem as well.
-    anywhere = linear.model_copy(update={"epilogue": unstaged(epilogue)})
+    anywhere = replace(linear, epilogue=unstaged(epilogue))
     assert needs_swap(anywhere, replace(plain, epilogue=epilogue)) is False
     declared = Selector({"any": anywhere}, selector.gpu)
     assert declared.select(replace(plain, epilogue=epilogue)).config == anywhere
@@ -414,7 +414,7 @@ def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None
 
 def test_a_declared_epilogue_is_served(kernels: dict[str, GemmConfig]) -> None:
     wgmma = next(config for config in kernels.values() if config.family == "wgmma" and config.c is None)
-    declared = wgmma.model_copy(update={"epilogue": "d = relu(acc)"})
+    declared = replace(wgmma, epilogue="d = relu(acc)")
     selector = Selector({kernel_name(declared): declared}, H200)
     wanted = GemmProblem.packed(
         (512, 512, 512, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def test_strides_are_in_bytes() -> None:
 
 @given(address=st.integers(0, (1 << 47) // 16).map(lambda chunk: chunk * 16))
 def test_all_of_memory_is_within_two_coordinates(address: int) -> None:
-    descriptor = describe(BOX.model_copy(update={"anywhere": True}), 4096, 100, 50, 1, 104, 0)
+    descriptor = describe(replace(BOX, anywhere=True), 4096, 100, 50, 1, 104, 0)
     low, high = address >> 4 & 0x7FFFFFFF, address >> 35  # as scheduler/array.cuh
     assert descriptor.address == 0
     assert descriptor.extents[:2] == (100, 50)
@@ -47,7 +48,7 @@ def test_all_of_memory_is_within_two_coordinates(address: int) -> None:
 
 @given(valid=st.integers(0, 64), first=st.integers(0, 49))
 def test_a_window_clips_at_any_row(valid: int, first: int) -> None:
-    box = BOX.model_copy(update={"window": 64})
+    box = replace(BOX, window=64)
     plain = described()
     window = describe(box, 4096 + 64 * 208, 100, 50, 3, 104, 104 * 50)
     assert window.extents == (100, 64, 51, 3)
@@ -63,7 +64,7 @@ def test_a_window_clips_at_any_row(valid: int, first: int) -> None:
 
 def test_a_window_below_address_0_is_refused() -> None:
     with pytest.raises(OperandError, match="a: 64 rows of 208 bytes reach from 0x1000 below address 0"):
-        describe(BOX.model_copy(update={"window": 64}), 4096, 100, 50, 3, 104, 104 * 50)
+        describe(replace(BOX, window=64), 4096, 100, 50, 3, 104, 104 * 50)
 
 
 @given(

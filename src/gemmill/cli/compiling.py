@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def emit(
     if to is not None:
         to.write_text(text, encoding="utf-8")
     if as_json:
-        report = {"name": source.name, "entry": source.entry, "launch": source.launch.model_dump(mode="json")}
+        report = {"name": source.name, "entry": source.entry, "launch": asdict(source.launch)}
         digests = {"digest": source.digest, "headers_digest": source.headers_digest}
         output.print_json({**report, **digests, "text": text})
     elif to is None:
@@ -118,4 +119,4 @@ def _outcome(outcome: Outcome) -> dict[str, object]:
     if outcome.artifact is None:
         return {**report, "error": str(outcome.error)}
     artifact = outcome.artifact
-    return {**report, "digest": artifact.digest, "key": artifact.key, **artifact.resources.model_dump(mode="json")}
+    return {**report, "digest": artifact.digest, "key": artifact.key, **asdict(artifact.resources)}

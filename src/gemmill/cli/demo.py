@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +72,7 @@ def _validate(manifest: str) -> list[GemmConfig]:
 
 def _explain(config: GemmConfig) -> None:
     _heading(2, "Explain why a config is refused")
-    large = config.model_copy(update={"tile": config.tile.model_copy(update={"m": 256, "n": 256})})
+    large = replace(config, tile=replace(config.tile, m=256, n=256))
     typer.echo(explanation(large, verdicts(large)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -198,8 +199,7 @@ def _summary(pack: Pack) -> dict[str, object]:
         "file": str(pack.path),
         "bytes": pack.path.stat().st_size,
         "kernels": [
-            {"name": a.name, "digest": a.digest, **a.resources.model_dump(), **a.provenance.model_dump()}
-            for a in artifacts
+            {"name": a.name, "digest": a.digest, **asdict(a.resources), **asdict(a.provenance)} for a in artifacts
         ],
-        "decisions": [decision.model_dump(mode="json") for decision in pack.decisions],
+        "decisions": [*map(asdict, pack.decisions)],
     }
