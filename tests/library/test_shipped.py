@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.wgmma import TILE_K_BYTES, TILE_M, TILE_N
+from gemmill.library.families.wgmma import CLUSTER, CLUSTER_BLOCKS, TILE_K_BYTES, TILE_M, TILE_N
 from gemmill.library.fields import fields_of
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import kernel_name
@@ -91,7 +91,7 @@ def test_the_sets_reach_every_member_of_the_family() -> None:
     assert {min(TILE_K_BYTES) // 2, 64, max(TILE_K_BYTES) // 2} <= seen["tile.k"]
     assert seen["scheduler.raster"] == {"m", "n"}
     clusters = {(c.cluster.m, c.cluster.n) for c in load_manifest("bf16").expand()}
-    assert clusters == {(1, 1), (2, 1), (1, 2), (2, 2)}
+    assert clusters == {(m, n) for m in CLUSTER for n in CLUSTER if m * n <= CLUSTER_BLOCKS}
 
 
 def test_the_json_schema_is_current() -> None:
