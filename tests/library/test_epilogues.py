@@ -1,5 +1,6 @@
 import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.emitters import include_path
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.encoding import decode, encode
 from gemmill.library.epilogues.parse import LINEAR, canonical, parse, serves, spelling, unstaged
 from gemmill.library.epilogues.reference import evaluate, rounded
@@ -318,12 +320,13 @@ def test_short_forms_are_as_exact_as_they_say() -> None:
     every = np.concatenate([(bits.astype(np.uint32) << 16).view(np.float32), bits.view(np.float16).astype(np.float32)])
     x = np.concatenate([every, np.random.default_rng(0).normal(scale=4, size=100_000).astype(np.float32)])
     x = x[(abs(x) < 1e37) & ((abs(x) > 1e-37) | (x == 0))]
-    for dtype, formula in (("bf16", gelu_bf16), ("f16", gelu_f16)):
+    formulas: dict[DTypeName, Callable[[Any], Any]] = {"bf16": gelu_bf16, "f16": gelu_f16}
+    for dtype, formula in formulas.items():
         with np.errstate(over="ignore", divide="ignore"):
             result = formula(x)
             wanted = evaluate(parse("d = gelu(acc)"), {"acc": x.astype(float)}, np, dtype)["d"]
         assert (abs(result - wanted.value) <= wanted.error).all(), dtype
         # Of use only if it is small beside the rounding to the type that follows, relative to its least half ulp.
-        rounding = {"bf16": 2.0**-9, "f16": 2.0**-12}[dtype]
+        rounding = 2.0 ** -{"bf16": 9, "f16": 12}[dtype]
         normal = (abs(wanted.value) > 2.0**-12) & (abs(x) < 16)
         assert (wanted.error[normal] < rounding / 4 * abs(wanted.value[normal])).all(), dtype
