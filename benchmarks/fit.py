@@ -23,8 +23,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDS = 10
-SHARPNESS = 8.0
-"""How much less a kernel weighs the slower it is: those that are e^(1/8) times as slow as the best weigh 1/e."""
+SHARPNESS = 5.0
+"""How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
 TREES, DEPTH = 60, 6
 ROUNDING = 0.002
 """Most that numbers as they are written may change a logarithm of time."""
