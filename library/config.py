@@ -148,7 +148,11 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConfig:
-    """Everything that determines one kernel: D = epilogue(A @ B, C), with A (M x K), B (K x N), C and D (M x N)."""
+    """Everything that determines one kernel: D = epilogue(A @ B, C), with A (M x K), B (K x N), C and D (M x N).
+
+    Making one checks nothing: :func:`gemmill.library.fields.config_of` does, and :class:`gemmill.Registry` of what
+    it is asked for.
+    """
 
     arch: ArchName
     """Compilation target."""

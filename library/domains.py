@@ -1,4 +1,4 @@
-"""The words that each field of text can hold."""
+"""The words that each field of text can hold, and whether fields have values that they can have."""
 
 from __future__ import annotations
 

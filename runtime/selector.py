@@ -379,14 +379,18 @@ def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
 
 
 def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
-    """A linear kernel with an epilogue in place of its own, and with as many stages as then still fit; None where rules
-    refuse it. Matrices that TMA cannot move for it are read and written at any strides."""
+    """A linear kernel with an epilogue in place of its own; None where rules refuse it.
+
+    It has no more stages than ``stages: auto`` then gives, unless it was deeper than that before and still fits.
+    Matrices that TMA cannot move for it are read and written at any strides.
+    """
     from gemmill.library.footprint import auto_stages
     from gemmill.library.rules import legal
 
+    deeper = config.stages > auto_stages(fields_of(config))
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
         changed = replace(config, epilogue=text)
-        if not legal(changed) and (stages := auto_stages(fields_of(changed))) < config.stages:
+        if (stages := auto_stages(fields_of(changed))) < config.stages and not (deeper and legal(changed)):
             changed = replace(changed, stages=stages)
         if legal(changed):
             return changed

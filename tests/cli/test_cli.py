@@ -174,6 +174,12 @@ def test_explain_names_the_rule_and_a_change_that_makes_the_config_legal() -> No
         assert json.loads(ok("explain", kernel_name(mended), "--json"))["legal"]
 
 
+def test_explain_counts_d_subtiles() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_192x176x64_1x2_cooperative_s{}_m8_k1_linear"
+    needs = [json.loads(ok("explain", name.format(stages), "--json"))["needs"] for stages in (3, 4)]
+    assert [need["D subtiles a warpgroup"] for need in needs] == [2, 1]
+
+
 def test_explain_takes_a_file_with_one_config_and_no_more(manifest: Path) -> None:
     assert json.loads(ok("explain", manifest, "--json"))["name"] == SMALL
     manifest.write_text(MANIFEST.replace("stages: 4}", "stages: [4, 5]}"))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
-from gemmill.library.epilogues.parse import unstaged
+from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.manifest import load_manifest
 from gemmill.library.names import kernel_name, parse_name
@@ -410,6 +410,16 @@ def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None
     assert needs_swap(anywhere, replace(plain, epilogue=epilogue)) is False
     declared = Selector({"any": anywhere}, selector.gpu)
     assert declared.select(replace(plain, epilogue=epilogue)).config == anywhere
+
+
+def test_a_matrix_takes_a_stage_rather_than_the_second_d_subtile() -> None:
+    linear = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
+    epilogue = canonical("d = relu(acc); aux.n = acc")
+    assert legal(replace(linear, epilogue=epilogue)), "with a single D subtile"
+    assert with_epilogue(linear, epilogue) == replace(linear, epilogue=epilogue, stages=3)
+    deeper = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x112x64_2x1_pingpong_s7_m8_k1_linear")
+    relu = "d = relu(acc)"
+    assert with_epilogue(deeper, relu) == replace(deeper, epilogue=relu), "asked for, and still fits"
 
 
 def test_a_declared_epilogue_is_served(kernels: dict[str, GemmConfig]) -> None:

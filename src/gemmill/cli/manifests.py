@@ -221,16 +221,18 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
 def resource_table(config: GemmConfig) -> Mapping[str, int]:
     """What a legal config asks of an SM, by name with unit."""
     fields, family = fields_of(config), FAMILY[config.family]
-    registers = {}
+    registers, subtiles = {}, {}
     if config.family == "wgmma":
         producer, consumer = resources.register_budget(fields)
         registers = {"registers a producer thread": producer, "registers a consumer thread": consumer}
+        subtiles = {"D subtiles a warpgroup": resources.d_buffers(fields)}
     return {
         "threads a block": family.threads(fields),
         **registers,
         "accumulator registers a thread": family.accumulator_registers(fields),
         "stages": config.stages,
         "bytes of a stage": sum(family.stage_bytes(fields)),
+        **subtiles,
         "bytes of shared memory": family.shared_bytes(fields),
         "bytes of shared memory a block can have": config.target.shared_bytes,
     }
