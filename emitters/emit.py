@@ -11,7 +11,7 @@ from gemmill.emitters import gemv, headers_digest, mma_sync, simt, tma_wgmma
 from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.errors import ConfigError
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.rules import verdicts
 
 DEFINES: tuple[str, ...] = ("NDEBUG",)
@@ -59,8 +59,9 @@ _EMITTERS: Mapping[FamilyName, Emitter] = {"wgmma": tma_wgmma, "mma": mma_sync, 
 
 
 def emit(config: GemmConfig) -> EmittedSource:
-    """The source of a config's kernel; ConfigError where a legality rule refuses the config."""
+    """The source of a config's kernel; ConfigError where a field's value or a legality rule refuses the config."""
     name = kernel_name(config)
+    config = parse_name(name)  # making a config checks nothing
     if broken := verdicts(config):
         raise ConfigError(f"{name}: " + "; ".join(f"[{v.rule}] {v.says}" for v in broken))
     emitter = _EMITTERS[config.family]

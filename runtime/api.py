@@ -530,8 +530,8 @@ def _check_promises(options: Options, epilogue: Epilogue, is_array: bool) -> Non
 
 def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
     """The name of the kernel that a call names, and whether it is to run the transposed problem."""
-    config = kernel if isinstance(kernel, GemmConfig) else parse_name(kernel)
-    name = kernel_name(config)
+    name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+    config = parse_name(name)  # which checks a config made by hand as well
     if batch_invariant:
         refuse_shared_k(config)
     swapped = needs_swap(config, problem)
