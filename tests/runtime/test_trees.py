@@ -59,9 +59,9 @@ def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     assert content["gpu"] in GPUS
     assert trees.path_of(content["gpu"]) == path
     columns = model.Columns.of(PLAIN)
-    figures, shares = model.analytic(columns, PROBLEM, DEFAULT_GPU)
+    figures, others = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     assert set(content["features"]) <= set(model.FEATURES)
-    assert tuple(model.features(columns, figures, shares, PROBLEM, DEFAULT_GPU)) == model.FEATURES
+    assert tuple(model.features(columns, figures, others, PROBLEM, DEFAULT_GPU)) == model.FEATURES
 
 
 def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
@@ -77,3 +77,13 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     assert (model.estimate(columns, PROBLEM, elsewhere).us == analytic.us).all()
     others = model.Columns.of(list(load_manifest(shipped_manifest("simt")).expand())[:4])
     assert not others.fitted.any()
+
+
+def test_trees_are_asked_of_kernels_that_could_be_the_fastest() -> None:
+    columns = model.Columns.of(list(load_manifest(shipped_manifest("bf16")).expand(where="a.major == 'k'")))
+    analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
+    far = analytic.us > model.CORRECTED * analytic.us.min()
+    apart = model.estimate(columns, PROBLEM, DEFAULT_GPU).us / analytic.us
+    assert 0 < far.sum() < far.size
+    assert (apart[far] == 1).all()
+    assert (apart[~far & columns.fitted] != 1).all()
