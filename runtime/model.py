@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float64]
+    Integers = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
 
 BOUNDS = ("tensor cores", "L2 loads", "load latency", "epilogue", "DRAM", "power")
@@ -238,14 +239,22 @@ class Estimate(NamedTuple):
     """Index into :data:`BOUNDS`."""
 
 
-def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
-    """Predict the time of every kernel for one problem whose extents are all at least 1."""
+def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Estimate:
+    """Predict the time of every kernel for one problem whose extents are all at least 1.
+
+    Args:
+        columns: figures of the kernels.
+        problem: what they are to solve.
+        gpu: where.
+        serving: indices of those that can; None: all.
+    """
     figures, others = analytic(columns, problem, gpu)
     found = trees.fitted(gpu.name) if problem.batching == "strided" else None
     if found is None:
         return figures
     rows = features(columns, figures, others, problem, gpu)
-    (asked,) = np.nonzero(columns.fitted & (figures.us <= CORRECTED * figures.us.min()))
+    fastest = (figures.us if serving is None else figures.us[serving]).min()
+    (asked,) = np.nonzero(columns.fitted & (figures.us <= CORRECTED * fastest))
     us = figures.us.copy()
     us[asked] *= np.exp(found(np.stack([rows[name][asked] for name in found.features])))
     return figures._replace(us=us)

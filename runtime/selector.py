@@ -180,7 +180,7 @@ class Selector:
         if invariant_to is not None:
             return self._for_all(problem, group, sm_count, invariant_to)
         gpu = self._gpu_of(sm_count)
-        figures = estimate(group.columns, problem, gpu)
+        figures = estimate(group.columns, problem, gpu, serving)
         return _choice(group, _fastest(group, serving, figures, 1 + RUNNERS_UP), figures, problem, gpu)
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
@@ -197,7 +197,7 @@ class Selector:
                 swapped = needs_swap(self.configs[decision.kernel], problem) is True
                 found[decision.kernel] = Candidate(decision.kernel, swapped, decision.us)
         group, serving = self._serving(problem, sm_count)
-        figures = estimate(group.columns, problem, self._gpu_of(sm_count))
+        figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
         for i in _fastest(group, serving, figures, count):
             name, swapped = group.names[i], bool(group.columns.swapped[i])
             found.setdefault(name, Candidate(name, swapped, float(figures.us[i])))
@@ -235,7 +235,7 @@ class Selector:
         found: dict[str, float] = {}
         if served := self._found(problem, None):
             group, serving = served
-            us = estimate(group.columns, problem, self.gpu).us
+            us = estimate(group.columns, problem, self.gpu, serving).us
             for i in serving.tolist():
                 found[group.names[i]] = min(float(us[i]), found.get(group.names[i], float("inf")))
         return found
@@ -301,7 +301,7 @@ class Selector:
             "batch-invariant: of the kernels in which one block sums all of K, the one with the least geometric mean "
             f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
         )
-        return _choice(group, ranked, estimate(group.columns, problem, gpu), problem, gpu, why)
+        return _choice(group, ranked, estimate(group.columns, problem, gpu, np.array(ranked)), problem, gpu, why)
 
     def _rank_for_all(self, alike: GemmProblem, sm_count: int | None, rows: Rows) -> list[int]:
         """The best kernels whatever M and batch, as indices.
@@ -312,7 +312,7 @@ class Selector:
         gpu = self._gpu_of(sm_count)
         group, serving = self._serving(alike, sm_count)
         problems = [_with_rows(alike, rows, m) for m in TYPICAL_ROWS]
-        means = np.sum([np.log(estimate(group.columns, problem, gpu).us) for problem in problems], axis=0)
+        means = np.sum([np.log(estimate(group.columns, problem, gpu, serving).us) for problem in problems], axis=0)
         ranked = sorted((float(means[i]), i) for i in serving.tolist() if sums_in_one_block(group.configs[i]))
         if not ranked:
             raise UnsupportedProblemError(

@@ -87,3 +87,7 @@ def test_trees_are_asked_of_kernels_that_could_be_the_fastest() -> None:
     assert 0 < far.sum() < far.size
     assert (apart[far] == 1).all()
     assert (apart[~far & columns.fitted] != 1).all()
+    # Of those that serve a problem: here only these do.
+    (slow,) = np.nonzero(far & columns.fitted)
+    fastest = slow[analytic.us[slow].argmin()]
+    assert model.estimate(columns, PROBLEM, DEFAULT_GPU, slow).us[fastest] != analytic.us[fastest]
