@@ -163,8 +163,8 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
             if not members:
                 continue
             columns = model.Columns.of([configs[name] for name in members], swapped)
-            figures, shares = model.analytic(columns, problem, gpu)
-            found = model.features(columns, figures, shares, problem, gpu)
+            figures, others = model.analytic(columns, problem, gpu)
+            found = model.features(columns, figures, others, problem, gpu)
             us = [own[name].us * (1 if own[name].stage == "final" else scale) for name in members]
             keep = columns.fitted
             parts.append(

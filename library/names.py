@@ -85,8 +85,8 @@ def parse_name(name: str) -> GemmConfig:
     Raises:
         ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
     """
-    parts = _parts(name)
     try:
+        parts = _parts(name)
         arguments: dict[str, Any] = {}
         for first, end in _PIECES:
             if (piece := _piece(first, *parts[first:end])) is None:
@@ -110,7 +110,7 @@ def _parts(name: str) -> list[str]:
     parts = name.split("_")
     if len(parts) != len(_PARTS):
         raise ConfigError(
-            f"{name!r} is not a kernel name: it has {len(parts)} parts between underscores; a name has {len(_PARTS)}: "
+            f"it has {len(parts)} parts between underscores; a name has {len(_PARTS)}: "
             + ", ".join(what for what, *_ in _PARTS)
         )
     return parts

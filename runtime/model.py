@@ -256,7 +256,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
     fastest = (figures.us if serving is None else figures.us[serving]).min()
     (asked,) = np.nonzero(columns.fitted & (figures.us <= CORRECTED * fastest))
     us = figures.us.copy()
-    us[asked] *= np.exp(found(np.stack([rows[name][asked] for name in found.features])))
+    us[asked] *= np.exp(found(np.stack([rows[name] for name in found.features])[:, asked]))
     return figures._replace(us=us)
 
 

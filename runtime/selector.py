@@ -26,9 +26,7 @@ from gemmill.runtime.decisions import Decision
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Integers = npt.NDArray[np.int64]
+    from gemmill.runtime.model import Integers
 
 RUNNERS_UP = 4
 """Most runners-up that a choice names."""
@@ -387,11 +385,12 @@ def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     from gemmill.library.footprint import auto_stages
     from gemmill.library.rules import legal
 
-    deeper = config.stages > auto_stages(fields_of(config))
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
         changed = replace(config, epilogue=text)
-        if (stages := auto_stages(fields_of(changed))) < config.stages and not (deeper and legal(changed)):
-            changed = replace(changed, stages=stages)
+        if (stages := auto_stages(fields_of(changed))) < config.stages:
+            deeper = config.stages > auto_stages(fields_of(config))
+            if not (deeper and legal(changed)):
+                changed = replace(changed, stages=stages)
         if legal(changed):
             return changed
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "models"
 """Fitted models, one file a GPU."""
-VERSION = 1
+VERSION = 2
 """Of the files."""
 
 

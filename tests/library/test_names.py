@@ -12,7 +12,7 @@ from gemmill.library.domains import WORDS, are_valid
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import ConfigError
 from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of, parts_of
-from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.names import formats, kernel_name, parse_name
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
 
@@ -128,6 +128,15 @@ def test_other_names_are_refused_with_the_part_that_is_wrong(wrong: str, says: s
     with pytest.raises(ConfigError) as refused:
         parse_name(wrong)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", ["gemm_kernel", NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16")])
+def test_formats_refuses_a_name_in_the_same_words(wrong: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_name(wrong)
+    with pytest.raises(ConfigError, match=re.escape(str(refused.value))) as refused_formats:
+        formats(wrong)
+    assert str(refused_formats.value).count("is not a kernel name") == 1
 
 
 @given(st.text(alphabet="abfkmnsx0123456789_", max_size=90) | st.permutations(NAME.split("_")).map("_".join))
