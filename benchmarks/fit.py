@@ -1,9 +1,10 @@
-"""Fit the trees that correct the analytic model (``runtime/trees.py``) to records of sweeps, and judge them.
+"""Fit the trees that correct the analytic model (``runtime/trees.py``) to records of sweeps, and judge them; and tell
+which kernels were the fastest at the shapes of the suites (``runtime/measured.py``).
 
 They are judged on what they were not fitted to: problems are held out by K, a fold of all its values at a time, so that
 no weight matrix is on both sides. Selected over best, geometric mean and 5th percentile over problems, and the best of
-the first eight, for the analytic model alone and with trees. Then all problems are fitted and the file is written, the
-figures in it. Needs LightGBM (``pip install '.[fit]'``), and no GPU.
+the first eight, for the analytic model alone and with trees. Then all problems are fitted, and both files are written,
+the figures in that of the trees. Needs LightGBM (``pip install '.[fit]'``), and no GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ SHARPNESS = 5.0
 TREES, DEPTH = 100, 6
 ROUNDING = 0.002
 """Most that numbers as they are written may change a logarithm of time."""
+SUITES = ("h200", "llm", "deepseek")
+"""Whose shapes ship with what was measured of them."""
+SETS = ("bf16", "f16", "fp8", "int8", "tf32")
+"""Whose kernels."""
+FASTEST = 3
+"""How many kernels of a problem."""
 SETTINGS = {
     "objective": "l2",
     "learning_rate": 0.15,
@@ -72,7 +79,7 @@ def main() -> None:
 
     from gemmill.library.files import publish
     from gemmill.library.records import read_records
-    from gemmill.runtime import gpus, model, trees
+    from gemmill.runtime import gpus, measured, model, trees
 
     files: list[list[Any]] = [
         list(read_medians(path) if path.suffix == ".json" else read_records(path)) for path in arguments.records
@@ -103,10 +110,18 @@ def main() -> None:
     if apart > ROUNDING:
         sys.exit(f"the trees as they would be written are up to {apart:.2g} from what was fitted: round less")
     text = json.dumps(content, indent=1)
-    path = trees.path_of(gpu.name)
+    path = trees.path_of(gpu.name, "trees")
     path.parent.mkdir(exist_ok=True)
     publish(path, [compact(text).encode(), b"\n"])
     print(f"{path}: {TREES} trees, {path.stat().st_size:,} bytes")
+
+    # Files of medians do not tell when they were measured.
+    tables = fastest(own for path, own in zip(arguments.records, files, strict=True) if path.suffix != ".json")
+    content = {"version": measured.VERSION, "gpu": gpu.name} | tables
+    path = trees.path_of(gpu.name, "measured")
+    publish(path, [compact(json.dumps(content, indent=1)).encode(), b"\n"])
+    problems = sum(len(table["problems"]) for table in tables["tables"])
+    print(f"{path}: {problems} problems, {path.stat().st_size:,} bytes")
 
 
 @dataclass(frozen=True)
@@ -181,6 +196,41 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
         if kernels.size:
             rows.append(Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0])))
     return rows
+
+
+def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
+    """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets, of those
+    measured at length in the last run that has it."""
+    from gemmill.library.manifest import load_manifest, shipped_manifest
+    from gemmill.library.names import kernel_name
+    from gemmill.profiler.shapes import load_shapes
+    from gemmill.runtime.measured import FORMATS, extents_of, formats_of
+
+    folder = ROOT / "manifests" / "shapes"
+    suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(folder / f"{suite}.yaml").shapes}
+    names = {kernel_name(config) for own in SETS for config in load_manifest(shipped_manifest(own)).expand()}
+    runs: dict[Any, tuple[Any, dict[str, float]]] = {}
+    for measurements in files:
+        times: dict[Any, dict[str, Any]] = defaultdict(dict)
+        for m in measurements:
+            if m.stage == "final" and m.kernel in names and (m.problem.m, m.problem.n, m.problem.k) in suites:
+                times[m.problem][m.kernel] = m
+        for problem, own in times.items():
+            when = max(m.time for m in own.values())
+            if problem not in runs or when > runs[problem][0]:
+                runs[problem] = when, {name: m.us for name, m in own.items()}
+    kernels: dict[str, int] = {}
+    tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
+    for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
+        row = tables[formats_of(problem)][extents_of(problem)] = []
+        for name, us in sorted(runs[problem][1].items(), key=lambda item: item[1])[:FASTEST]:
+            row += [kernels.setdefault(name, len(kernels)), float(f"{us:.4g}")]
+    return {
+        "kernels": [*kernels],
+        "tables": [
+            {"formats": dict(zip(FORMATS, key, strict=True)), "problems": table} for key, table in tables.items()
+        ],
+    }
 
 
 def fit(rows: Sequence[Rows]) -> Any:

@@ -23,6 +23,7 @@ from gemmill.library.fields import fields_of
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision
+from gemmill.runtime.measured import measured
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class Selector:
     Args:
         configs: the kernels by name.
         gpu: the GPU's figures.
-        decisions: measured times; those of other GPUs and of kernels that are not here are passed over.
+        decisions: measured times; those of other GPUs and of kernels that are not here are passed over. Problems
+            without any have those that ship (runtime/measured.py).
     """
 
     def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, decisions: Iterable[Decision] = ()) -> None:
@@ -165,8 +167,8 @@ class Selector:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
-        if sm_count is None and invariant_to is None and (measured := self._measured.get(problem)):
-            return self._by_measurement([*measured.values()])
+        if sm_count is None and invariant_to is None and (decisions := self._decisions_on(problem)):
+            return self._by_measurement(decisions)
         group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
             name, config, swapped = (
@@ -191,7 +193,7 @@ class Selector:
         sm_count = self._bound(sm_count)
         found: dict[str, Candidate] = {}
         if sm_count is None:
-            for decision in sorted(_comparable([*self._measured.get(problem, {}).values()]), key=lambda d: d.us):
+            for decision in sorted(_comparable(self._decisions_on(problem)), key=lambda d: d.us):
                 swapped = needs_swap(self.configs[decision.kernel], problem) is True
                 found[decision.kernel] = Candidate(decision.kernel, swapped, decision.us)
         group, serving = self._serving(problem, sm_count)
@@ -200,6 +202,18 @@ class Selector:
             name, swapped = group.names[i], bool(group.columns.swapped[i])
             found.setdefault(name, Candidate(name, swapped, float(figures.us[i])))
         return [*found.values()][:count]
+
+    def _decisions_on(self, problem: GemmProblem) -> Sequence[Decision]:
+        """Measured times of a problem: those given or, where there are none, those that ship. The latter are of a few
+        kernels each, and say nothing where the fastest of them is not here."""
+        if own := self._measured.get(problem):
+            return [*own.values()]
+        if (tables := measured(self.gpu.name)) is None:
+            return ()
+        shipped = tables.decisions(problem, self.gpu.name)
+        if not shipped or shipped[0].kernel not in self.configs:
+            return ()
+        return [decision for decision in shipped if decision.kernel in self.configs]
 
     def _bound(self, sm_count: int | None) -> int | None:
         """A number of SMs, or None where it is no bound."""
@@ -228,8 +242,8 @@ class Selector:
     def times(self, problem: GemmProblem) -> dict[str, float]:
         """Microseconds of the kernels that serve a problem: of those measured on it if there are any, or else what the
         model says of all; none where no kernel does."""
-        if measured := self._measured.get(problem):
-            return {decision.kernel: decision.us for decision in _comparable([*measured.values()])}
+        if own := self._measured.get(problem):
+            return {decision.kernel: decision.us for decision in _comparable([*own.values()])}
         found: dict[str, float] = {}
         if served := self._found(problem, None):
             group, serving = served

@@ -69,7 +69,7 @@ def fitted(gpu: str) -> Trees | None:
     Raises:
         RecordError: the file is of another version.
     """
-    path = path_of(gpu)
+    path = path_of(gpu, "trees")
     if not path.exists():
         return None
     content = json.loads(path.read_text())
@@ -78,6 +78,6 @@ def fitted(gpu: str) -> Trees | None:
     return Trees.of(content)
 
 
-def path_of(gpu: str) -> Path:
-    """The file of a GPU."""
-    return FOLDER / f"{gpu.lower().replace(' ', '-')}.json"
+def path_of(gpu: str, what: str) -> Path:
+    """The file of a GPU that holds ``trees`` or what was ``measured``."""
+    return FOLDER / f"{gpu.lower().replace(' ', '-')}.{what}.json"
