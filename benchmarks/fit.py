@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -115,8 +116,7 @@ def main() -> None:
     publish(path, [compact(text).encode(), b"\n"])
     print(f"{path}: {TREES} trees, {path.stat().st_size:,} bytes")
 
-    # Files of medians do not tell when they were measured.
-    tables = fastest(own for path, own in zip(arguments.records, files, strict=True) if path.suffix != ".json")
+    tables = fastest(files)
     content = {"version": measured.VERSION, "gpu": gpu.name} | tables
     path = trees.path_of(gpu.name, "measured")
     publish(path, [compact(json.dumps(content, indent=1)).encode(), b"\n"])
@@ -132,21 +132,26 @@ class Median:
     kernel: str
     us: float
     gpu: str
+    time: datetime | None
+    """None where the file does not tell."""
     stage: str = "final"
 
 
 def read_medians(path: Path) -> Iterator[Median]:
-    """The times of a file that has the medians of bf16 sweeps and nothing else, K-major operands and n-major D."""
+    """The times of a file that has the medians of sweeps of one type (bf16 unless it names another) and nothing else,
+    K-major operands and n-major D in bf16."""
     from gemmill.library.problem import GemmProblem
 
     content = json.loads(path.read_text())
     run = list(content["runs"].values())[-1]
+    operand: tuple[Any, Any] = content.get("dtype", "bf16"), "k"
+    time = datetime.fromisoformat(content["time"]) if "time" in content else None
     for shape, times in run.items():
         m, n, k = map(int, shape.split("x"))
-        problem = GemmProblem.packed((m, n, k, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+        problem = GemmProblem.packed((m, n, k, 1), operand, operand, "f32", None, ("bf16", "n"))
         for kernel, us in zip(content["kernels"], times, strict=True):
             if us is not None:
-                yield Median(problem, kernel, us, content["gpu"])
+                yield Median(problem, kernel, us, content["gpu"], time)
 
 
 def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
@@ -200,7 +205,7 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
 
 def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets, of those
-    measured at length in the last run that has it."""
+    measured at length in the last run that has it. Runs of unknown time are passed over."""
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
     from gemmill.profiler.shapes import load_shapes
@@ -213,7 +218,8 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     for measurements in files:
         times: dict[Any, dict[str, Any]] = defaultdict(dict)
         for m in measurements:
-            if m.stage == "final" and m.kernel in names and (m.problem.m, m.problem.n, m.problem.k) in suites:
+            shape = m.problem.m, m.problem.n, m.problem.k
+            if m.stage == "final" and m.time and m.kernel in names and shape in suites:
                 times[m.problem][m.kernel] = m
         for problem, own in times.items():
             when = max(m.time for m in own.values())
