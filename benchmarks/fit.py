@@ -134,6 +134,7 @@ class Median:
     gpu: str
     time: datetime | None
     """None where the file does not tell."""
+    digest: str = ""
     stage: str = "final"
 
 
@@ -204,8 +205,12 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
 
 
 def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
-    """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets, of those
-    measured at length in the last run that has it. Runs of unknown time are passed over."""
+    """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets.
+
+    They are of those measured at length in the last run that has the problem, in the order of their times over the
+    fastest's, the geometric mean of all runs of the same cubin: one run alone may be lucky. Runs of unknown time are
+    passed over.
+    """
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
     from gemmill.profiler.shapes import load_shapes
@@ -214,7 +219,7 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     folder = ROOT / "manifests" / "shapes"
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(folder / f"{suite}.yaml").shapes}
     names = {kernel_name(config) for own in SETS for config in load_manifest(shipped_manifest(own)).expand()}
-    runs: dict[Any, tuple[Any, dict[str, float]]] = {}
+    runs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for measurements in files:
         times: dict[Any, dict[str, Any]] = defaultdict(dict)
         for m in measurements:
@@ -222,15 +227,23 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
             if m.stage == "final" and m.time and m.kernel in names and shape in suites:
                 times[m.problem][m.kernel] = m
         for problem, own in times.items():
-            when = max(m.time for m in own.values())
-            if problem not in runs or when > runs[problem][0]:
-                runs[problem] = when, {name: m.us for name, m in own.items()}
+            runs[problem].append(own)
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
+        last = max(runs[problem], key=lambda own: max(m.time for m in own.values()))
+        times_over: dict[str, float] = {
+            name: geometric_mean(
+                own[name].us / min(other.us for other in own.values())
+                for own in runs[problem]
+                if name in own and own[name].digest == m.digest
+            )
+            for name, m in last.items()
+        }
+        least = min(m.us for m in last.values()) / min(times_over.values())
         row = tables[formats_of(problem)][extents_of(problem)] = []
-        for name, us in sorted(runs[problem][1].items(), key=lambda item: item[1])[:FASTEST]:
-            row += [kernels.setdefault(name, len(kernels)), float(f"{us:.4g}")]
+        for name in sorted(times_over, key=lambda name: times_over[name])[:FASTEST]:
+            row += [kernels.setdefault(name, len(kernels)), float(f"{least * times_over[name]:.4g}")]
     return {
         "kernels": [*kernels],
         "tables": [
