@@ -163,9 +163,13 @@ def _fields_of_part(place: int, part: str) -> dict[str, Value]:
             return {"epilogue": decode(part)}
         except ExpressionError as error:
             raise ConfigError(f"its epilogue {part!r}: {error}") from None
+    said = dict(zip(names, match.groups(), strict=True))
+    for field, text in said.items():
+        if text is not None and text == _UNSAID.get(field):
+            raise ConfigError(f"{part!r} spells out {text!r}, which names leave out")
     return {
         field: _UNSAID.get(field, "none") if text is None else int(text) if text.isdecimal() else text
-        for field, text in zip(names, match.groups(), strict=True)
+        for field, text in said.items()
     }
 
 

@@ -121,6 +121,8 @@ def test_the_documented_name() -> None:
         (NAME.replace("s4", "s0"), "'s0' is no stages"),
         (NAME.replace("s4", "s4\n"), "is no stages"),
         (NAME.replace("cooperative", "pingpnog"), "schedule is 'pingpnog'"),
+        (NAME.replace("k1_", "k1tiles_"), "'k1tiles' spells out 'tiles', which names leave out"),
+        (NAME.replace("m8_", "m8strided_"), "'m8strided' spells out 'strided'"),
         (NAME.upper(), "'SM90A' is no arch"),
     ],
 )
