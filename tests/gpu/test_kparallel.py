@@ -110,6 +110,11 @@ KERNELS: tuple[GemmConfig, ...] = (
     cluster(2, "128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
     cluster(4, "128x128x32", ab="tf32"),
     cluster(2, "128x192x64", ab="f16"),
+    # The same: few rows, transposed.
+    cluster(2, "64x16x128", "pingpong", ab="f16", d__major="m"),
+    cluster(4, "64x32x128", "pingpong", d__major="m"),
+    cluster(4, "64x32x256", "pingpong", ab="e4m3", d__major="m"),
+    cluster(4, "64x64x128", "pingpong", ab="f16", d__major="m"),
 )
 
 
