@@ -66,7 +66,7 @@ def _bare(plan: Any) -> Callable[[], None]:
     """The driver call that a plan ends in, with the plan's own kernel and parameters: the floor of any launch."""
     from cuda.bindings.driver import cuLaunchKernelEx
 
-    launch = plan._launcher._launch  # nobody but this comparison needs it
+    launch = plan._launcher._prepared  # nobody but this comparison needs it
     config, function, parameters = launch._config, launch._function, launch._arguments
 
     def bare() -> None:

@@ -179,11 +179,11 @@ class CeilingLaunch:
             self._parameters.write(spec.offsets[name], "Q", getattr(self, name).data_ptr())
         self._parameters.write(spec.offsets["tiles"], "i", tiles)
         self._parameters.write(spec.offsets["steps"], "i", steps)
-        self._launch = kernel.prepare(blocks, self._parameters.arguments)
+        self._prepared = kernel.prepare(blocks, self._parameters.arguments)
 
     def __call__(self) -> None:
         """Launch on torch's current stream."""
-        self._launch(torch().cuda.current_stream().cuda_stream)
+        self._prepared.launch(torch().cuda.current_stream().cuda_stream)
 
 
 def measure_ceilings(dtypes: Sequence[DTypeName] = CEILINGS, on_done: Callable[[], None] = lambda: None) -> Ceilings:

@@ -60,7 +60,7 @@ class Options(NamedTuple):
 class _Ready(NamedTuple):
     """What :func:`matmul` keeps for a signature."""
 
-    launch: Launcher | None
+    launcher: Launcher | None
     """None where D is empty."""
     device: int
     shape: tuple[int, ...]
@@ -221,8 +221,8 @@ def matmul(
             out = _allocate(a, ready.shape, ready.dtype, ready.device, stream)
             pointers = (*pointers[:3], out.data_ptr())
         handle = _torch_stream()(ready.device) if stream is None else stream_handle(stream)
-    if ready.launch is not None:
-        ready.launch(handle, pointers)
+    if ready.launcher is not None:
+        ready.launcher.launch(handle, pointers)
     return out
 
 
@@ -237,8 +237,8 @@ def multiply_views(
     ready = slot.ready
     if ready is None:
         slot.ready = ready = _prepare(tensors, handle, options, passed)
-    if ready.launch is not None:
-        ready.launch(handle, (*_addresses(tensors), *passed.addresses))
+    if ready.launcher is not None:
+        ready.launcher.launch(handle, (*_addresses(tensors), *passed.addresses))
     return out
 
 
@@ -573,7 +573,7 @@ def _time(
 
 
 def _launch(launcher: Launcher, addresses: Addresses, stream: int) -> None:
-    launcher(stream, addresses)
+    launcher.launch(stream, addresses)
 
 
 def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...], as_written: bool = False) -> Gemm:

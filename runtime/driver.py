@@ -267,7 +267,7 @@ class PreparedLaunch:
         self._launch = bindings().cuLaunchKernelEx
         self._stream = 0
 
-    def __call__(self, stream: int) -> None:
+    def launch(self, stream: int) -> None:
         """Launch on a stream of the kernel's GPU. The parameters are copied before this returns."""
         if stream != self._stream:
             self._config.hStream = self._stream = stream

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from gemmill.runtime import parts, tma
-from gemmill.runtime.driver import Kernel
+from gemmill.runtime.driver import Kernel, PreparedLaunch
 from gemmill.runtime.operands import Gemm
 from gemmill.runtime.workspace import workspace
 
@@ -34,7 +33,7 @@ class Exchange:
         self._partials = ctypes.c_uint64.from_address(parameters.address + spec.offsets["partials"])
         self._flags = ctypes.c_uint64.from_address(parameters.address + spec.offsets["flags"])
         self._descriptor: tma.Descriptor | None = None
-        self._reduce: Callable[[int], None] | None = None
+        self._reduce: PreparedLaunch | None = None
         if spec.parts.reduction:
             matrices = parts.partial_matrices(spec.parts, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")
@@ -44,7 +43,7 @@ class Exchange:
             self._descriptor_address = parameters.address + box.offset
             self._reduce = kernel.prepare_reduction(parts.reduction_blocks(spec, problem), parameters.arguments)
 
-    def __call__(self, stream: int, launch: Callable[[int], None]) -> None:
+    def launch(self, stream: int, prepared: PreparedLaunch) -> None:
         """Launch on a stream with the workspace of that stream."""
         space = workspace(self._kernel.device, stream, self._need)
         with space.lock:
@@ -52,6 +51,6 @@ class Exchange:
             if space.partials != self._partials.value and self._descriptor:
                 replace(self._descriptor, address=space.partials).encode(self._descriptor_address)
             self._partials.value, self._flags.value = space.partials, space.flags
-            launch(stream)
+            prepared.launch(stream)
             if self._reduce:
-                self._reduce(stream)
+                self._reduce.launch(stream)

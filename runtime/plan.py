@@ -225,10 +225,10 @@ class Launcher:
         self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
         self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
         self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
-        self._launch = kernel.prepare(self.blocks, block.arguments)
+        self._prepared = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
 
-    def __call__(self, stream: int, addresses: Addresses) -> None:
+    def launch(self, stream: int, addresses: Addresses) -> None:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
@@ -241,9 +241,9 @@ class Launcher:
             for index, word, count in self._resets:
                 driver.fill(self.kernel.device, stream, addresses[index], word, count)
             if self._exchange is None:
-                self._launch(stream)
+                self._prepared.launch(stream)
             else:
-                self._exchange(stream, self._launch)
+                self._exchange.launch(stream, self._prepared)
 
 
 def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
@@ -296,7 +296,7 @@ class Plan:
         """Launch on the stream given to :func:`gemmill.plan`, or on PyTorch's current one."""
         launcher = self._launcher
         if launcher is not None:
-            launcher(self._stream(), self._addresses)
+            launcher.launch(self._stream(), self._addresses)
         elif self._closed:
             raise self._error()
 
