@@ -59,11 +59,10 @@ def test_every_size_is_served_and_the_best_comes_first(
     assert times == sorted(times)
     assert times[0] > 0
     assert choice.name not in dict(choice.runners_up)
-    assert choice.source == "model"
 
 
 def test_nothing_is_faster_than_the_gpu(selector: Selector) -> None:
-    for size in (256, 1024, 4096, 16384):
+    for size in (264, 1032, 4104, 16392):  # none that ships measured
         square = problem(size, size, size)
         us = selector.select(square).predicted_us
         assert square.flops / us / 1e6 < 1000, "TFLOP/s"
@@ -71,10 +70,10 @@ def test_nothing_is_faster_than_the_gpu(selector: Selector) -> None:
 
 
 def test_more_work_takes_longer(selector: Selector) -> None:
-    base = selector.select(problem(4096, 4096, 4096)).predicted_us
-    for larger in (problem(8192, 4096, 4096), problem(4096, 8192, 4096), problem(4096, 4096, 8192)):
+    base = selector.select(problem(4224, 4224, 4224)).predicted_us
+    for larger in (problem(8448, 4224, 4224), problem(4224, 8448, 4224), problem(4224, 4224, 8448)):
         assert 1.7 < selector.select(larger).predicted_us / base < 2.3
-    assert 3.5 < selector.select(problem(4096, 4096, 4096, 4)).predicted_us / base < 4.5
+    assert 3.5 < selector.select(problem(4224, 4224, 4224, 4)).predicted_us / base < 4.5
 
 
 @pytest.mark.parametrize("extents", [(0, 8, 8, 1), (8, 0, 8, 1), (8, 8, 8, 0)])
