@@ -78,7 +78,6 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="+", help="records of sweeps on one GPU model, or medians (.json)")
     arguments = parser.parse_args()
 
-    from gemmill.library.files import publish
     from gemmill.library.records import read_records
     from gemmill.runtime import gpus, measured, model, trees
 
@@ -99,8 +98,6 @@ def main() -> None:
         )
     booster = fit(rows)
     content = {
-        "version": trees.VERSION,
-        "gpu": gpu.name,
         "fitted to": [path.name for path in arguments.records],
         "held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best": folds,
         "features": list(model.FEATURES),
@@ -110,18 +107,19 @@ def main() -> None:
     apart = np.abs(trees.Trees.of(content)(asked.T) - booster.predict(asked)).max()
     if apart > ROUNDING:
         sys.exit(f"the trees as they would be written are up to {apart:.2g} from what was fitted: round less")
-    text = json.dumps(content, indent=1)
-    path = trees.path_of(gpu.name, "trees")
-    path.parent.mkdir(exist_ok=True)
-    publish(path, [compact(text).encode(), b"\n"])
-    print(f"{path}: {TREES} trees, {path.stat().st_size:,} bytes")
+    write(gpu.name, "trees", trees.VERSION, content)
+    write(gpu.name, "measured", measured.VERSION, fastest(files))
 
-    tables = fastest(files)
-    content = {"version": measured.VERSION, "gpu": gpu.name} | tables
-    path = trees.path_of(gpu.name, "measured")
-    publish(path, [compact(json.dumps(content, indent=1)).encode(), b"\n"])
-    problems = sum(len(table["problems"]) for table in tables["tables"])
-    print(f"{path}: {problems} problems, {path.stat().st_size:,} bytes")
+
+def write(gpu: str, what: str, version: int, content: dict[str, Any]) -> None:
+    """Write a file that ships for a GPU."""
+    from gemmill.library.files import publish
+    from gemmill.runtime.shipped import path_of
+
+    path = path_of(gpu, what)
+    text = json.dumps({"version": version, "gpu": gpu} | content, indent=1)
+    publish(path, [compact(text).encode(), b"\n"])
+    print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 @dataclass(frozen=True)
@@ -155,6 +153,14 @@ def read_medians(path: Path) -> Iterator[Median]:
                 yield Median(problem, kernel, us, content["gpu"], time)
 
 
+def by_problem(measurements: Iterable[Any]) -> dict[Any, dict[str, Any]]:
+    """Measurements by problem and kernel; of a kernel measured again, the last."""
+    times: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for m in measurements:
+        times[m.problem][m.kernel] = m
+    return times
+
+
 def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
     """The kernels of each problem that trees are for.
 
@@ -166,10 +172,9 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
     from gemmill.runtime import model
     from gemmill.runtime.selector import needs_swap
 
-    times: dict[Any, dict[str, Any]] = defaultdict(dict)
-    for m in measurements:
-        if m.us is not None and m.kernel not in BASELINES and m.problem.batching == "strided":
-            times[m.problem][m.kernel] = m
+    times = by_problem(
+        m for m in measurements if m.us is not None and m.kernel not in BASELINES and m.problem.batching == "strided"
+    )
     configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
     rows = []
     for problem, own in times.items():
@@ -214,20 +219,17 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
     from gemmill.profiler.shapes import load_shapes
-    from gemmill.runtime.measured import FORMATS, extents_of, formats_of
+    from gemmill.runtime.measured import FORMATS, formats_of
 
     folder = ROOT / "manifests" / "shapes"
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(folder / f"{suite}.yaml").shapes}
     names = {kernel_name(config) for own in SETS for config in load_manifest(shipped_manifest(own)).expand()}
     runs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for measurements in files:
-        times: dict[Any, dict[str, Any]] = defaultdict(dict)
-        for m in measurements:
-            shape = m.problem.m, m.problem.n, m.problem.k
-            if m.stage == "final" and m.time and m.kernel in names and shape in suites:
-                times[m.problem][m.kernel] = m
-        for problem, own in times.items():
-            runs[problem].append(own)
+        counted = (m for m in measurements if m.stage == "final" and m.time and m.kernel in names)
+        for problem, own in by_problem(counted).items():
+            if (problem.m, problem.n, problem.k) in suites:
+                runs[problem].append(own)
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
@@ -241,7 +243,7 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
             for name, m in last.items()
         }
         least = min(m.us for m in last.values()) / min(times_over.values())
-        row = tables[formats_of(problem)][extents_of(problem)] = []
+        row = tables[formats_of(problem)][problem.extents] = []
         for name in sorted(times_over, key=lambda name: times_over[name])[:FASTEST]:
             row += [kernels.setdefault(name, len(kernels)), float(f"{least * times_over[name]:.4g}")]
     return {

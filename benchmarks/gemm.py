@@ -189,7 +189,7 @@ def _row(found: Any, choices: Choices) -> str:
 
 def _figures(found: Any, choices: Choices) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and the baselines were timed side by side."""
-    from gemmill.profiler.figures import extents, formats
+    from gemmill.profiler.figures import formats
 
     problem = found.run.problem
     best, selected = found.best, choices["selected"]
@@ -203,7 +203,7 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
         for what, kernel in (("best", best), ("selected", chosen)):
             over[f"{what}_over_{name}"] = found.over(kernel, own)
     return {
-        "problem": extents(problem),
+        "problem": problem.extents,
         "formats": formats(problem),
         "baseline": found.baseline and found.baseline.kernel,
         "best": best and best.kernel,

@@ -66,14 +66,19 @@ class GemmProblem:
         """Columns of D: N, or half of it where the epilogue is gated."""
         return self.n // 2 if is_gated(self.epilogue) else self.n
 
+    @property
+    def extents(self) -> str:
+        """M, N, K and the batch, as in ``4096x4096x4096``."""
+        return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
+
     def __str__(self) -> str:
-        batch = f"x{self.batch}" if self.batch != 1 else ""
+        extents = self.extents
         if self.batching != "strided":
-            batch = f" in {self.batch} groups ({self.batching})"
+            extents = f"{self.m}x{self.n}x{self.k} in {self.batch} groups ({self.batching})"
         epilogue = "" if self.epilogue == LINEAR else f", {self.epilogue}"
         c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
         return (
-            f"{self.m}x{self.n}x{self.k}{batch} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
+            f"{extents} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
             f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator}"
             f"{epilogue})"
         )

@@ -91,11 +91,6 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     return result
 
 
-def extents(problem: GemmProblem) -> str:
-    """M, N, K and the batch, as in ``4096x4096x4096``."""
-    return f"{problem.m}x{problem.n}x{problem.k}" + (f"x{problem.batch}" if problem.batch > 1 else "")
-
-
 def formats(problem: GemmProblem) -> str:
     """Types and majors in short, as in ``bf16 k x bf16 k, bf16 n``; what else makes a problem another follows."""
     p = problem

@@ -21,7 +21,7 @@ from gemmill.library.records import Measurement
 from gemmill.library.rules import verdicts
 from gemmill.profiler.baseline import BASELINES, CUBLASLT, THROUGH_TORCH
 from gemmill.profiler.ceilings import Ceilings, ceiling_of
-from gemmill.profiler.figures import Figures, extents, formats, geometric_mean, intensity
+from gemmill.profiler.figures import Figures, formats, geometric_mean, intensity
 from gemmill.runtime import gpus
 from gemmill.runtime.selector import RUNNERS_UP, Selector
 
@@ -91,7 +91,7 @@ def _row(
         baseline = figures.baselines.get(name)
         against |= {f"{name}_us": baseline.us if baseline else None, f"{name}_ratio": figures.over(best, name)}
     return {
-        "problem": extents(run.problem),
+        "problem": run.problem.extents,
         "formats": formats(run.problem),
         "gpu": run.gpu,
         "commit": run.commit,
@@ -125,7 +125,7 @@ def as_junit(found: Sequence[Figures]) -> str:
     """A test case for every kernel on every problem, which fails where the kernel did; times are of one launch."""
     root = ElementTree.Element("testsuites", name="gemmill")
     for figures in found:
-        name = f"{extents(figures.run.problem)} ({formats(figures.run.problem)}) on {figures.run.gpu}"
+        name = f"{figures.run.problem.extents} ({formats(figures.run.problem)}) on {figures.run.gpu}"
         cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
         counts = {"name": name, "tests": str(len(cases)), "failures": str(len(figures.failed))}
         suite = ElementTree.SubElement(root, "testsuite", counts)
@@ -225,7 +225,7 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
                     graphs.Scatter(
                         x=[intensity(f.run.problem) for f, _ in known],
                         y=[m.tflops for _, m in known],
-                        text=[f"{extents(f.run.problem)}<br>{m.kernel}" for f, m in known],
+                        text=[f"{f.run.problem.extents}<br>{m.kernel}" for f, m in known],
                         mode="markers",
                         marker={"symbol": "x-thin-open" if baseline else "circle", "size": 9},
                         name=f"{name}: {baseline or 'best kernel'}",
@@ -275,7 +275,7 @@ def _winners(found: Sequence[Figures]) -> _Chart:
         return {
             "x": [[f.run.problem.n for f in group] for group in shown],
             "y": [[f.run.problem.m for f in group] for group in shown],
-            "text": [[f"{extents(f.run.problem)}<br>{formats(f.run.problem)}" for f in group] for group in shown],
+            "text": [[f"{f.run.problem.extents}<br>{formats(f.run.problem)}" for f in group] for group in shown],
         }
 
     every = points(None)

@@ -5,22 +5,19 @@ The selector prefers it to its model, as it does a caller's own records to both.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision
-from gemmill.runtime.trees import path_of
+from gemmill.runtime.shipped import content_of
 
 VERSION = 1
 """Of the files."""
-EXTENTS = ("m", "n", "k")
-FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in EXTENTS)
+FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in ("m", "n", "k"))
 """What the problems of a table have in common, in the order of its key."""
 
 formats_of = attrgetter(*FORMATS)
@@ -32,11 +29,11 @@ class Measured(NamedTuple):
 
     kernels: Sequence[str]
     tables: Mapping[tuple[Any, ...], Mapping[str, Sequence[float]]]
-    """By formats, then by extents: a kernel's index and its microseconds in turn, the fastest first."""
+    """By formats, then by a problem's extents: a kernel's index and its microseconds in turn, the fastest first."""
 
     def decisions(self, problem: GemmProblem, gpu: str) -> list[Decision]:
         """The kernels measured on a problem, the fastest first; none for most problems."""
-        row = self.tables.get(formats_of(problem), {}).get(extents_of(problem), ())
+        row = self.tables.get(formats_of(problem), {}).get(problem.extents, ())
         return [
             Decision(problem=problem, gpu=gpu, kernel=self.kernels[int(kernel)], us=us)
             for kernel, us in zip(row[::2], row[1::2], strict=True)
@@ -50,17 +47,8 @@ def measured(gpu: str) -> Measured | None:
     Raises:
         RecordError: the file is of another version.
     """
-    path = path_of(gpu, "measured")
-    if not path.exists():
+    if (content := content_of(gpu, "measured", VERSION)) is None:
         return None
-    content = json.loads(path.read_text())
-    if content["version"] != VERSION:
-        raise RecordError(f"{path}: version {content['version']}, not {VERSION}: write it again (benchmarks/fit.py)")
     return Measured(
         content["kernels"], {tuple(table["formats"].values()): table["problems"] for table in content["tables"]}
     )
-
-
-def extents_of(problem: GemmProblem) -> str:
-    """``MxNxK``: the key of a problem in its table."""
-    return f"{problem.m}x{problem.n}x{problem.k}"

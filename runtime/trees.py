@@ -3,22 +3,18 @@ time (gradient boosting: Friedman, Annals of Statistics 2001). ``benchmarks/fit.
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmill.library.errors import RecordError
+from gemmill.runtime.shipped import content_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float64]
 
-FOLDER = Path(__file__).parent / "models"
-"""Fitted models, one file a GPU."""
 VERSION = 2
 """Of the files."""
 
@@ -69,15 +65,5 @@ def fitted(gpu: str) -> Trees | None:
     Raises:
         RecordError: the file is of another version.
     """
-    path = path_of(gpu, "trees")
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text())
-    if content["version"] != VERSION:
-        raise RecordError(f"{path}: version {content['version']}, not {VERSION}: fit it again (benchmarks/fit.py)")
-    return Trees.of(content)
-
-
-def path_of(gpu: str, what: str) -> Path:
-    """The file of a GPU that holds ``trees`` or what was ``measured``."""
-    return FOLDER / f"{gpu.lower().replace(' ', '-')}.{what}.json"
+    content = content_of(gpu, "trees", VERSION)
+    return Trees.of(content) if content else None

@@ -14,12 +14,12 @@ from gemmill.library.errors import RecordError
 from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import measured, trees
+from gemmill.runtime import measured, shipped
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.measured import FORMATS
 from gemmill.runtime.selector import Selector, needs_swap
 
-FILES = sorted(trees.FOLDER.glob("*.measured.json"))
+FILES = sorted(shipped.FOLDER.glob("*.measured.json"))
 PROBLEM = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 ELSEWHERE = replace(PROBLEM, k=4224)
 
@@ -41,7 +41,7 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
 ) -> None:
     content = json.loads(path.read_text())
     assert content["gpu"] in GPUS
-    assert trees.path_of(content["gpu"], "measured") == path
+    assert shipped.path_of(content["gpu"], "measured") == path
     assert set(content["kernels"]) <= set(everything)
     tables = measured.measured(content["gpu"])
     assert tables is not None
@@ -96,7 +96,7 @@ def test_a_caller_s_own_measurements_come_before(kernels: dict[str, GemmConfig])
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "FOLDER", tmp_path)
-    trees.path_of("Some GPU", "measured").write_text('{"version": 99}')
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    shipped.path_of("Some GPU", "measured").write_text('{"version": 99}')
     with pytest.raises(RecordError, match="version 99"):
         measured.measured("Some GPU")

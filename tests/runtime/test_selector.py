@@ -23,6 +23,7 @@ from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.rules import legal
 from gemmill.runtime.decisions import Decision, read_decisions
+from gemmill.runtime.measured import measured
 from gemmill.runtime.model import Columns, estimate
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import RUNNERS_UP, Selector, faults, needs_swap, with_epilogue
@@ -51,7 +52,8 @@ extents = st.integers(1, 40_000)
 def test_every_size_is_served_and_the_best_comes_first(
     selector: Selector, kernels: dict[str, GemmConfig], m: int, n: int, k: int, batch: int
 ) -> None:
-    choice = selector.select(problem(m, n, k, batch))
+    asked = problem(m, n, k, batch)
+    choice, tables = selector.select(asked), measured(H200.name)
     assert kernels[choice.name] == choice.config
     assert (choice.config.a.major, choice.config.b.major, choice.config.c) == ("k", "k", None)
     times = [choice.predicted_us, *(us for _, us in choice.runners_up)]
@@ -59,6 +61,7 @@ def test_every_size_is_served_and_the_best_comes_first(
     assert times == sorted(times)
     assert times[0] > 0
     assert choice.name not in dict(choice.runners_up)
+    assert choice.source == ("measured" if tables and tables.decisions(asked, H200.name) else "model")
 
 
 def test_nothing_is_faster_than_the_gpu(selector: Selector) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import model, trees
+from gemmill.runtime import model, shipped, trees
 from gemmill.runtime.trees import Trees
 
 NAMES = ("M", "N", "waves")
@@ -52,12 +52,12 @@ def test_trees_sum_the_leaves_that_each_kernel_reaches(content: dict[str, Any], 
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", sorted(trees.FOLDER.glob("*.trees.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(shipped.FOLDER.glob("*.trees.json")), ids=lambda path: path.stem)
 def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["version"] == trees.VERSION
     assert content["gpu"] in GPUS
-    assert trees.path_of(content["gpu"], "trees") == path
+    assert shipped.path_of(content["gpu"], "trees") == path
     columns = model.Columns.of(PLAIN)
     figures, others = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     assert set(content["features"]) <= set(model.FEATURES)

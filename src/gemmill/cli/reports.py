@@ -15,7 +15,7 @@ from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.ceilings import COPY, Ceilings, measure_ceilings, read_ceilings
-from gemmill.profiler.figures import Figures, extents, figures, formats
+from gemmill.profiler.figures import Figures, figures, formats
 from gemmill.profiler.report import Choices, as_csv, as_html, as_junit
 
 Output = Annotated[
@@ -171,7 +171,7 @@ def _reached(found: Figures, ceilings: Ceilings) -> dict[str, object]:
     """What the best kernel of a problem, and cuBLAS, reach of the nearer ceiling."""
     best, cublas, roof = found.best, found.baseline, ceilings.roof(found.run.problem)
     return {
-        "problem": extents(found.run.problem),
+        "problem": found.run.problem.extents,
         "formats": formats(found.run.problem),
         "best": best.kernel if best else None,
         "us": best.us if best else None,
