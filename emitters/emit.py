@@ -10,8 +10,10 @@ from typing import Protocol
 from gemmill.emitters import gemv, headers_digest, mma_sync, simt, tma_wgmma
 from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.errors import ConfigError
+from gemmill.library.fields import fields_of
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.resources import multiply_add_chain
 from gemmill.library.rules import verdicts
 
 DEFINES: tuple[str, ...] = ("NDEBUG",)
@@ -35,6 +37,8 @@ class EmittedSource:
     launch: LaunchSpec
     headers_digest: str
     """SHA-256 of the headers the text includes."""
+    chain: int = 0
+    """Multiply-adds by one register that its machine code issues together (``runtime/sass.py``); 0: as ptxas has it."""
 
     @property
     def digest(self) -> str:
@@ -74,6 +78,7 @@ def emit(config: GemmConfig) -> EmittedSource:
         constants=emitter.constants(launch),
         launch=launch,
         headers_digest=headers_digest(),
+        chain=multiply_add_chain(fields_of(config)),
     )
 
 

@@ -336,6 +336,16 @@ def has_block_scales(fields: Fields) -> bool:
     return fields["a.scale"] != "none" and not is_mixed(fields)
 
 
+def multiply_add_chain(fields: Fields) -> int:
+    """Multiply-adds by one scale that a warp issues before it yields, and 0 where there are no scales of blocks.
+
+    Measured (docs/performance.md): two warpgroups gain up to eight; of three, more compete for the issue slots.
+    """
+    if not has_block_scales(fields):
+        return 0
+    return 4 if consumer_warpgroups(fields) > 2 else 8
+
+
 def max_auto_stages(fields: Fields) -> int:
     """Deepest pipeline that ``stages: auto`` asks for."""
     return MAX_SCALED_STAGES if has_block_scales(fields) else MAX_AUTO_STAGES

@@ -53,7 +53,7 @@ class Provenance:
     headers_digest: str
     """SHA-256 of gemmill's own headers."""
     options: tuple[str, ...]
-    """NVRTC options that decide the outcome."""
+    """Options that decide the outcome: NVRTC's, and ``chain=`` of what is done to the machine code after it."""
     nvrtc_version: str
     cutlass_version: str
     cccl_version: str

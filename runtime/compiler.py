@@ -21,6 +21,7 @@ from gemmill.library.errors import CompileError
 from gemmill.runtime import pch
 from gemmill.runtime.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
 from gemmill.runtime.cubin import Cubin
+from gemmill.runtime.sass import chain_multiply_adds
 from gemmill.runtime.toolchain import Toolchain
 
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
@@ -66,7 +67,7 @@ class Compiler:
         return Provenance(
             source_digest=source.digest,
             headers_digest=source.headers_digest,
-            options=_options(config),
+            options=(*_options(config), *([f"chain={source.chain}"] if source.chain else [])),
             nvrtc_version=versions["nvrtc"],
             cutlass_version=versions["cutlass"],
             cccl_version=versions["cccl"],
@@ -93,6 +94,8 @@ class Compiler:
             options = [*_options(config), *_UNRECORDED, f"-pch-dir={pch.directory()}", *includes]
             cubin, stats = _nvrtc(source, options)
         self.stats = stats
+        if source.chain:
+            cubin = chain_multiply_adds(cubin, source.entry, source.chain)
         parsed = Cubin(cubin)
         return Artifact(
             config, source.launch, cubin, _resources(source, parsed, stats.log), self.provenance(source, config)

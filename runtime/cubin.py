@@ -67,6 +67,13 @@ class Cubin:
             position += size
         raise CompileError(f"the cubin does not tell how many registers {entry} uses")
 
+    def code(self, entry: str) -> range:
+        """Where in the file the instructions of one kernel are."""
+        section = self._elf.get_section_by_name(f".text.{entry}")
+        if section is None:
+            raise CompileError(f"the cubin has no code of {entry}")
+        return range(section["sh_offset"], section["sh_offset"] + section["sh_size"])
+
     def static_shared_bytes(self, entry: str) -> int:
         """Static shared memory of one kernel, with what the compiler reserves."""
         section = self._elf.get_section_by_name(f".nv.shared.{entry}")
