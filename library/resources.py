@@ -36,7 +36,7 @@ MAX_SUBTILE_N = 128
 MAX_STAGED_N = 32
 """The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
 no stage. And where the blocks of a cluster exchange sums, for which a stage or two have to go already."""
-MAX_PROMOTED_N = 160
+MAX_PROMOTED_N = 192
 """Most columns of a WGMMA whose sums are promoted."""
 MIN_D_BUFFERS = 1
 """Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
@@ -337,13 +337,11 @@ def has_block_scales(fields: Fields) -> bool:
 
 
 def multiply_add_chain(fields: Fields) -> int:
-    """Multiply-adds by one scale that a warp issues before it yields, and 0 where there are no scales of blocks.
+    """Multiply-adds by one scale of a block that a warp issues before it yields; 0 without such scales.
 
-    Measured (docs/performance.md): two warpgroups gain up to eight; of three, more compete for the issue slots.
+    Lengths of 5 to 16 are equally fast, 4 is slower with two warpgroups (docs/performance.md).
     """
-    if not has_block_scales(fields):
-        return 0
-    return 4 if consumer_warpgroups(fields) > 2 else 8
+    return 8 if has_block_scales(fields) else 0
 
 
 def max_auto_stages(fields: Fields) -> int:

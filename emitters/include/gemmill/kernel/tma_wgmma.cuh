@@ -352,13 +352,11 @@ struct TmaWgmmaGemm {
     StagePipeline& pipeline;
     Ready& ready;
     Position& at;
-    int lane;
-    int rank;
+    StageRelease<StagePipeline, Config::kClusterM, Config::kClusterN> release;
 
     __device__ int index() const { return at.stage; }
     __device__ void wait() { wait_stage(pipeline, ready, at); }
     __device__ void advance() { at.advance(); }
-    __device__ void release(int stage) { pipeline.release(stage, lane, rank); }
   };
 
   /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
@@ -409,7 +407,7 @@ struct TmaWgmmaGemm {
       Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        accumulators.multiply(a, b, ConsumerStages{pipeline, ready, at, lane, scheduler.rank}, work.k_tiles,
+        accumulators.multiply(a, b, ConsumerStages{pipeline, ready, at, {pipeline, lane, scheduler.rank}}, work.k_tiles,
                               scales(shared, m - work.m, work.n));
       } else if constexpr (kMixed) {
         if (work.k_tiles == 0) accumulators.clear();

@@ -75,6 +75,35 @@ struct Pipeline {
   }
 };
 
+/// Releases stages like `Pipeline::release`, with what does not depend on the stage made once: for mainloops in which a
+/// warp has other work to issue.
+template <class Pipeline, int ClusterM, int ClusterN>
+struct StageRelease {
+  /// In the shared memory of the peer that this lane tells; and whether it tells one.
+  uint32_t empty;
+  bool tells;
+
+  __device__ StageRelease(Pipeline& pipeline, int lane, int rank) : tells(lane < Pipeline::kPeers) {
+    empty = cute::cast_smem_ptr_to_uint(&pipeline.empty[0]);
+    if constexpr (Pipeline::kPeers > 1) {
+      int const m = rank % ClusterM;
+      int const n = rank / ClusterM;
+      int const other = lane - ClusterM;
+      int const peer = lane < ClusterM ? lane + n * ClusterM : m + (other + (other >= n)) * ClusterM;
+      uint32_t const own = empty;
+      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(empty) : "r"(own), "r"(tells ? peer : rank));
+    }
+  }
+
+  __device__ void operator()(int stage) const {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cluster.b64 _, [%0];\n}" ::"r"(
+            empty + stage * int(sizeof(uint64_t))),
+        "r"(int(tells))
+        : "memory");
+  }
+};
+
 /// The order in which pingpong's two consumer warpgroups enter their mainloops.
 ///
 /// It keeps the tensor cores on one tile while the other is stored, and no warpgroup more than one lap behind the
