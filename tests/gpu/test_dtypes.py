@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.gpu.harness import check, kernel, make_case, run, torch
 
+from gemmill.emitters.emit import emit
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.arithmetic import D_DTYPES, FP8
@@ -16,6 +18,7 @@ from gemmill.library.families.wgmma import ACCUMULATORS
 from gemmill.library.fields import Value
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import legal, verdicts
+from gemmill.runtime.compiler import Compiler
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
@@ -82,8 +85,11 @@ SCALED = (
     scaled("64x96", "pingpong", "1x1", "e4m3", "e5m2"),
     scaled("128x64", "pingpong", "1x2", "e5m2", "e4m3", d__major="m"),
     scaled("128x112", "cooperative", "1x1", "e5m2", "e5m2", c__dtype="f32", d__dtype="f32"),
+    scaled("128x192", "cooperative", "2x1", "e4m3", "e4m3"),
+    scaled("192x128", "cooperative", "1x2", "e4m3", "e4m3"),
+    scaled("256x128", "cooperative", "4x1", "e4m3", "e4m3"),
 )
-"""Tiles that meet one block of B's scales, and two."""
+"""Tiles that meet one block of B's scales, and two; WGMMAs of half a tile and a whole one; clusters."""
 
 CONFIGS = (*family(), *SCALED)
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
@@ -120,6 +126,18 @@ def test_odd_sizes_many_tiles_and_batches_are_exact(config: GemmConfig, registry
 @each_config
 def test_random_operands_stay_within_each_elements_bound(config: GemmConfig, registry: Registry) -> None:
     check(config, 777, 520, 4096 if config.cluster.m * config.cluster.n > 1 else 200, registry, data="random")
+
+
+@pytest.mark.parametrize("config", SCALED, ids=kernel_name)
+def test_chains_of_multiply_adds_change_no_bit(config: GemmConfig, registry: Registry) -> None:
+    as_ptxas_has_it = Registry(manifests=())
+    as_ptxas_has_it.add(Compiler().compile(replace(emit(config), chain=0), config))
+    case = make_case(config, 777, 520, 4096, data="random")
+    run(config, case, registry)
+    chained = case.d.tensor.clone()
+    case.d.tensor.fill_(float("nan"))
+    run(config, case, as_ptxas_has_it)
+    assert torch.equal(case.d.tensor, chained)
 
 
 @pytest.mark.parametrize("d", ["s8", "u8", "e4m3", "e5m2"])
