@@ -352,7 +352,7 @@ struct TmaWgmmaGemm {
     StagePipeline& pipeline;
     Ready& ready;
     Position& at;
-    StageRelease<StagePipeline, Config::kClusterM, Config::kClusterN> release;
+    StageRelease<StagePipeline> release;
 
     __device__ int index() const { return at.stage; }
     __device__ void wait() { wait_stage(pipeline, ready, at); }

@@ -65,34 +65,34 @@ struct Pipeline {
     if constexpr (kPeers == 1) {
       if (lane == 0) Empty::arrive(&empty[stage]);
     } else {
-      // Lanes below ClusterM take this block's column of the cluster, the next ones the rest of its row.
-      int const m = rank % ClusterM;
-      int const n = rank / ClusterM;
-      int const other = lane - ClusterM;
-      int const peer = lane < ClusterM ? lane + n * ClusterM : m + (other + (other >= n)) * ClusterM;
-      Empty::arrive(&empty[stage], peer, lane < kPeers);
+      Empty::arrive(&empty[stage], peer(lane, rank), lane < kPeers);
     }
+  }
+
+  /// The block that a lane tells. Lanes below ClusterM take this block's column of the cluster, the next ones the rest of
+  /// its row.
+  __device__ static int peer(int lane, int rank) {
+    int const m = rank % ClusterM;
+    int const n = rank / ClusterM;
+    int const other = lane - ClusterM;
+    return lane < ClusterM ? lane + n * ClusterM : m + (other + (other >= n)) * ClusterM;
   }
 };
 
-/// Releases stages like `Pipeline::release`, with what does not depend on the stage made once: for mainloops in which a
-/// warp has other work to issue.
-template <class Pipeline, int ClusterM, int ClusterN>
+/// Releases stages like `Pipeline::release`, with one instruction: what does not depend on the stage is made once. For
+/// warps that have other work to issue while MMAs run.
+template <class Pipeline>
 struct StageRelease {
-  /// In the shared memory of the peer that this lane tells; and whether it tells one.
+  /// The first empty barrier of the block that this lane tells, if it tells one.
   uint32_t empty;
   bool tells;
 
-  __device__ StageRelease(Pipeline& pipeline, int lane, int rank) : tells(lane < Pipeline::kPeers) {
-    empty = cute::cast_smem_ptr_to_uint(&pipeline.empty[0]);
-    if constexpr (Pipeline::kPeers > 1) {
-      int const m = rank % ClusterM;
-      int const n = rank / ClusterM;
-      int const other = lane - ClusterM;
-      int const peer = lane < ClusterM ? lane + n * ClusterM : m + (other + (other >= n)) * ClusterM;
-      uint32_t const own = empty;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(empty) : "r"(own), "r"(tells ? peer : rank));
-    }
+  __device__ StageRelease(Pipeline& pipeline, int lane, int rank)
+      : empty(cute::cast_smem_ptr_to_uint(&pipeline.empty[0])), tells(lane < Pipeline::kPeers) {
+    if constexpr (Pipeline::kPeers > 1)
+      asm("mapa.shared::cluster.u32 %0, %1, %2;"
+          : "=r"(empty)
+          : "r"(empty), "r"(tells ? Pipeline::peer(lane, rank) : rank));
   }
 
   __device__ void operator()(int stage) const {
