@@ -37,22 +37,24 @@ def chain_multiply_adds(cubin: bytes, entry: str, length: int) -> bytes:
     """
     code = Cubin(cubin).code(entry)
     patched = bytearray(cubin)
-    chain: list[int] = []
+    run: list[int] = []
     multiplier = None
     for offset in range(code.start, code.stop, _INSTRUCTION.size):
         low, _ = _INSTRUCTION.unpack_from(cubin, offset)
         found = (low >> 32) & 0xFF if low & 0xFFFF == _FFMA else None
         if found != multiplier:
-            _issue_together(patched, chain, length)
-            chain, multiplier = [], found
+            _issue_together(patched, run, length)
+            run, multiplier = [], found
         if found is not None:
-            chain.append(offset)
-    _issue_together(patched, chain, length)
+            run.append(offset)
+            if (low >> 16) & 0xFF == found:  # it writes what it multiplies by: the next one multiplies by another value
+                multiplier = None
+    _issue_together(patched, run, length)
     return bytes(patched)
 
 
 def _issue_together(code: bytearray, run: list[int], length: int) -> None:
-    """Make chains of a run of multiply-adds by one register, at these offsets."""
+    """Make chains of a run of multiply-adds by one value, at these offsets."""
     for index, offset in enumerate(run[:-1]):
         low, high = _INSTRUCTION.unpack_from(code, offset)
         high &= ~(_STAY | _KEEP_B)

@@ -60,6 +60,27 @@ def test_nothing_but_issue_control_changes() -> None:
     assert chain_multiply_adds(other, source.entry, 8) == cubin
 
 
+def test_a_multiplier_that_is_overwritten_is_read_anew() -> None:
+    source = emit(parse_name(SCALED.format(PAIRS)))
+    cubin = bytearray(Compiler().compile(source=source, config=parse_name(source.name)).cubin)
+    code = Cubin(bytes(cubin)).code(source.entry)
+    longest = max(
+        (
+            list(run)
+            for shared, run in groupby(code[::16], lambda at: multiplier(struct.unpack_from("<QQ", cubin, at)))
+            if shared is not None
+        ),
+        key=len,
+    )
+    third = longest[2]
+    cubin[third + 2] = cubin[third + 4]  # Rd is Rb
+    cubin[third + 15] &= ~8  # ptxas would not keep what is overwritten
+    patched = chain_multiply_adds(bytes(cubin), source.entry, 8)
+    kept = [patched[at + 15] >> 3 & 1 for at in longest]
+    assert kept[:6] == [1, 1, 0, 1, 1, 1]
+    assert chain_multiply_adds(patched, source.entry, 8) == patched
+
+
 def test_kernels_without_block_scales_stay_as_ptxas_made_them() -> None:
     source = emit(parse_name("sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x128x128_1x1_cooperative_s4_m8_k1_linear"))
     assert source.chain == 0
