@@ -38,6 +38,8 @@ MAX_STAGED_N = 32
 no stage. And where the blocks of a cluster exchange sums, for which a stage or two have to go already."""
 MAX_PROMOTED_N = 192
 """Most columns of a WGMMA whose sums are promoted."""
+MAX_EXCHANGED_PROMOTED_N = 160
+"""The same where the blocks of a cluster exchange sums, for which registers have to be left."""
 MIN_D_BUFFERS = 1
 """Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
 AUTO_D_BUFFERS = 2
@@ -154,7 +156,9 @@ def accumulator_registers(fields: Fields) -> int:
 
 def atom_parts(fields: Fields) -> int:
     """Parts of tile N that one WGMMA each multiplies: two where sums are promoted and a whole one would not fit."""
-    return 2 if fields["promote"] and integer(fields, "tile.n") > MAX_PROMOTED_N else 1
+    exchanges = fields["scheduler.decomposition"] == "cluster"
+    widest = MAX_EXCHANGED_PROMOTED_N if exchanges else MAX_PROMOTED_N
+    return 2 if fields["promote"] and integer(fields, "tile.n") > widest else 1
 
 
 def computes_in_integers(fields: Fields) -> bool:
