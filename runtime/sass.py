@@ -3,8 +3,8 @@
 An instruction has 128 bits; bits 105 to 125 control its issue: cycles to stall (4 bits), whether the scheduler stays
 with the warp (1), barriers to set and to wait for (12), and which operands stay in the operand collector for the
 instruction after it (4; Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018, section
-2.1). What stays and who issues decide when something is computed, never what: every instruction still names all of its
-registers.
+2.1). What stays and who issues decide when something is computed, not what, as long as no operand that stays is
+overwritten: every instruction still names all of its registers.
 """
 
 from __future__ import annotations
