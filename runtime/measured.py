@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.decisions import Decision
 from gemmill.runtime.shipped import content_of
 
 VERSION = 1
@@ -31,13 +30,10 @@ class Measured(NamedTuple):
     tables: Mapping[tuple[Any, ...], Mapping[str, Sequence[float]]]
     """By formats, then by a problem's extents: a kernel's index and its microseconds in turn, the fastest first."""
 
-    def decisions(self, problem: GemmProblem, gpu: str) -> list[Decision]:
-        """The kernels measured on a problem, the fastest first; none for most problems."""
+    def times(self, problem: GemmProblem) -> list[tuple[float, str]]:
+        """Microseconds of the kernels measured on a problem, and their names, the fastest first; none for most."""
         row = self.tables.get(formats_of(problem), {}).get(problem.extents, ())
-        return [
-            Decision(problem=problem, gpu=gpu, kernel=self.kernels[int(kernel)], us=us)
-            for kernel, us in zip(row[::2], row[1::2], strict=True)
-        ]
+        return [(us, self.kernels[int(kernel)]) for kernel, us in zip(row[::2], row[1::2], strict=True)]
 
 
 @cache

@@ -167,8 +167,8 @@ class Selector:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
-        if sm_count is None and invariant_to is None and (decisions := self._decisions_on(problem)):
-            return self._by_measurement(decisions)
+        if sm_count is None and invariant_to is None and (times := self._times_on(problem)):
+            return self._by_measurement(problem, times)
         group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
             name, config, swapped = (
@@ -193,9 +193,8 @@ class Selector:
         sm_count = self._bound(sm_count)
         found: dict[str, Candidate] = {}
         if sm_count is None:
-            for decision in sorted(_comparable(self._decisions_on(problem)), key=lambda d: d.us):
-                swapped = needs_swap(self.configs[decision.kernel], problem) is True
-                found[decision.kernel] = Candidate(decision.kernel, swapped, decision.us)
+            for us, name in self._times_on(problem):
+                found[name] = Candidate(name, not serves_as_it_is(self.configs[name], problem), us)
         group, serving = self._serving(problem, sm_count)
         figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
         for i in _fastest(group, serving, figures, count):
@@ -203,17 +202,17 @@ class Selector:
             found.setdefault(name, Candidate(name, swapped, float(figures.us[i])))
         return [*found.values()][:count]
 
-    def _decisions_on(self, problem: GemmProblem) -> Sequence[Decision]:
-        """Measured times of a problem: those given or, where there are none, those that ship. The latter are of a few
-        kernels each, and say nothing where the fastest of them is not here."""
-        if own := self._measured.get(problem):
-            return [*own.values()]
+    def _times_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
+        """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
+        those that ship. The latter are of a few kernels each, and say nothing where the fastest of them is not here."""
+        if own := self._measured and self._measured.get(problem):
+            return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
         if (tables := measured(self.gpu.name)) is None:
-            return ()
-        shipped = tables.decisions(problem, self.gpu.name)
-        if not shipped or shipped[0].kernel not in self.configs:
-            return ()
-        return [decision for decision in shipped if decision.kernel in self.configs]
+            return []
+        shipped = tables.times(problem)
+        if not shipped or shipped[0][1] not in self.configs:
+            return []
+        return [(us, name) for us, name in shipped if name in self.configs]
 
     def _bound(self, sm_count: int | None) -> int | None:
         """A number of SMs, or None where it is no bound."""
@@ -296,11 +295,10 @@ class Selector:
             self._fused[formats] = {name: own[name] for name in sorted(own)}
         return self._fused[formats]
 
-    def _by_measurement(self, decisions: Sequence[Decision]) -> Choice:
-        times = sorted((decision.us, decision.kernel) for decision in _comparable(decisions))
+    def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
-        config, problem = self.configs[best], decisions[0].problem
-        swapped = needs_swap(config, problem) is True
+        config = self.configs[best]
+        swapped = not serves_as_it_is(config, problem)  # it ran, one way or the other
         reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
         return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
@@ -448,22 +446,29 @@ def _aligns(config: GemmConfig) -> tuple[int, ...]:
 
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
-    found = []
+    return [*_faults(config, problem)]
+
+
+def _faults(config: GemmConfig, problem: GemmProblem) -> Iterator[str]:
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
         given = getattr(problem, field)
         if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
-            found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
+            yield f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})"
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
-            found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
-    return found
+            yield f"{_words(field)} of at least {align} bytes (it has {given})"
+
+
+def serves_as_it_is(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel serves a problem without transposing it."""
+    return next(_faults(config, problem), None) is None
 
 
 def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
     """Whether a kernel serves a problem only transposed; None where it does not serve it at all."""
-    if not faults(config, problem):
+    if serves_as_it_is(config, problem):
         return False
-    return True if problem.can_transpose and not faults(config, problem.transposed) else None
+    return True if problem.can_transpose and serves_as_it_is(config, problem.transposed) else None
 
 
 def in_words(swapped: bool) -> str:

@@ -50,22 +50,22 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
         for extents in table["problems"]:
             m, n, k = map(int, extents.split("x"))
             problem = GemmProblem(m=m, n=n, k=k, **table["formats"])
-            found = tables.decisions(problem, content["gpu"])
+            found = tables.times(problem)
             assert found
-            assert [d.us for d in found] == sorted(d.us for d in found)
-            assert all(needs_swap(everything[d.kernel], problem) is not None for d in found)
+            assert [us for us, _ in found] == sorted(us for us, _ in found)
+            assert all(needs_swap(everything[name], problem) is not None for _, name in found)
 
 
 def test_the_fastest_kernel_that_was_measured_is_chosen(kernels: dict[str, GemmConfig]) -> None:
     tables = measured.measured(DEFAULT_GPU.name)
     assert tables is not None
-    first, *others = tables.decisions(PROBLEM, DEFAULT_GPU.name)
+    (us, first), *others = tables.times(PROBLEM)
     selector = Selector(kernels, DEFAULT_GPU)
     choice = selector.select(PROBLEM)
-    assert (choice.name, choice.predicted_us, choice.source) == (first.kernel, first.us, "measured")
-    assert choice.runners_up == tuple((d.kernel, d.us) for d in others)
+    assert (choice.name, choice.predicted_us, choice.source) == (first, us, "measured")
+    assert choice.runners_up == tuple((name, us) for us, name in others)
     found = selector.candidates(PROBLEM, 1 + len(others))
-    assert [c.name for c in found] == [first.kernel, *(d.kernel for d in others)]
+    assert [c.name for c in found] == [first, *(name for _, name in others)]
     # Of few kernels: not what the smallest pack for a problem may be made of.
     assert len(selector.times(PROBLEM)) > len(kernels) / 20
 
