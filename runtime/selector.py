@@ -194,7 +194,7 @@ class Selector:
         found: dict[str, Candidate] = {}
         if sm_count is None:
             for us, name in self._times_on(problem):
-                found[name] = Candidate(name, not serves_as_it_is(self.configs[name], problem), us)
+                found[name] = Candidate(name, needs_swap(self.configs[name], problem) is True, us)
         group, serving = self._serving(problem, sm_count)
         figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
         for i in _fastest(group, serving, figures, count):
@@ -205,7 +205,7 @@ class Selector:
     def _times_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
         """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
         those that ship. The latter are of a few kernels each, and say nothing where the fastest of them is not here."""
-        if own := self._measured and self._measured.get(problem):
+        if own := self._measured.get(problem):
             return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
         if (tables := measured(self.gpu.name)) is None:
             return []
@@ -298,7 +298,7 @@ class Selector:
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
         config = self.configs[best]
-        swapped = not serves_as_it_is(config, problem)  # it ran, one way or the other
+        swapped = needs_swap(config, problem) is True
         reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
         return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
@@ -446,29 +446,22 @@ def _aligns(config: GemmConfig) -> tuple[int, ...]:
 
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
-    return [*_faults(config, problem)]
-
-
-def _faults(config: GemmConfig, problem: GemmProblem) -> Iterator[str]:
+    found = []
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
         given = getattr(problem, field)
         if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
-            yield f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})"
+            found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
-            yield f"{_words(field)} of at least {align} bytes (it has {given})"
-
-
-def serves_as_it_is(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether a kernel serves a problem without transposing it."""
-    return next(_faults(config, problem), None) is None
+            found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
+    return found
 
 
 def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
     """Whether a kernel serves a problem only transposed; None where it does not serve it at all."""
-    if serves_as_it_is(config, problem):
+    if not faults(config, problem):
         return False
-    return True if problem.can_transpose and serves_as_it_is(config, problem.transposed) else None
+    return True if problem.can_transpose and not faults(config, problem.transposed) else None
 
 
 def in_words(swapped: bool) -> str:
