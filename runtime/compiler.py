@@ -94,9 +94,9 @@ class Compiler:
             options = [*_options(config), *_UNRECORDED, f"-pch-dir={pch.directory()}", *includes]
             cubin, stats = _nvrtc(source, options)
         self.stats = stats
-        if source.chain:
-            cubin = chain_multiply_adds(cubin, source.entry, source.chain)
         parsed = Cubin(cubin)
+        if source.chain:
+            cubin = chain_multiply_adds(cubin, parsed.code(source.entry), source.chain)
         return Artifact(
             config, source.launch, cubin, _resources(source, parsed, stats.log), self.provenance(source, config)
         )

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import struct
 
-from gemmill.runtime.cubin import Cubin
-
 _INSTRUCTION = struct.Struct("<QQ")
 _FFMA = 0x7223
 """Low 16 bits of ``FFMA Rd, Ra, Rb, Rc`` without a predicate."""
@@ -22,7 +20,7 @@ _KEEP_B = 1 << 59
 """Of the high half: Rb stays in the operand collector."""
 
 
-def chain_multiply_adds(cubin: bytes, entry: str, length: int) -> bytes:
+def chain_multiply_adds(cubin: bytes, code: range, length: int) -> bytes:
     """Let a warp issue ``length`` multiply-adds by one register before it yields, and read that register once for them.
 
     After each stage of a block-scaled kernel a thread multiplies dozens of sums by one scale, while the tensor cores
@@ -32,14 +30,13 @@ def chain_multiply_adds(cubin: bytes, entry: str, length: int) -> bytes:
 
     Args:
         cubin: a cubin of sm_90.
-        entry: its kernel.
+        code: where its kernel's instructions are (:meth:`~gemmill.runtime.cubin.Cubin.code`).
         length: multiply-adds of one chain; the last yields.
     """
-    code = Cubin(cubin).code(entry)
     patched = bytearray(cubin)
     run: list[int] = []
     multiplier = None
-    for offset in range(code.start, code.stop, _INSTRUCTION.size):
+    for offset in code[:: _INSTRUCTION.size]:
         low, _ = _INSTRUCTION.unpack_from(cubin, offset)
         found = (low >> 32) & 0xFF if low & 0xFFFF == _FFMA else None
         if found != multiplier:

@@ -50,14 +50,14 @@ def test_chains_of_the_length_that_the_kernel_asks_for(tail: str) -> None:
 def test_nothing_but_issue_control_changes() -> None:
     source = emit(parse_name(SCALED.format(PAIRS)))
     cubin = Compiler().compile(source=source, config=parse_name(source.name)).cubin
-    other = chain_multiply_adds(cubin, source.entry, 3)
     code = Cubin(cubin).code(source.entry)
+    other = chain_multiply_adds(cubin, code, 3)
     assert other != cubin
     assert (other[: code.start], other[code.stop :]) == (cubin[: code.start], cubin[code.stop :])
     for before, after in zip(code_of(cubin, source.entry), code_of(other, source.entry), strict=True):
         mask = 0 if multiplier(before) is None else ISSUE
         assert (before[0], before[1] & ~mask) == (after[0], after[1] & ~mask)
-    assert chain_multiply_adds(other, source.entry, 8) == cubin
+    assert chain_multiply_adds(other, code, 8) == cubin
 
 
 def test_a_multiplier_that_is_overwritten_is_read_anew() -> None:
@@ -75,10 +75,10 @@ def test_a_multiplier_that_is_overwritten_is_read_anew() -> None:
     third = longest[2]
     cubin[third + 2] = cubin[third + 4]  # Rd is Rb
     cubin[third + 15] &= ~8  # ptxas would not keep what is overwritten
-    patched = chain_multiply_adds(bytes(cubin), source.entry, 8)
+    patched = chain_multiply_adds(bytes(cubin), code, 8)
     kept = [patched[at + 15] >> 3 & 1 for at in longest]
     assert kept[:6] == [1, 1, 0, 1, 1, 1]
-    assert chain_multiply_adds(patched, source.entry, 8) == patched
+    assert chain_multiply_adds(patched, code, 8) == patched
 
 
 def test_kernels_without_block_scales_stay_as_ptxas_made_them() -> None:
@@ -92,4 +92,4 @@ def test_a_missing_kernel_is_named() -> None:
     source = emit(parse_name(SCALED.format(TRIOS)))
     cubin = Compiler().compile(source=source, config=parse_name(source.name)).cubin
     with pytest.raises(CompileError, match="no code of absent"):
-        chain_multiply_adds(cubin, "absent", 8)
+        Cubin(cubin).code("absent")
