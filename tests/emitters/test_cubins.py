@@ -50,11 +50,16 @@ SAMPLE = [
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_1x1_cooperative_s3_m8_k2cluster_linear",
     "sm90a_s8k16_s8k16_s32_none_s32n16_128x256x64_1x1_cooperative_s4_m8_k4cluster_linear",
     "sm90a_bf16mn16_bf16k16_f32_bf16n16_bf16n16_64x192x64_1x1_pingpong_s3_m8_k2cluster_linear",
+    # Promoted: the widest WGMMA there is, and where blocks exchange sums two halves in its place.
+    "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x192x128_2x1_cooperative_s4_m8_k1_linear",
+    "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x192x128_1x1_cooperative_s3_m8_k2cluster_linear",
     "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_128x256x64_1x2_cooperative_s4_m8grouped_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_128x128x64_2x2_pingpong_s4_n1masked_k1_linear",
     "sm90a_bf16mn16_bf16mn16_f32_f32n16_f32n16_256x128x64_1x1_cooperative_s3_m8kgrouped_k1_linear",
 ]
 
+WGMMA = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "s8": "IGMMA"}
+"""What the tensor cores multiply B's types with."""
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", re.MULTILINE)
 
 
@@ -78,7 +83,7 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
     artifact = compiler().compile(emit(config), config)
 
     instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
-    assert {"IGMMA" if config.accumulator == "s32" else "HGMMA", "UTMALDG", "UTMASTG"} <= instructions
+    assert {WGMMA[config.b.dtype], "UTMALDG", "UTMASTG"} <= instructions
     assert ("STAS" in instructions) == (config.scheduler.decomposition == "cluster")
     assert not instructions & {"LDL", "STL", "HMMA"}
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
@@ -90,9 +95,8 @@ def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(dtype: DTypeN
     artifact = compiler().compile(emit_ceiling(config), config)
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
     instructions = INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path))
-    wgmmas = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "s8": "IGMMA"}[dtype]
-    assert instructions.count(wgmmas) == 4, "a stage is 128 bytes along K"
-    first = instructions.index(wgmmas)
+    assert instructions.count(WGMMA[dtype]) == 4, "a stage is 128 bytes along K"
+    first = instructions.index(WGMMA[dtype])
     loop = instructions[first : instructions.index("BRA", first)]
     assert not set(loop) & {"LDG", "LDS", "LDL", "STG", "STS", "STL", "BAR"}
     assert not set(instructions) & {"LDL", "STL"}
