@@ -27,7 +27,8 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 ///
 /// One thread of the warpgroup issues every TMA copy. A single barrier a subtile orders three things: D's subtile is
 /// written, C's has been read, and the D buffer that comes next has left shared memory. Where there is a single D buffer, a
-/// second one waits until it has left.
+/// second one waits until it has left; where the buffers hold a whole tile, one before its first subtile waits until all
+/// have left, and one behind its last serves them all.
 /// `TileN` are columns of D.
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
@@ -43,6 +44,12 @@ struct StagedEpilogue {
   static constexpr int kColumns = TileN / SubtileN;
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 1);
+  /// Whether the few columns of a tile go from registers to global memory: past shared memory and TMA, which take longer
+  /// than sectors that are half empty.
+  enum : bool { kThrough = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
+  /// Whether the buffers hold all of a tile, whose copies then start together: one round of fences and barriers, not one for
+  /// each subtile.
+  enum : bool { kTogether = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kThrough };
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
   GemmParams const& params;
@@ -83,18 +90,23 @@ struct StagedEpilogue {
   /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D.
   template <Matrices Found, class Accumulators>
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group) {
-    auto operation = begin_tile(group, Found == Matrices::Cut ? end : params.m);
+    int const m_end = Found == Matrices::Cut ? end : params.m;
+    auto operation = begin_tile(group, m_end);
+    if constexpr (kTogether) {
+      if (is_leader()) cute::tma_store_wait<0>();
+      named_barrier::sync(barrier, 128);
+    }
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
         if (i == 0) operation.begin_columns(n);
       }
-      if constexpr (BuffersD == 1) {
+      if constexpr (BuffersD == 1 && !kThrough) {
         if (is_leader()) cute::tma_store_wait<0>();
         named_barrier::sync(barrier, 128);
       }
-      char* const subtile_d = buffers_d + at_d.stage * kBytesD;
+      char* const subtile_d = buffers_d + (kTogether ? i : at_d.stage) * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
       if constexpr (kLoads) {
@@ -104,54 +116,41 @@ struct StagedEpilogue {
       }
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = i % kColumns * SubtileN;
+      Target target{subtile_d};
+      if constexpr (kThrough) target = {nullptr, matrix_d<Found>(batch), m + i / kColumns * kSubtileM, m_end};
 #pragma unroll
       for (int column = 0; column + 16 <= SubtileN; column += 16)
-        convert<2>(operation, registers, first, column, n, subtile_c, needs_c, subtile_d);
+        convert<2>(operation, registers, first, column, n, subtile_c, needs_c, target);
       if constexpr (SubtileN % 16 != 0)
-        convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, subtile_d);
+        convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, target);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
         // Loads that the barrier hides.
         if (i + 1 < kSubtiles) operation.begin_columns(n + (i + 1) % kColumns * SubtileN);
       }
 
-      cute::tma_store_fence();
-      if constexpr (BuffersD > 1) {
-        if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
-      }
-      named_barrier::sync(barrier, 128);
-      int const row = m + i / kColumns * kSubtileM;
-      bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
-      if (ragged) {
-        int const m_end = Found == Matrices::Cut ? end : params.m;
-        SubtileD::store_ragged(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
-      }
-      if (is_leader()) {
-        if (!ragged) {
-          if constexpr (Found == Matrices::Cut) {
-            SubtileD::store_rows(params.d, subtile_d, row, n + first, batch, end);
-          } else if constexpr (Found == Matrices::Array) {
-            ArrayMatrix const d(params, Operand::D, batch);
-            SubtileD::store(params.d, subtile_d, row, n + first, d.low(), d.high());
-          } else {
-            SubtileD::store(params.d, subtile_d, row, n + first, batch);
-          }
+      if constexpr (!kThrough && !kTogether) {
+        cute::tma_store_fence();
+        if constexpr (BuffersD > 1) {
+          if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
         }
-        if constexpr (Operation::Outputs::kCount > 0) {
-          Outputs::each([&](auto subtile, int index, int offset) {
-            using Output = decltype(subtile);
-            Output::store(operation_params.matrices[Operation::Inputs::kCount + index],
-                          subtile_d + SubtileD::kBytes + offset, row, n + first, batch);
-          });
-        }
+        named_barrier::sync(barrier, 128);
+        copy<Found>(i, subtile_d, m, n, batch, end);
         // Also without a store: the wait above counts one group a subtile.
-        cute::tma_store_arrive();
+        if (is_leader()) cute::tma_store_arrive();
       }
-      at_d.advance();
+      if constexpr (!kTogether) at_d.advance();
       if constexpr (kLoads) {
         if (i + BuffersC < kSubtiles) load<Found>(i + BuffersC, at_c.stage, m, n, batch);
         at_c.advance();
       }
+    }
+    if constexpr (kTogether) {
+      cute::tma_store_fence();
+      named_barrier::sync(barrier, 128);
+#pragma unroll
+      for (int i = 0; i < kSubtiles; ++i) copy<Found>(i, buffers_d + i * kBytesD, m, n, batch, end);
+      if (is_leader()) cute::tma_store_arrive();
     }
     if constexpr (Operation::kIsExpression) operation.end_tile();
   }
@@ -219,9 +218,47 @@ struct StagedEpilogue {
     }
   }
 
+  /// Where a subtile goes: to a buffer, or straight to the rows of a matrix D from `m` on.
+  struct Target {
+    char* subtile;
+    typename SubtileD::Element* d = nullptr;
+    int m = 0, m_end = 0;
+  };
+
+  /// Starts to copy subtile i of a tile from its buffer to global memory.
+  template <Matrices Found>
+  __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end) {
+    int const first = i % kColumns * SubtileN;
+    int const row = m + i / kColumns * kSubtileM;
+    bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
+    if (ragged) {
+      int const m_end = Found == Matrices::Cut ? end : params.m;
+      SubtileD::store_ragged(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
+    }
+    if (is_leader()) {
+      if (!ragged) {
+        if constexpr (Found == Matrices::Cut) {
+          SubtileD::store_rows(params.d, subtile_d, row, n + first, batch, end);
+        } else if constexpr (Found == Matrices::Array) {
+          ArrayMatrix const d(params, Operand::D, batch);
+          SubtileD::store(params.d, subtile_d, row, n + first, d.low(), d.high());
+        } else {
+          SubtileD::store(params.d, subtile_d, row, n + first, batch);
+        }
+      }
+      if constexpr (Operation::Outputs::kCount > 0) {
+        Outputs::each([&](auto subtile, int index, int offset) {
+          using Output = decltype(subtile);
+          Output::store(operation_params.matrices[Operation::Inputs::kCount + index],
+                        subtile_d + SubtileD::kBytes + offset, row, n + first, batch);
+        });
+      }
+    }
+  }
+
   template <int Units, class Tile, class Register>
   __device__ void convert(Tile& operation, Register const* registers, int first, int column, int n,
-                          char const* subtile_c, bool needs_c, char* subtile_d) {
+                          char const* subtile_c, bool needs_c, Target const& target) {
     using Compute = typename Operation::Compute;
     constexpr int kOutputs = Operation::Outputs::kCount;
     Compute values[4 * Units];
@@ -261,11 +298,16 @@ struct StagedEpilogue {
         }
       }
     }
-    SubtileD::template write<Units>(subtile_d, warp(), lane(), column, values);
+    if constexpr (kThrough) {
+      SubtileD::template write_through<Units>(target.d, params.d_stride, warp(), lane(), target.m, n + first + column,
+                                              target.m_end, n_end(), values);
+    } else {
+      SubtileD::template write<Units>(target.subtile, warp(), lane(), column, values);
+    }
     if constexpr (kOutputs > 0) {
       Outputs::each([&](auto subtile, int index, int offset) {
         using Output = decltype(subtile);
-        Output::template write<Units>(subtile_d + SubtileD::kBytes + offset, warp(), lane(), column, outputs[index]);
+        Output::template write<Units>(target.subtile + SubtileD::kBytes + offset, warp(), lane(), column, outputs[index]);
       });
     }
   }

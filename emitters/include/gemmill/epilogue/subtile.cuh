@@ -91,19 +91,31 @@ struct Subtile {
       for (int i = 0; i < 2 * Units; ++i) {
         int const r = row + i % 2 * 8;
         int const c = column + i / 2 * 8 + lane % 4 * 2;
-        Pair pair;
-        if constexpr (sizeof(Element) == 1) {
-          pair.bits = pack(Element{}, values[2 * i], values[2 * i + 1]);
-        } else {
-          pair.elements[0] = values[2 * i];
-          pair.elements[1] = values[2 * i + 1];
-        }
+        Pair const pair = pair_of(values[2 * i], values[2 * i + 1]);
         if constexpr (Major == MajorOut::N) {
           *reinterpret_cast<Pair*>(subtile + offset(r, c)) = pair;
         } else {
           *reinterpret_cast<Element*>(subtile + offset(r, c)) = pair.elements[0];
           *reinterpret_cast<Element*>(subtile + offset(r, c + 1)) = pair.elements[1];
         }
+      }
+    }
+  }
+
+  /// Writes the same straight to a matrix, of which the warpgroup's part begins at row m and the fragments at column n: what
+  /// lies before `m_end` and `n_end`.
+  template <int Units, class Compute>
+  __device__ static void write_through(Element* matrix, int64_t stride, int warp, int lane, int m, int n, int m_end,
+                                       int n_end, Compute const (&values)[4 * Units]) {
+#pragma unroll
+    for (int i = 0; i < 2 * Units; ++i) {
+      int const row = m + warp * 16 + lane / 4 + i % 2 * 8;
+      int const column = n + i / 2 * 8 + lane % 4 * 2;
+      Pair const pair = pair_of(values[2 * i], values[2 * i + 1]);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (row >= m_end || column + j >= n_end) continue;
+        matrix[Major == MajorOut::N ? row * stride + column + j : (column + j) * stride + row] = pair.elements[j];
       }
     }
   }
@@ -188,8 +200,20 @@ struct Subtile {
   /// Neighbours along N, as fragments hold them.
   union alignas(2 * sizeof(Element)) Pair {
     Element elements[2];
-    uint16_t bits;
+    cute::conditional_t<sizeof(Element) == 1, uint16_t, uint32_t> bits;
   };
+
+  template <class Compute>
+  __device__ static Pair pair_of(Compute first, Compute second) {
+    Pair pair;
+    if constexpr (sizeof(Element) <= 2) {
+      pair.bits = pack(Element{}, first, second);
+    } else {
+      pair.elements[0] = first;
+      pair.elements[1] = second;
+    }
+    return pair;
+  }
 
   __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[4]) {
     if constexpr (Major == MajorOut::N) {

@@ -11,7 +11,8 @@ namespace gemmill {
 
 template <class Config>
 struct DirectGemm {
-  using Order = TileOrder<Config::kTileM, Config::kTileN, 1, 1, Config::kRaster, Config::kSwizzle>;
+  /// Plain quotients: with others ptxas puts gemv's loads of A between those of B, which is 3% slower.
+  using Order = TileOrder<Config::kTileM, Config::kTileN, 1, 1, Config::kRaster, Config::kSwizzle, PlainQuotient>;
   using Scheduler = PersistentScheduler<Order, Config::kTileK, DirectParams>;
   using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
   using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
@@ -20,7 +21,7 @@ struct DirectGemm {
   /// Calls `compute(work)` for every tile of this block.
   template <class Compute>
   __device__ static void for_each_tile(DirectParams const& params, Compute const& compute) {
-    Scheduler const scheduler(params, 0);
+    Scheduler scheduler(params, 0);
     for (int index = Scheduler::first(); index < scheduler.total; index += Scheduler::stride()) {
       compute(scheduler.work(index));
     }

@@ -132,6 +132,8 @@ struct TmaWgmmaGemm {
   static constexpr bool kGroupsK = cute::is_same_v<Unit, KGroupWork>;
   static constexpr int kWindowK = kGroupsK ? Config::kTileK : 0;
   static constexpr bool kArray = cute::is_same_v<Unit, ArrayWork>;
+  /// Whether work is found in memory that the kernel before may have written.
+  enum : bool { kReadsGroups = kRowGroups || kGroupsK || kArray };
   /// Descriptors of A and B begin outside them. Every box then holds some of their K.
   static constexpr bool kInside = kGroupsK || kArray;
   static_assert(!kInside || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
@@ -221,8 +223,8 @@ struct TmaWgmmaGemm {
       cutlass::arch::fence_barrier_init();
     }
     sync_cluster();
-    // All of the above may overlap the end of the kernel before; nothing below may.
-    wait_for_prerequisites();
+    // What comes before a wait may overlap the end of the kernel before: a load waits once it is ready to be issued.
+    if constexpr (kReadsGroups) wait_for_prerequisites();
 
     Scheduler scheduler(params, rank);
     if (warp < 4) {
@@ -267,6 +269,7 @@ struct TmaWgmmaGemm {
     StageLoad<RawB, Config::kClusterM, kInside> const load_b{m, uint16_t(column), kInside ? params.n : 0};
 
     Position at;
+    bool waits = !kReadsGroups;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
       int const batch_a = params.batched & 1 ? work.batch : 0;
@@ -278,6 +281,8 @@ struct TmaWgmmaGemm {
         char* const stage_a = shared + kOffsetRawA + at.stage * A::kBytes;
         char* const stage_b = shared + kOffsetRawB + at.stage * B::kBytes;
         int const k = k_tile * Config::kTileK;
+        if (waits) wait_for_prerequisites();
+        waits = false;
         if constexpr (kGroupsK) {
           // A window of tile K rows: what is beyond the group's end arrives as zeros.
           int const rows = min(work.end - work.begin - k, Config::kTileK);
@@ -305,6 +310,7 @@ struct TmaWgmmaGemm {
                                         Scheduler& scheduler) {
     uint32_t const stages = cute::cast_smem_ptr_to_uint(shared + kOffsetScales);
     uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
+    wait_for_prerequisites();
     Position at;
     bool again = false;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
@@ -373,6 +379,7 @@ struct TmaWgmmaGemm {
                                  int consumer_warp) {
     int const warpgroup = consumer_warp / 4;
     int const lane = threadIdx.x % 32;
+    wait_for_prerequisites();
     Epilogue epilogue{params,
                       params.epilogue,
                       shared + kOffsetC + warpgroup * Config::kBuffersC * Epilogue::kBytesC,

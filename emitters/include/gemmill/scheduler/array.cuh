@@ -13,7 +13,7 @@ struct ArrayScheduler : PersistentScheduler<Order, TileK> {
   using Base = PersistentScheduler<Order, TileK>;
   using Base::Base;
 
-  __device__ ArrayWork work(int index) const { return {Base::work(index)}; }
+  __device__ ArrayWork work(int index) { return {Base::work(index)}; }
 };
 
 /// The operands, in the order of the rows of a table of addresses.

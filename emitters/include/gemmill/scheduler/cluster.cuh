@@ -29,7 +29,7 @@ struct ClusterScheduler : PersistentScheduler<Order, TileK> {
 
   __device__ int k_tiles(int) const { return this->k_extent / Splits + (part < this->k_extent % Splits); }
 
-  __device__ ClusterWork work(int index) const {
+  __device__ ClusterWork work(int index) {
     ClusterWork work{Base::work(index), part};
     work.k_tile = part * (this->k_extent / Splits) + min(part, this->k_extent % Splits);
     work.k_tiles = k_tiles(index);

@@ -52,7 +52,7 @@ struct RowGroupScheduler {
     int const holder = __ffs(later) - 1;
     int const group_begin = __shfl_sync(~0u, begin, holder);
     int const group_end = __shfl_sync(~0u, end, holder);
-    Order const order(group_end - group_begin, params.n);
+    Order order(group_end - group_begin, params.n);
     int const before = __shfl_sync(~0u, tiles, holder) - order.count();
     auto const [m, n] = order.origin(index - before, rank);
     int const group = chunk + holder;
@@ -110,8 +110,8 @@ struct KGroupScheduler {
     return ceil_div(end - begin, TileK);
   }
 
-  __device__ KGroupWork work(int index) const {
-    int const group = index / order.count();
+  __device__ KGroupWork work(int index) {
+    int const group = Order::quotient(index, order.count());
     auto const [m, n] = order.origin(index - group * order.count(), rank);
     auto const [begin, end] = range(group);
     return {{m, n, group, group, 0, ceil_div(end - begin, TileK)}, begin, end};

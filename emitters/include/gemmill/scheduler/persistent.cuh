@@ -26,8 +26,8 @@ struct PersistentScheduler {
 
   __device__ int k_tiles(int) const { return k_extent; }
 
-  __device__ Work work(int index) const {
-    int const batch = index / order.count();
+  __device__ Work work(int index) {
+    int const batch = Order::quotient(index, order.count());
     auto const [m, n] = order.origin(index - batch * order.count(), rank);
     return {m, n, batch, batch, 0, k_extent};
   }

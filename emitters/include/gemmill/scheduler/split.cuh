@@ -36,10 +36,10 @@ struct SplitScheduler {
 
   __device__ int k_tiles(int index) const { return k_extent / Splits + (index / tiles < k_extent % Splits); }
 
-  __device__ Work work(int index) const {
-    int const part = index / tiles;
+  __device__ Work work(int index) {
+    int const part = Order::quotient(index, tiles);
     int const tile = index - part * tiles;
-    int const matrix = tile / order.count();
+    int const matrix = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - matrix * order.count(), rank);
     int const begin = part * (k_extent / Splits) + min(part, k_extent % Splits);
     return {m, n, matrix, part * batch + matrix, begin, k_tiles(index)};
@@ -55,7 +55,7 @@ struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
 
   __device__ int slot_stride() const { return -this->tiles; }
 
-  __device__ SharedWork work(int index) const {
+  __device__ SharedWork work(int index) {
     SharedWork work{SplitScheduler<Order, TileK, Splits>::work(index), index, Splits - 1 - index / this->tiles, Splits};
     work.batch_d = work.batch;
     return work;

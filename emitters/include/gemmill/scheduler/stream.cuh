@@ -51,7 +51,7 @@ struct StreamScheduler {
   __device__ static int stride() { return 1; }
   __device__ static int slot_stride() { return 1; }
 
-  __device__ SharedWork work(int index) const {
+  __device__ SharedWork work(int index) {
     SharedWork work;
     int tile = shared + cluster() + (index - segments) * clusters();
     work.k_tile = 0;
@@ -68,7 +68,7 @@ struct StreamScheduler {
       work.part = share - owner;
       work.parts = share_of(start + k_extent - 1) - owner + 1;
     }
-    work.batch = work.batch_d = tile / order.count();
+    work.batch = work.batch_d = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - work.batch * order.count(), rank);
     work.m = m;
     work.n = n;

@@ -41,9 +41,26 @@ struct SharedWork : Work {
 /// their address.
 enum class Matrices { Strided, Cut, Array };
 
+/// Quotients by one divisor of values that mostly have the quotient of the one before, or the next. A division takes some
+/// 200 cycles, of which three lay between a block's start and its first load, and between two of its tiles.
+struct Quotient {
+  int last = 0;
+
+  __device__ int operator()(int value, int divisor) {
+    unsigned const rest = value - last * divisor;
+    if (rest >= unsigned(divisor)) last = rest < 2u * divisor ? last + 1 : value / divisor;
+    return last;
+  }
+};
+
+/// The same by division.
+struct PlainQuotient {
+  __device__ int operator()(int value, int divisor) const { return value / divisor; }
+};
+
 /// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
 /// direction are walked one after the other, so that the tiles in flight form a block whose operands stay in L2.
-template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle>
+template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle, class Quotient_ = Quotient>
 struct TileOrder {
   static constexpr int kClusterSize = ClusterM * ClusterN;
 
@@ -53,24 +70,35 @@ struct TileOrder {
 
   int clusters_m;
   int clusters_n;
+  Quotient_ bands{};
 
   __device__ TileOrder(int m, int n)
       : clusters_m(ceil_div(m, TileM * ClusterM)), clusters_n(ceil_div(n, TileN * ClusterN)) {}
 
+  /// That of a value by itself.
+  __device__ static int quotient(int value, int divisor) { return Quotient_{}(value, divisor); }
+
   __device__ int count() const { return clusters_m * clusters_n; }
 
   /// Origin in elements of the tile of block `rank` of the cluster tile `index`.
-  __device__ Origin origin(int index, int rank) const {
+  __device__ Origin origin(int index, int rank) {
     int const along_extent = RasterAlong == Raster::M ? clusters_m : clusters_n;
     int const across_extent = RasterAlong == Raster::M ? clusters_n : clusters_m;
-    int const band = index / (Swizzle * along_extent);
+    int const band = bands(index, Swizzle * along_extent);
     int const in_band = index - band * Swizzle * along_extent;
     int const width = min(Swizzle, across_extent - band * Swizzle);
-    int const along = in_band / width;
+    int const along = divided(in_band, width);
     int const across = band * Swizzle + in_band - along * width;
     int const cluster_m = RasterAlong == Raster::M ? along : across;
     int const cluster_n = RasterAlong == Raster::M ? across : along;
     return {(cluster_m * ClusterM + rank % ClusterM) * TileM, (cluster_n * ClusterN + rank / ClusterM) * TileN};
+  }
+
+ private:
+  /// A place in a band over its width, which all but the last band have in common, mostly a power of two.
+  __device__ static int divided(int place, int width) {
+    if (cute::is_same_v<Quotient_, Quotient> && (width & (width - 1)) == 0) return place >> (31 - __clz(width));
+    return place / width;
   }
 };
 
