@@ -103,6 +103,9 @@ def _registers(f: Fields) -> str | None:
         why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
     elif f["accumulator"] == "f64" and f["epilogue"] != LINEAR:
         why = " beside an expression of f64"
+    elif f["b.dtype"] == "f64" and f["b.major"] == "mn" and f["b.align"] == 8 and f["tile.n"] == max(TILE_MN):
+        # ptxas spills them with four stages and more.
+        why = f" beside the addresses of rows of {f['tile.n']} elements of B that are copied 8 bytes at a time"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
     if registers <= limit:
         return None
