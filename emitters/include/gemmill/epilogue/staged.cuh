@@ -135,9 +135,8 @@ struct StagedEpilogue {
           if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
         }
         named_barrier::sync(barrier, 128);
-        copy<Found>(i, subtile_d, m, n, batch, end);
-        // Also without a store: the wait above counts one group a subtile.
-        if (is_leader()) cute::tma_store_arrive();
+        // A group of its own: the wait above counts one a subtile.
+        copy<Found>(i, subtile_d, m, n, batch, end, true);
       }
       if constexpr (!kTogether) at_d.advance();
       if constexpr (kLoads) {
@@ -149,8 +148,8 @@ struct StagedEpilogue {
       cute::tma_store_fence();
       named_barrier::sync(barrier, 128);
 #pragma unroll
-      for (int i = 0; i < kSubtiles; ++i) copy<Found>(i, buffers_d + i * kBytesD, m, n, batch, end);
-      if (is_leader()) cute::tma_store_arrive();
+      for (int i = 0; i < kSubtiles; ++i)
+        copy<Found>(i, buffers_d + i * kBytesD, m, n, batch, end, i == kSubtiles - 1);
     }
     if constexpr (Operation::kIsExpression) operation.end_tile();
   }
@@ -225,9 +224,9 @@ struct StagedEpilogue {
     int m = 0, m_end = 0;
   };
 
-  /// Starts to copy subtile i of a tile from its buffer to global memory.
+  /// Starts to copy subtile i of a tile from its buffer to global memory; `last`: of a group of copies, which may have none.
   template <Matrices Found>
-  __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end) {
+  __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end, bool last) {
     int const first = i % kColumns * SubtileN;
     int const row = m + i / kColumns * kSubtileM;
     bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
@@ -253,6 +252,7 @@ struct StagedEpilogue {
                         subtile_d + SubtileD::kBytes + offset, row, n + first, batch);
         });
       }
+      if (last) cute::tma_store_arrive();
     }
   }
 

@@ -81,8 +81,10 @@ struct TmaWgmmaGemm {
   static constexpr int kSliceK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
+  /// Beside 192 accumulators cooperative kernels have no register left to remember a quotient in; pingpong's have.
+  static constexpr bool kRemembers = kPingpong || kBlocks * Config::kTileN < 2 * 192;
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
-                          Config::kSwizzle>;
+                          Config::kSwizzle, Quotient<kRemembers>>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   /// Blocks of a cluster that share K of a tile, and store a share of its columns each.
   enum : int { kClusterParts = ClusterParts<Scheduler>::kCount };

@@ -41,15 +41,19 @@ struct SharedWork : Work {
 /// their address.
 enum class Matrices { Strided, Cut, Array };
 
-/// Quotients by one divisor of values that mostly have the quotient of the one before, or the next. A division takes some
-/// 200 cycles, of which three lay between a block's start and its first load, and between two of its tiles.
+/// Quotients by one divisor of values that mostly have the quotient of the one before, or the next; unless it `Remembers`
+/// that one, 0 or 1. A division takes some 200 cycles, and three lay between a block's start and its first load, and
+/// between two of its tiles.
+template <bool Remembers>
 struct Quotient {
   int last = 0;
 
   __device__ int operator()(int value, int divisor) {
-    unsigned const rest = value - last * divisor;
-    if (rest >= unsigned(divisor)) last = rest < 2u * divisor ? last + 1 : value / divisor;
-    return last;
+    int const guess = Remembers ? last : 0;
+    unsigned const rest = value - guess * divisor;
+    int const quotient = rest < unsigned(divisor) ? guess : rest < 2u * divisor ? guess + 1 : value / divisor;
+    if (Remembers) last = quotient;
+    return quotient;
   }
 };
 
@@ -60,7 +64,7 @@ struct PlainQuotient {
 
 /// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
 /// direction are walked one after the other, so that the tiles in flight form a block whose operands stay in L2.
-template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle, class Quotient_ = Quotient>
+template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle, class Quotient>
 struct TileOrder {
   static constexpr int kClusterSize = ClusterM * ClusterN;
 
@@ -70,13 +74,13 @@ struct TileOrder {
 
   int clusters_m;
   int clusters_n;
-  Quotient_ bands{};
+  Quotient bands{};
 
   __device__ TileOrder(int m, int n)
       : clusters_m(ceil_div(m, TileM * ClusterM)), clusters_n(ceil_div(n, TileN * ClusterN)) {}
 
   /// That of a value by itself.
-  __device__ static int quotient(int value, int divisor) { return Quotient_{}(value, divisor); }
+  __device__ static int quotient(int value, int divisor) { return Quotient{}(value, divisor); }
 
   __device__ int count() const { return clusters_m * clusters_n; }
 
@@ -97,7 +101,7 @@ struct TileOrder {
  private:
   /// A place in a band over its width, which all but the last band have in common, mostly a power of two.
   __device__ static int divided(int place, int width) {
-    if (cute::is_same_v<Quotient_, Quotient> && (width & (width - 1)) == 0) return place >> (31 - __clz(width));
+    if (!cute::is_same_v<Quotient, PlainQuotient> && (width & (width - 1)) == 0) return place >> (31 - __clz(width));
     return place / width;
   }
 };
