@@ -240,8 +240,6 @@ struct TmaWgmmaGemm {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
       consume(params, shared, pipeline, ready, full_c, turns, sums_barriers, scheduler, warp - 4);
     }
-    // Peers write to this block's shared memory and barriers until they are done.
-    if constexpr (kClusterSize > 1) sync_cluster();
   }
 
  private:
@@ -304,6 +302,11 @@ struct TmaWgmmaGemm {
       }
     }
     if (issues) launch_dependents();
+    // Peers arrive at this block's barriers until they have read its last stages: it must not end before. (All else that
+    // reaches its shared memory, loads of peers and sums of other parts of K, it has waited for.)
+    if constexpr (StagePipeline::kPeers > 1) {
+      for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);
+    }
   }
 
   /// One warp: fills the scales of each stage, beside `produce`. A full barrier has seen all arrivals of one lap before the

@@ -51,9 +51,12 @@ struct Pipeline {
     }
   }
 
+  /// Producer: waits until every peer has emptied the stage.
+  __device__ void wait_empty(RingPosition<Stages> at) { Empty::wait(&empty[at.stage], at.phase ^ 1); }
+
   /// Producer: waits until every peer has emptied the stage, and announces the bytes to come.
   __device__ void acquire(RingPosition<Stages> at, uint32_t bytes) {
-    Empty::wait(&empty[at.stage], at.phase ^ 1);
+    wait_empty(at);
     Full::arrive_and_expect_tx(&full[at.stage], bytes);
   }
 
