@@ -48,8 +48,8 @@ struct StagedEpilogue {
   /// than sectors that are half empty.
   enum : bool { kThrough = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
   /// Whether the buffers hold all of a tile, whose copies then start together: one round of fences and barriers, not one for
-  /// each subtile.
-  enum : bool { kTogether = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kThrough };
+  /// each subtile. (Expressions, which take longer beside another warpgroup's MMAs, are the slower for it.)
+  enum : bool { kTogether = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kThrough && !Operation::kIsExpression };
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
   GemmParams const& params;
