@@ -81,8 +81,9 @@ struct TmaWgmmaGemm {
   static constexpr int kSliceK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
-  /// Beside 192 accumulators cooperative kernels have no register left to remember a quotient in; pingpong's have.
-  static constexpr bool kRemembers = kPingpong || kBlocks * Config::kTileN < 2 * 192;
+  /// Beside 192 accumulators cooperative kernels have no register left to remember a quotient in, nor have four consumers;
+  /// pingpong's have.
+  static constexpr bool kRemembers = kSlices == 1 && (kPingpong || kBlocks * Config::kTileN < 2 * 192);
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle, Quotient<kRemembers>>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
