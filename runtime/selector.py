@@ -194,7 +194,7 @@ class Selector:
         found: dict[str, Candidate] = {}
         if sm_count is None:
             for us, name in self._times_on(problem):
-                found[name] = Candidate(name, needs_swap(self.configs[name], problem) is True, us)
+                found[name] = Candidate(name, runs_transposed(self.configs[name], problem), us)
         group, serving = self._serving(problem, sm_count)
         figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
         for i in _fastest(group, serving, figures, count):
@@ -298,7 +298,7 @@ class Selector:
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
         config = self.configs[best]
-        swapped = needs_swap(config, problem) is True
+        swapped = runs_transposed(config, problem)
         reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
         return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
@@ -462,6 +462,13 @@ def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
     if not faults(config, problem):
         return False
     return True if problem.can_transpose and not faults(config, problem.transposed) else None
+
+
+def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel that is known to solve a problem, or one that asks for less of the sums, solves its transpose: the
+    major of D says so, but of kernels for any."""
+    major = config.d.major
+    return needs_swap(config, problem) is True if major == "any" else major != problem.d_major
 
 
 def in_words(swapped: bool) -> str:

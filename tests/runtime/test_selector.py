@@ -339,12 +339,18 @@ def test_a_measured_kernel_runs_as_it_was_measured() -> None:
     assert (choice.source, choice.swapped, choice.predicted_us) == ("measured", True, 7.0)
 
 
-def test_a_measured_kernel_that_keeps_more_of_the_sums_is_not_turned() -> None:
-    name = "sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_128x128x128_1x2_pingpong_s6_m8_k1_linear"
-    asked = GemmProblem.packed((4096, 4096, 4096, 1), ("e4m3", "k"), ("e4m3", "k"), "f16", None, ("bf16", "n"))
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_128x128x128_1x2_pingpong_s6_m8_k1_linear", 4096),
+        ("sm90a_e4m3k16_e4m3k16_f32_none_bf16m16_64x16x128_1x1_pingpong_s16_m8_k1_linear", 16),
+    ],
+)
+def test_a_measured_kernel_that_keeps_more_of_the_sums_is_turned_where_d_is(name: str, rows: int) -> None:
+    asked = GemmProblem.packed((rows, 4096, 4096, 1), ("e4m3", "k"), ("e4m3", "k"), "f16", None, ("bf16", "n"))
     selector = Selector({name: parse_name(name)}, H200, [Decision(problem=asked, gpu=H200.name, kernel=name, us=7.0)])
     for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
-        assert (found.name, found.swapped) == (name, False)
+        assert (found.name, found.swapped) == (name, rows == 16)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
