@@ -465,8 +465,8 @@ def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
 
 
 def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether a kernel that is known to solve a problem, or one that asks for less of the sums, solves its transpose: the
-    major of D says so, but of kernels for any."""
+    """Whether a kernel that was measured on a problem, and keeps enough of the sums, ran its transpose: D's major says
+    so, but of kernels for any."""
     major = config.d.major
     return needs_swap(config, problem) is True if major == "any" else major != problem.d_major
 
