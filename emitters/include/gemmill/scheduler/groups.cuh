@@ -106,18 +106,20 @@ struct KGroupScheduler {
 
   __device__ int k_tiles(int index) const {
     if (index >= total) return 0;
-    auto const [begin, end] = range(index / order.count());
+    auto const [begin, end] = range(group_of(index));
     return ceil_div(end - begin, TileK);
   }
 
   __device__ KGroupWork work(int index) {
-    int const group = Order::quotient(index, order.count());
+    int const group = group_of(index);
     auto const [m, n] = order.origin(index - group * order.count(), rank);
     auto const [begin, end] = range(group);
     return {{m, n, group, group, 0, ceil_div(end - begin, TileK)}, begin, end};
   }
 
  private:
+  __device__ int group_of(int index) const { return Order::quotient(index, order.count()); }
+
   struct Range {
     int begin, end;
   };

@@ -34,15 +34,22 @@ struct SplitScheduler {
   __device__ static int first() { return blockIdx.x / Order::kClusterSize; }
   __device__ static int stride() { return gridDim.x / Order::kClusterSize; }
 
-  __device__ int k_tiles(int index) const { return k_extent / Splits + (index / tiles < k_extent % Splits); }
+  __device__ int part_of(int index) const { return Order::quotient(index, tiles); }
 
-  __device__ Work work(int index) {
-    int const part = Order::quotient(index, tiles);
+  __device__ int k_tiles(int index) const { return k_tiles_of(part_of(index)); }
+
+  __device__ Work work(int index) { return work_of(index, part_of(index)); }
+
+  /// K tiles of a part.
+  __device__ int k_tiles_of(int part) const { return k_extent / Splits + (part < k_extent % Splits); }
+
+  /// A unit whose part is known.
+  __device__ Work work_of(int index, int part) {
     int const tile = index - part * tiles;
     int const matrix = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - matrix * order.count(), rank);
     int const begin = part * (k_extent / Splits) + min(part, k_extent % Splits);
-    return {m, n, matrix, part * batch + matrix, begin, k_tiles(index)};
+    return {m, n, matrix, part * batch + matrix, begin, k_tiles_of(part)};
   }
 };
 
@@ -56,7 +63,8 @@ struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
   __device__ int slot_stride() const { return -this->tiles; }
 
   __device__ SharedWork work(int index) {
-    SharedWork work{SplitScheduler<Order, TileK, Splits>::work(index), index, Splits - 1 - index / this->tiles, Splits};
+    int const part = this->part_of(index);
+    SharedWork work{this->work_of(index, part), index, Splits - 1 - part, Splits};
     work.batch_d = work.batch;
     return work;
   }

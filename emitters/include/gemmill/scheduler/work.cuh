@@ -64,7 +64,7 @@ struct PlainQuotient {
 
 /// The output tiles of one matrix, in clusters, and their order. Bands of `Swizzle` cluster tiles across the raster
 /// direction are walked one after the other, so that the tiles in flight form a block whose operands stay in L2.
-template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle, class Quotient>
+template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle, class Division>
 struct TileOrder {
   static constexpr int kClusterSize = ClusterM * ClusterN;
 
@@ -74,13 +74,13 @@ struct TileOrder {
 
   int clusters_m;
   int clusters_n;
-  Quotient bands{};
+  Division bands{};
 
   __device__ TileOrder(int m, int n)
       : clusters_m(ceil_div(m, TileM * ClusterM)), clusters_n(ceil_div(n, TileN * ClusterN)) {}
 
   /// That of a value by itself.
-  __device__ static int quotient(int value, int divisor) { return Quotient{}(value, divisor); }
+  __device__ static int quotient(int value, int divisor) { return Division{}(value, divisor); }
 
   __device__ int count() const { return clusters_m * clusters_n; }
 
@@ -101,7 +101,7 @@ struct TileOrder {
  private:
   /// A place in a band over its width, which all but the last band have in common, mostly a power of two.
   __device__ static int divided(int place, int width) {
-    if (!cute::is_same_v<Quotient, PlainQuotient> && (width & (width - 1)) == 0) return place >> (31 - __clz(width));
+    if (!cute::is_same_v<Division, PlainQuotient> && (width & (width - 1)) == 0) return place >> (31 - __clz(width));
     return place / width;
   }
 };
