@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, cast
 from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
@@ -34,6 +34,8 @@ CACHED_LAUNCHERS = 1024
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
 
+Call = ParamSpec("Call")
+
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
 
@@ -41,12 +43,12 @@ Stream = Any
 class Options(NamedTuple):
     """What a call asks for beside its tensors."""
 
-    alpha: float
-    beta: float | None
-    out_dtype: Any
-    accumulator: DTypeName | None
-    tf32: bool
-    fast_accumulation: bool
+    alpha: float = 1.0
+    beta: float | None = None
+    out_dtype: Any = None
+    accumulator: DTypeName | None = None
+    tf32: bool = False
+    fast_accumulation: bool = True
     registry: Registry | None = None
     kernel: str | GemmConfig | None = None
     sm_count: int | None = None
@@ -57,11 +59,17 @@ class Options(NamedTuple):
     """``a_dtype`` and ``b_dtype``."""
 
 
+_VALUES = frozenset(Options._fields) - {"dtypes"}
+"""Arguments of :func:`matmul` that are plain values, and all that a call of two or three matrices can take."""
+
+
 class _Ready(NamedTuple):
     """What :func:`matmul` keeps for a signature."""
 
     launcher: Launcher | None
     """None where D is empty."""
+    stream: Callable[[], int]
+    """What gives the stream of a call that names none."""
     device: int
     shape: tuple[int, ...]
     """Shape of D."""
@@ -96,6 +104,62 @@ def default_registry() -> Registry:
         return _shared_registry[0]
 
 
+def _short_of_a_warm_call(general: Callable[Call, Any]) -> Callable[Call, Any]:
+    """:func:`matmul` with a short way for what most calls are: PyTorch tensors, and nothing but plain values beside
+    them. Parameters that a call leaves out cost it time, each of them, and so the short way has few."""
+
+    @functools.wraps(general)
+    def matmul(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
+        if options:
+            options = {name: x for name, x in options.items() if name in _VALUES or x is not None}
+            if not options.keys() <= _VALUES:
+                return general(a, b, out=out, c=c, stream=stream, **options)
+            for factor in options.keys() & {"alpha", "beta"}:
+                options[factor] = None if options[factor] is None else float(options[factor])
+        try:  # the key is made of raw properties, a microsecond of work
+            pointers: Addresses = (
+                a.data_ptr(),
+                b.data_ptr(),
+                0 if c is None else c.data_ptr(),
+                0 if out is None else out.data_ptr(),
+            )
+            key = (  # flat: each tuple within costs time to make, hash and compare
+                a.shape,
+                a.stride(),
+                a.dtype,
+                a.get_device(),
+                b.shape,
+                b.stride(),
+                b.dtype,
+                b.get_device(),
+                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
+                None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
+                (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
+                tuple(options.items()) if options else None,
+            )
+        except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
+            key = None
+        if key is None:
+            return general(a, b, out=out, c=c, stream=stream, **options)
+        slot = _slot(key)
+        ready = slot.ready
+        if ready is None:
+            tensors, out, handle = _read(a, b, c, out, options.get("out_dtype"), stream)
+            slot.ready = ready = _prepare(tensors, handle, Options(**options))
+            pointers = _addresses(tensors)
+        else:
+            if out is None:
+                out = _allocate(a, ready.shape, ready.dtype, ready.device, stream)
+                pointers = (*pointers[:3], out.data_ptr())
+            handle = ready.stream() if stream is None else stream_handle(stream)
+        if ready.launcher is not None:
+            ready.launcher.launch(handle, pointers)
+        return out
+
+    return cast(Callable[Call, Any], matmul)
+
+
+@_short_of_a_warm_call
 def matmul(
     a: Any,
     b: Any,
@@ -171,10 +235,8 @@ def matmul(
     CompileError or ToolchainError where its kernel cannot be built, DeviceError where the GPU cannot run it,
     CaptureError where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
     """
-    if type(alpha) is not float:
-        alpha = float(alpha)
-    fields = (  # of Options, but for the last
-        alpha,
+    options = Options(
+        float(alpha),
         beta,
         out_dtype,
         accumulator,
@@ -186,44 +248,11 @@ def matmul(
         deterministic,
         batch_invariant,
         autotune,
+        (a_dtype, b_dtype),
     )
-    key: tuple[Hashable, ...] = ()
-    if a_scale is b_scale is a_zero is b_zero is a_dtype is b_dtype is epilogue is None and not operands:
-        try:  # PyTorch: the key is made of raw properties, a microsecond of work
-            pointers: Addresses = (
-                a.data_ptr(),
-                b.data_ptr(),
-                0 if c is None else c.data_ptr(),
-                0 if out is None else out.data_ptr(),
-            )
-            key = (
-                (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()),
-                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
-                None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-                (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
-                fields,
-            )
-        except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-            pass
-    if not key:
-        options = Options(*fields, (a_dtype, b_dtype))
-        scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-        passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
-        return multiply_views(a, b, c, out, stream, options, passed, **scales)
-    slot = _slot(key)
-    ready = slot.ready
-    if ready is None:
-        tensors, out, handle = _read(a, b, c, out, out_dtype, stream)
-        slot.ready = ready = _prepare(tensors, handle, Options(*fields))
-        pointers = _addresses(tensors)
-    else:
-        if out is None:
-            out = _allocate(a, ready.shape, ready.dtype, ready.device, stream)
-            pointers = (*pointers[:3], out.data_ptr())
-        handle = _torch_stream()(ready.device) if stream is None else stream_handle(stream)
-    if ready.launcher is not None:
-        ready.launcher.launch(handle, pointers)
-    return out
+    scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
+    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    return multiply_views(a, b, c, out, stream, options, passed, **scales)
 
 
 def multiply_views(
@@ -300,11 +329,7 @@ def plan(
         dtypes,
     )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
-    follow: Callable[[], int]
-    if stream is None and is_torch(a):
-        follow = functools.partial(_torch_stream(), tensors["a"].device)
-    else:
-        follow = functools.partial(_fixed_stream, handle, stream)
+    follow = _stream_to_follow(tensors["a"], handle, stream)
     return Plan(gemm.problem, tensors, out, choice, launcher, follow, passed)
 
 
@@ -319,6 +344,13 @@ def stream_handle(stream: Stream) -> int:
     raise OperandError(
         f"stream is {stream!r}; pass a CUstream handle as an int, a torch.cuda.Stream or an object with __cuda_stream__"
     )
+
+
+def _stream_to_follow(a: TensorView, handle: int, stream: Stream) -> Callable[[], int]:
+    """What gives the stream of launches to come: where none was named and ``a`` is PyTorch's, its current one."""
+    if stream is None and is_torch(a.owner):
+        return functools.partial(_torch_stream(), a.device)
+    return functools.partial(_fixed_stream, handle, stream)
 
 
 def _fixed_stream(handle: int, _stream: Stream) -> int:
@@ -616,7 +648,7 @@ def _prepare(tensors: dict[str, TensorView], handle: int, options: Options, pass
     """What :func:`matmul` keeps of a call."""
     _, _, launcher = _choose(tensors, handle, options, passed)
     out = tensors["out"]
-    return _Ready(launcher, out.device, out.shape, out.dtype)
+    return _Ready(launcher, _stream_to_follow(tensors["a"], handle, None), out.device, out.shape, out.dtype)
 
 
 def _load(registry: Registry, name: str, device: int, handle: int) -> driver.Kernel:

@@ -273,6 +273,20 @@ def test_a_plan_keeps_its_tensors_alive() -> None:
     assert all(tensor.isnan().all() for tensor in reusing)
 
 
+def test_factors_that_are_tensors_are_read_at_each_call() -> None:
+    a, b, wanted = product()
+    factor = torch.tensor(0.0)
+    for value in (2.0, 4.0):
+        factor.fill_(value)
+        assert torch.equal(gemmill.matmul(a, b, alpha=factor), value * wanted)
+        assert torch.equal(gemmill.matmul(a, b, c=wanted, alpha=0, beta=factor), value * wanted)
+
+
+def test_an_option_left_out_and_its_default_are_the_same() -> None:
+    a, b, wanted = product()
+    assert torch.equal(gemmill.matmul(a, b, epilogue=None, a_scale=None, alpha=1, tf32=False), wanted)
+
+
 def test_matmul_keeps_no_tensor_alive() -> None:
     product()  # PyTorch allocates cuBLAS's workspace
     gc.collect()
