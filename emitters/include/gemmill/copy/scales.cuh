@@ -106,6 +106,9 @@ struct BlockScales {
 
   /// Reads the scales of a stage.
   __device__ void read(int stage) {
+    // It costs nothing and keeps the loads behind the MMAs before: ptxas would issue the last MMA when they are done, and
+    // MMAs of another warpgroup come in between.
+    __syncwarp();
     float const* const values = reinterpret_cast<float const*>(stages + stage * Stage::kBytes);
     float columns[kColumns];
 #pragma unroll

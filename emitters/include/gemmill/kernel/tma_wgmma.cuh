@@ -145,6 +145,9 @@ struct TmaWgmmaGemm {
                 "a panel may lie wholly beyond K");
   static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut : kArray ? Matrices::Array : Matrices::Strided;
   static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
+  /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
+  /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
+  enum : bool { kAhead = Config::kBlockScales && !kPingpong };
   using Position = RingPosition<Config::kStages>;
   /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
   static constexpr int kFirstTransposer = Config::kBlockScales ? 2 : 1;
@@ -410,6 +413,14 @@ struct TmaWgmmaGemm {
       index += warpgroup * stride;
       stride *= 2;
     }
+    Accumulator accumulators;
+    ConsumerStages stages{pipeline, ready, at, {pipeline, lane, scheduler.rank}};
+    auto const begin_ahead = [&](int next) {
+      if constexpr (kAhead) {
+        if (next < scheduler.total && scheduler.k_tiles(next) > 0) accumulators.begin(a, b, stages);
+      }
+    };
+    begin_ahead(index);
     for (; index < scheduler.total; index += stride) {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
@@ -417,11 +428,10 @@ struct TmaWgmmaGemm {
       if constexpr (kClusterParts > 1) n_d += work.part * kTileColumnsD;
       if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, n_d, work.batch);
 
-      Accumulator accumulators;
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        accumulators.multiply(a, b, ConsumerStages{pipeline, ready, at, {pipeline, lane, scheduler.rank}}, work.k_tiles,
-                              scales(shared, m - work.m, work.n));
+        accumulators.template multiply<kAhead>(a, b, stages, work.k_tiles, scales(shared, m - work.m, work.n));
+        begin_ahead(index + stride);
       } else if constexpr (kMixed) {
         if (work.k_tiles == 0) accumulators.clear();
         Narrow const narrow(shared + kOffsetA, shared + kOffsetScales, first_row, first_k);
@@ -480,6 +490,7 @@ struct TmaWgmmaGemm {
         if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch);
       }
     }
+    if constexpr (kAhead) accumulators.wait();
     epilogue.finish();
   }
 };

@@ -18,45 +18,82 @@ struct PromotedAccumulators {
   static_assert(TileK == 4 * Atom::kK, "a stage holds the K of four MMAs");
 
   float values[Blocks][kRegisters];
+  /// What one batch of MMAs leaves.
+  float partial[Atom::kRegisters];
 
-  /// Multiplies `count` stages from the current one on.
+  /// Issues the first part of the current stage.
   template <class Stages>
-  __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, int count,
+  __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages) {
+    int const stage = stages.index();
+    // Made before the wait: nothing but the wait stands between a stage's arrival and its MMAs.
+    MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
+    MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * LayoutB::kBytes);
+    stages.wait();
+    issue(a_stage, b_stage, 0);
+  }
+
+  /// Multiplies `count` stages from the current one on. `Begun`: where there are some, `begin` was called before, for MMAs
+  /// that run beside what comes in between.
+  template <bool Begun, class Stages>
+  __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, int count,
                            Scales scales) {
 #pragma unroll
     for (auto& block : values)
 #pragma unroll
       for (auto& value : block) value = 0;
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) {
-      int const stage = stages.index();
-      // Made before the wait: nothing but the wait stands between a stage's arrival and its MMAs.
-      MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
-      MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * LayoutB::kBytes);
-      stages.wait();
-#pragma unroll
-      for (int part = 0; part < Blocks * kParts; ++part) {
-        int const block = part / kParts;
-        int const n = part % kParts * (TileN / kParts);
-        float partial[Atom::kRegisters];
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < TileK; k += Atom::kK)
-          Atom::multiply(a_stage.at(LayoutA::offset(block * 64, k)),
-                         b_stage.at(LayoutB::offset(n, k)), partial, k > 0);
-        wgmma_commit();
-        if (part == 0) scales.read(stage);
-        wgmma_wait<0>();
-#pragma unroll
-        for (float& value : partial) pin(value);
-        if (part == 0) scales.release(stage);
-        if (part == Blocks * kParts - 1) stages.release(stage);
-#pragma unroll
-        for (int j = 0; j < Atom::kRegisters; ++j)
-          values[block][n / 2 + j] += scales(block, n / 2 + j) * partial[j];
+    if constexpr (Begun) {
+      // The branch at a stage's end is behind the MMAs of the next.
+#pragma unroll 2
+      for (int i = 1; i < count; ++i) {
+        add(a, b, stages, scales);
+        begin(a, b, stages);
       }
-      stages.advance();
+      if (count > 0) add(a, b, stages, scales);
+    } else {
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) {
+        begin(a, b, stages);
+        add(a, b, stages, scales);
+      }
     }
+  }
+
+  /// Waits for what was issued.
+  __device__ void wait() {
+    wgmma_wait<0>();
+#pragma unroll
+    for (float& value : partial) pin(value);
+  }
+
+ private:
+  __device__ void issue(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, int part) {
+    int const block = part / kParts;
+    int const n = part % kParts * (TileN / kParts);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < TileK; k += Atom::kK)
+      Atom::multiply(a.at(LayoutA::offset(block * 64, k)), b.at(LayoutB::offset(n, k)), partial, k > 0);
+    wgmma_commit();
+  }
+
+  /// Adds up the current stage, whose first part is issued.
+  template <class Stages>
+  __device__ void add(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, Scales& scales) {
+    int const stage = stages.index();
+#pragma unroll
+    for (int part = 0; part < Blocks * kParts; ++part) {
+      int const block = part / kParts;
+      int const n = part % kParts * (TileN / kParts);
+      if (part > 0) issue(a.advanced(stage * LayoutA::kBytes), b.advanced(stage * LayoutB::kBytes), part);
+      if (part == 0) scales.read(stage);
+      wait();
+      if (part == 0) scales.release(stage);
+      if (part == Blocks * kParts - 1) stages.release(stage);
+#pragma unroll
+      for (int j = 0; j < Atom::kRegisters; ++j)
+        values[block][n / 2 + j] += scales(block, n / 2 + j) * partial[j];
+    }
+    stages.advance();
   }
 };
 
