@@ -96,6 +96,8 @@ PROMOTED_LIMIT = {2: 192, 3: 128}
 epilogue, and leave room for it."""
 PROMOTED_CLUSTER_LIMIT = {2: 160, 3: 96}
 """The same of promoted kernels whose blocks share K in clusters."""
+PROMOTED_SHARED_LIMIT = {2: 152, 3: 128}
+"""The same of those that exchange parts of K in global memory: fused and stream-K kernels."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -366,7 +368,8 @@ def accumulator_limit(fields: Fields) -> int:
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
     decomposition = fields["scheduler.decomposition"]
     if fields["promote"] and fields["epilogue"] == LINEAR:
-        return (PROMOTED_CLUSTER_LIMIT if decomposition == "cluster" else PROMOTED_LIMIT)[consumers]
+        shared = {"cluster": PROMOTED_CLUSTER_LIMIT} | dict.fromkeys(("fused", "stream"), PROMOTED_SHARED_LIMIT)
+        return shared.get(str(decomposition), PROMOTED_LIMIT)[consumers]
     narrow = resources.dtype_bytes(resources.stored_dtype(fields, "d")) == 1
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 from tests.gpu.fuzz import accepted, compile_all, legal_configs, outside
 
 from gemmill.emitters.emit import emit, launch_spec
-from gemmill.library.config import FAMILIES
+from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import Value
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.rules import DOMAINS
 from gemmill.library.search import any_legal
 
 TMA_BOX = 256
@@ -21,6 +22,19 @@ TMA_BOX = 256
 
 def test_random_legal_configs_compile_without_spills() -> None:
     configs = list(islice(legal_configs(random.Random(2026), {"arch": "sm90a"}), 6))
+    assert not compile_all(configs, jobs=2, store=None)
+
+
+def test_block_scales_compile_in_every_order_of_work() -> None:
+    """A tile's first MMAs overlap the epilogue before, wherever a scheduler tells what comes next."""
+    orders = product(DOMAINS["scheduler.decomposition"], DOMAINS["scheduler.batching"])
+    configs: list[GemmConfig] = []
+    for decomposition, batching in orders:
+        fixed: dict[str, Value] = {"a.scale": "1x128", "promote": 4, "schedule": "cooperative"}
+        fixed |= {"scheduler.decomposition": decomposition, "scheduler.batching": batching}
+        if any_legal(fixed) is not None:
+            configs += islice(legal_configs(random.Random(7), fixed), 1)
+    assert len(configs) > 4
     assert not compile_all(configs, jobs=2, store=None)
 
 

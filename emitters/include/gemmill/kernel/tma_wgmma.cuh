@@ -146,8 +146,10 @@ struct TmaWgmmaGemm {
   static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut : kArray ? Matrices::Array : Matrices::Strided;
   static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
   /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
-  /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
-  enum : bool { kAhead = Config::kBlockScales && !kPingpong };
+  /// allow. (Pingpong's other warpgroup multiplies meanwhile. Parts of K need the registers.)
+  enum : bool {
+    kAhead = Config::kBlockScales && !kPingpong && !cute::is_same_v<typename Scheduler::Params, PartialParams>
+  };
   using Position = RingPosition<Config::kStages>;
   /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
   static constexpr int kFirstTransposer = Config::kBlockScales ? 2 : 1;
@@ -414,10 +416,10 @@ struct TmaWgmmaGemm {
       stride *= 2;
     }
     Accumulator accumulators;
-    ConsumerStages stages{pipeline, ready, at, {pipeline, lane, scheduler.rank}};
+    auto const stages = [&] { return ConsumerStages{pipeline, ready, at, {pipeline, lane, scheduler.rank}}; };
     auto const begin_ahead = [&](int next) {
       if constexpr (kAhead) {
-        if (next < scheduler.total && scheduler.k_tiles(next) > 0) accumulators.begin(a, b, stages);
+        if (next < scheduler.total && scheduler.k_tiles(next) > 0) accumulators.begin(a, b, stages());
       }
     };
     begin_ahead(index);
@@ -430,7 +432,7 @@ struct TmaWgmmaGemm {
 
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        accumulators.template multiply<kAhead>(a, b, stages, work.k_tiles, scales(shared, m - work.m, work.n));
+        accumulators.template multiply<kAhead>(a, b, stages(), work.k_tiles, scales(shared, m - work.m, work.n));
         begin_ahead(index + stride);
       } else if constexpr (kMixed) {
         if (work.k_tiles == 0) accumulators.clear();

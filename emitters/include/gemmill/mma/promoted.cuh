@@ -23,7 +23,7 @@ struct PromotedAccumulators {
 
   /// Issues the first part of the current stage.
   template <class Stages>
-  __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages) {
+  __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages) {
     int const stage = stages.index();
     // Made before the wait: nothing but the wait stands between a stage's arrival and its MMAs.
     MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
@@ -35,7 +35,7 @@ struct PromotedAccumulators {
   /// Multiplies `count` stages from the current one on. `Begun`: where there are some, `begin` was called before, for MMAs
   /// that run beside what comes in between.
   template <bool Begun, class Stages>
-  __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, int count,
+  __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, int count,
                            Scales scales) {
 #pragma unroll
     for (auto& block : values)
