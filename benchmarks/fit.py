@@ -34,6 +34,8 @@ SUITES = ("h200", "llm", "deepseek")
 """Whose shapes ship with what was measured of them."""
 SETS = ("bf16", "f16", "fp8", "int8", "tf32")
 """Whose kernels."""
+RECENT = 2
+"""Runs of a problem that tell which kernels were the fastest there."""
 FASTEST = 5
 """How many kernels of a problem: what a choice names, its runners-up among them."""
 SETTINGS = {
@@ -213,7 +215,7 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets.
 
     They are of those measured at length in the last run that has the problem, in the order of their times over the
-    fastest's, the geometric mean of all runs of the same cubin: one run alone may be lucky. Runs of unknown time are
+    fastest's, the geometric mean of that run and the one before: one alone may be lucky. Runs of unknown time are
     passed over.
     """
     from gemmill.library.manifest import load_manifest, shipped_manifest
@@ -233,14 +235,11 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
-        last = max(runs[problem], key=lambda own: max(m.time for m in own.values()))
+        recent = sorted(runs[problem], key=lambda own: max(m.time for m in own.values()))[-RECENT:]
+        last = recent[-1]
         times_over: dict[str, float] = {
-            name: geometric_mean(
-                own[name].us / min(other.us for other in own.values())
-                for own in runs[problem]
-                if name in own and own[name].digest == m.digest
-            )
-            for name, m in last.items()
+            name: geometric_mean(own[name].us / min(m.us for m in own.values()) for own in recent if name in own)
+            for name in last
         }
         least = min(m.us for m in last.values()) / min(times_over.values())
         row = tables[formats_of(problem)][problem.extents] = []
