@@ -34,7 +34,7 @@ CACHED_LAUNCHERS = 1024
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
 
-Call = ParamSpec("Call")
+_Call = ParamSpec("_Call")
 
 Stream = Any
 """A handle as an int (0: the legacy default stream), a ``torch.cuda.Stream``, or an object with ``__cuda_stream__``."""
@@ -104,7 +104,7 @@ def default_registry() -> Registry:
         return _shared_registry[0]
 
 
-def _short_of_a_warm_call(general: Callable[Call, Any]) -> Callable[Call, Any]:
+def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]:
     """:func:`matmul` with a short way for what most calls are: PyTorch tensors, and nothing but plain values beside
     them. Parameters that a call leaves out cost it time, each of them, and so the short way has few."""
 
@@ -156,7 +156,7 @@ def _short_of_a_warm_call(general: Callable[Call, Any]) -> Callable[Call, Any]:
             ready.launcher.launch(handle, pointers)
         return out
 
-    return cast(Callable[Call, Any], matmul)
+    return cast(Callable[_Call, Any], matmul)
 
 
 @_short_of_a_warm_call

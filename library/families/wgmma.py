@@ -94,10 +94,8 @@ CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 PROMOTED_LIMIT = {2: 192, 3: 128}
 """The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
 epilogue, and leave room for it."""
-PROMOTED_CLUSTER_LIMIT = {2: 160, 3: 96}
-"""The same of promoted kernels whose blocks share K in clusters."""
-PROMOTED_SHARED_LIMIT = {2: 152, 3: 128}
-"""The same of those that exchange parts of K in global memory: fused and stream-K kernels."""
+PROMOTED_SHARED_LIMIT = {"cluster": {2: 160, 3: 96}, "fused": {2: 152, 3: 128}, "stream": {2: 152, 3: 128}}
+"""The same of those whose blocks share K, by how: they exchange sums, in clusters or in global memory."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -368,8 +366,7 @@ def accumulator_limit(fields: Fields) -> int:
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
     decomposition = fields["scheduler.decomposition"]
     if fields["promote"] and fields["epilogue"] == LINEAR:
-        shared = {"cluster": PROMOTED_CLUSTER_LIMIT} | dict.fromkeys(("fused", "stream"), PROMOTED_SHARED_LIMIT)
-        return shared.get(str(decomposition), PROMOTED_LIMIT)[consumers]
+        return PROMOTED_SHARED_LIMIT.get(str(decomposition), PROMOTED_LIMIT)[consumers]
     narrow = resources.dtype_bytes(resources.stored_dtype(fields, "d")) == 1
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
