@@ -20,9 +20,9 @@ from gemmill.library.errors import RecordError
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 
-METHOD = 1
+METHOD = 2
 """Version of how times are taken. A change of operands, rotation, graphs or statistics raises it, and older records no
-longer count as measured."""
+longer count as measured. (1: candidates had the same neighbours in every round.)"""
 
 _DERIVED = ("key", "tflops", "ratio")
 

@@ -1,11 +1,13 @@
 """Timing of launches inside CUDA graphs, candidates interleaved in rounds.
 
 Each candidate's launches, one for every operand set in turn, are captured once into a graph. A round replays every
-candidate's graph once, so clocks, power and temperature drift alike for all of them.
+candidate's graph once, so clocks, power and temperature drift alike for all of them; in an order drawn anew, since what
+follows a candidate that draws little power finds a higher clock.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +94,7 @@ def time_rounds(
     before: Callable[[str], None] = lambda name: None,
     after_round: Callable[[int], None] = lambda index: None,
 ) -> dict[str, list[float]]:
-    """Replay every graph once a round and return microseconds of a launch, one for each round.
+    """Replay every graph once a round, in random order, and return microseconds of a launch, one for each round.
 
     Args:
         graphs: captured graphs by candidate.
@@ -103,11 +105,10 @@ def time_rounds(
     """
     start, end = (torch().cuda.Event(enable_timing=True) for _ in range(2))
     samples: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
+    names, order = list(graphs), random.Random(0)
     for index in range(rounds):
-        # Another neighbour goes first each round: nobody always follows the hottest candidate after a pause.
-        shift = index % max(1, len(names))
-        for name in names[shift:] + names[:shift]:
+        order.shuffle(names)
+        for name in names:
             before(name)
             start.record()
             graphs[name].replay()
