@@ -114,8 +114,10 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
             options = {name: x for name, x in options.items() if name in _VALUES or x is not None}
             if not options.keys() <= _VALUES:
                 return general(a, b, out=out, c=c, stream=stream, **options)
-            for factor in options.keys() & {"alpha", "beta"}:
-                options[factor] = None if options[factor] is None else float(options[factor])
+            if "alpha" in options:
+                options["alpha"] = float(options["alpha"])
+            if "beta" in options:
+                options["beta"] = beta_of(options["beta"])
         try:  # the key is made of raw properties, a microsecond of work
             pointers: Addresses = (
                 a.data_ptr(),
@@ -237,7 +239,7 @@ def matmul(
     """
     options = Options(
         float(alpha),
-        beta,
+        beta_of(beta),
         out_dtype,
         accumulator,
         tf32,
@@ -315,7 +317,7 @@ def plan(
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = Options(
         float(alpha),
-        beta,
+        beta_of(beta),
         out_dtype,
         accumulator,
         tf32,
@@ -331,6 +333,11 @@ def plan(
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow = _stream_to_follow(tensors["a"], handle, stream)
     return Plan(gemm.problem, tensors, out, choice, launcher, follow, passed)
+
+
+def beta_of(beta: Any) -> float | None:
+    """``beta`` as :class:`Options` holds it: a number, since a tensor's hash says nothing of its value."""
+    return None if beta is None else float(beta)
 
 
 def stream_handle(stream: Stream) -> int:
@@ -469,7 +476,6 @@ def _choose(
         raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if beta is None:
         beta = 1.0 if beta_is_read else 0.0
-    beta = float(beta)
     if tensors["out"].dtype == "s32":
         for factor, value in (("alpha", alpha), ("beta", beta)):
             if not value.is_integer() or abs(value) >= 1 << 31:

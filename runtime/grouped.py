@@ -7,7 +7,7 @@ from typing import Any
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api import Options, Stream, multiply_views, stream_handle
+from gemmill.runtime.api import Options, Stream, beta_of, multiply_views, stream_handle
 from gemmill.runtime.epilogues import read_passed
 from gemmill.runtime.registry import Registry
 
@@ -65,7 +65,7 @@ def grouped_matmul(
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
     options = Options(
         float(alpha),
-        beta,
+        beta_of(beta),
         out_dtype,
         accumulator,
         tf32,
@@ -106,5 +106,7 @@ def array_matmul(
     Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
     :func:`gemmill.matmul`.
     """
-    options = Options(float(alpha), beta, None, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel)
+    options = Options(
+        float(alpha), beta_of(beta), None, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel
+    )
     multiply_views(a, b, c, out, stream, options, addresses=addresses)

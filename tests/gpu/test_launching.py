@@ -279,7 +279,9 @@ def test_factors_that_are_tensors_are_read_at_each_call() -> None:
     for value in (2.0, 4.0):
         factor.fill_(value)
         assert torch.equal(gemmill.matmul(a, b, alpha=factor), value * wanted)
-        assert torch.equal(gemmill.matmul(a, b, c=wanted, alpha=0, beta=factor), value * wanted)
+        for epilogue in (None, "d = alpha * acc + beta * c"):
+            out = gemmill.matmul(a, b, c=wanted, alpha=0, beta=factor, epilogue=epilogue)
+            assert torch.equal(out, value * wanted)
 
 
 def test_an_option_left_out_and_its_default_are_the_same() -> None:
