@@ -42,6 +42,7 @@ struct Epilogue : gemmill::$matrices {
   static constexpr bool kGated = $gated;
   static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
+  static constexpr bool kAddresses = $addresses;
   __device__ static constexpr gemmill::Reduce reduce(int i) { return $reduce; }
 
   struct Params {$descriptors
@@ -162,6 +163,7 @@ def epilogue_text(config: GemmConfig) -> str:
         expression=config.epilogue,
         compute=DTYPES[compute_type(config)].cpp,
         gated=str(epilogue.gated).lower(),
+        addresses=str(bool(elements or direct)).lower(),
         totals=sum(a.kind in ("scalar", "batch") for a in reductions),
         row_totals=sum(a.kind == "row" for a in reductions),
         column_totals=sum(a.kind == "column" for a in reductions),
@@ -291,6 +293,11 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
             return places[name]
         case Value(name):
             return names[name]
+        case Call("mul"):
+            # What rows have in common is multiplied once a row.
+            factors = sorted(_factors(node), key=lambda factor: not _precedes_elements(factor))
+            first, *others = (_cpp(factor, names, places, rounded) for factor in factors)
+            return "(" * len(others) + first + "".join(f" * {text})" for text in others)
         case Call(name, arguments):
             function, inside = FUNCTIONS[name], rounded if name in PASSES else "f32"
             texts = [_cpp(argument, names, places, inside) for argument in arguments]
@@ -299,3 +306,25 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
                 form = f"<gemmill::{rounded}>" if rounded in SHORT_FORMS.get(name, ()) else ""
                 return f"math::{name}{form}({', '.join(texts)})"
             return f"({operator}{texts[0]})" if len(texts) == 1 else f"({texts[0]} {operator} {texts[1]})"
+
+
+def _factors(node: Node) -> list[Node]:
+    """What a product, or a product of products, multiplies."""
+    match node:
+        case Call("mul", (left, right)):
+            return [*_factors(left), *_factors(right)]
+        case _:
+            return [node]
+
+
+def _precedes_elements(node: Node) -> bool:
+    """Whether all elements of a row have the value in common."""
+    match node:
+        case Number():
+            return True
+        case Operand():
+            return node.kind in ("scalar", "batch", "row")
+        case Call():
+            return all(map(_precedes_elements, node.arguments))
+        case _:
+            return False

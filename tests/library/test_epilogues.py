@@ -303,10 +303,10 @@ def test_short_forms_are_as_exact_as_they_say() -> None:
         return (x.astype(float) * y + z).astype(np.float32)
 
     def gelu_bf16(x: Any) -> Any:
-        origin, e, d, b, a = constants["bf16"]
-        y = fma(x, x, origin)
+        origin, e, b, d, a = constants["bf16"]
+        y = np.minimum(fma(x, x, origin), np.finfo(np.float32).max)  # rounded towards zero
         r = (1 / np.sqrt(y.astype(float))).astype(np.float32)
-        s = fma(r, fma(r, e, d), fma(np.sqrt(y), b, a))
+        s = fma(r, fma(r, e, fma(y, b, d)), a)
         return x * (1 / (1 + np.exp2(x * s)))
 
     def gelu_f16(x: Any) -> Any:

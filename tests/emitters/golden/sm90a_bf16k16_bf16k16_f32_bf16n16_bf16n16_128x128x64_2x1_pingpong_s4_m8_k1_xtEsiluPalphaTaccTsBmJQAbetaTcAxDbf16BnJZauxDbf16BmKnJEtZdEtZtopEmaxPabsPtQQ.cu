@@ -34,6 +34,7 @@ struct Epilogue : gemmill::NoMatrices {
   static constexpr bool kGated = false;
   static constexpr int kTotals = 1, kRowTotals = 0, kColumnTotals = 0;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
+  static constexpr bool kAddresses = true;
   __device__ static constexpr gemmill::Reduce reduce(int i) { return i == 0 ? gemmill::Reduce::Max : gemmill::Reduce::Sum; }
 
   struct Params {
@@ -76,7 +77,7 @@ struct Epilogue : gemmill::NoMatrices {
   __device__ Compute compute(Compute acc, Compute, Compute c, Uniform const& uniform, Row const& row, Column const& column,
                              Element const& element, Extras& extras) const {
     using namespace gemmill;
-    Compute const t_ = ((math::silu(((uniform.alpha * acc) * row.s_)) + (uniform.beta * c)) + column.x_);
+    Compute const t_ = ((math::silu(((uniform.alpha * row.s_) * acc)) + (uniform.beta * c)) + column.x_);
     Compute const aux_ = t_;
     Compute const d_ = t_;
     Compute const top_ = math::abs(t_);

@@ -65,7 +65,8 @@ struct FragmentEpilogue {
   int batch;
   int m = 0;
   float totals[Operation::kTotals + 1];
-  float row_totals[Operation::kRowTotals + 1][2];
+  /// Of each of this thread's two rows: its share of all totals but those of columns.
+  float row_totals[kFirstColumn + 1][2];
 
   __device__ FragmentEpilogue(typename Operation::Params const& params, int m_end_, int n_end_, int batch_)
       : operation(params), uniform(operation.uniform(batch_)), m_end(m_end_), n_end(n_end_), batch(batch_) {
@@ -82,8 +83,7 @@ struct FragmentEpilogue {
     for (int half = 0; half < 2; ++half) {
       rows[half] = operation.row(min(m + half * 8, m_end - 1), batch);
 #pragma unroll
-      for (int i = 0; i < Operation::kRowTotals; ++i)
-        row_totals[i][half] = identity_of(Operation::reduce(kFirstRow + i));
+      for (int i = 0; i < kFirstColumn; ++i) row_totals[i][half] = identity_of(Operation::reduce(i));
     }
   }
 
@@ -105,8 +105,9 @@ struct FragmentEpilogue {
   __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
                         typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
     constexpr bool kGated = Operation::kGated;
+    int const left = n_end - n;
     // Addresses are computed anew for each fragment: kept, they would fill the registers.
-    asm volatile("" : "+r"(n));
+    if constexpr (Operation::kAddresses || Operation::kColumnTotals > 0) asm volatile("" : "+r"(n));
     int const n0 = n + column_of(0), n1 = n + column_of(1);
     Column const own[2] = {held(offset, 0), held(offset, 1)};
     float column_totals[Operation::kColumnTotals + 1][2];
@@ -120,19 +121,17 @@ struct FragmentEpilogue {
       operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[half * 2], elements[half * 2 + 1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        int const column = j == 0 ? n0 : n1;
         int const first = kGated ? j * 4 + half * 2 : half * 2 + j;
         values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
                                                  uniform, rows[half], own[j], elements[half * 2 + j], extras[j]);
         if constexpr (kReductions > 0) {
-          if (row < m_end && column < n_end) {
+          // What lies outside takes no part: columns here; rows here in totals of columns, in all others at their end.
 #pragma unroll
-            for (int i = 0; i < kReductions; ++i) {
-              float& into = i < kFirstRow      ? totals[i]
-                            : i < kFirstColumn ? row_totals[i - kFirstRow][half]
-                                               : column_totals[i - kFirstColumn][j];
+          for (int i = 0; i < kReductions; ++i) {
+            bool const of_column = i >= kFirstColumn;
+            float& into = of_column ? column_totals[i - kFirstColumn][j] : row_totals[i][half];
+            if (of_column ? row < m_end : column_of(j) < left)
               into = combine(Operation::reduce(i), into, float(extras[j].reduced[i]));
-            }
           }
         }
       }
@@ -163,13 +162,17 @@ struct FragmentEpilogue {
   /// Ends the rows that `begin_rows` began.
   __device__ void end_rows() {
 #pragma unroll
-    for (int i = 0; i < Operation::kRowTotals; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      int const row = m + half * 8;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Reduce const reduce = Operation::reduce(kFirstRow + i);
-        float const total = combine_lanes<1, 4>(reduce, row_totals[i][half]);
-        if (threadIdx.x % 4 == 0 && m + half * 8 < m_end)
-          output(kFirstRow + i, m + half * 8, total);
+      for (int i = 0; i < kFirstColumn; ++i) {
+        Reduce const reduce = Operation::reduce(i);
+        if (i < kFirstRow) {
+          if (row < m_end) totals[i] = combine(reduce, totals[i], row_totals[i][half]);
+        } else {
+          float const total = combine_lanes<1, 4>(reduce, row_totals[i][half]);
+          if (threadIdx.x % 4 == 0 && row < m_end) output(i, row, total);
+        }
       }
     }
   }

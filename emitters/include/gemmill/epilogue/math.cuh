@@ -46,12 +46,7 @@ __device__ inline float sqrt(float x) {
   return result;
 }
 __device__ inline float rsqrt(float x) { return rsqrtf(x); }
-/// The same of normal numbers: one instruction each.
-__device__ inline float sqrt_of_normal(float x) {
-  float result;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
+/// The same of normal numbers: one instruction.
 __device__ inline float rsqrt_of_normal(float x) {
   float result;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -129,14 +124,15 @@ __device__ inline float polynomial(float y, float first, Coefficients... others)
 }
 template <class Element>
 __device__ inline float gelu(float x);
-/// x P(x), P the normal distribution function as 1 / (1 + 2^(x s)). With r = 1 / sqrt(x^2 + c), s = -(a + b / r + (d + e r) r)
-/// has the even symmetry that makes P(x) + P(-x) = 1, and grows as |x|, as the logarithm of P(-|x|) does over x. Fitted for
-/// the least error of x P(x), relative to it or to 2^-20 where it is less: 2^-11.6.
+/// x P(x), P the normal distribution function as 1 / (1 + 2^(x s)). With y = x^2 + c and r = 1 / sqrt(y), s = a + (b y + d +
+/// e r) r has the even symmetry that makes P(x) + P(-x) = 1, and grows as |x|, as the logarithm of P(-|x|) does over x.
+/// Fitted for the least error of x P(x), relative to it or to 2^-20 where it is less: 2^-11.6. Rounded down, y is finite for
+/// every finite x; where x is infinite, the result is NaN.
 template <>
 __device__ inline float gelu<gemmill::bf16>(float x) {
-  float const y = fmaf(x, x, 6.90058951f);
+  float const y = __fmaf_rz(x, x, 6.90058951f);
   float const r = rsqrt_of_normal(y);
-  float const s = fmaf(r, fmaf(r, -4.82557057f, 2.66573566f), fmaf(sqrt_of_normal(y), -0.677805019f, -0.839269856f));
+  float const s = fmaf(r, fmaf(r, -4.82557057f, fmaf(y, -0.677805019f, 2.66573566f)), -0.839269856f);
   return x * reciprocal(1 + exp2(x * s));
 }
 /// max(x, 0) - |x| P(-|x|), with log2 of P as a polynomial: fitted up to |x| = 6, where it is below -29, to 2^-15.7 in the same
