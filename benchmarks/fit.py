@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -34,6 +34,8 @@ SUITES = ("h200", "llm", "deepseek")
 """Whose shapes ship with what was measured of them."""
 SETS = ("bf16", "f16", "fp8", "int8", "tf32")
 """Whose kernels."""
+CHANGED = {"stream": datetime(2026, 11, 22, 12, tzinfo=UTC)}
+"""Since when kernels of a decomposition share K as they do: earlier measurements do not count."""
 RECENT = 2
 """Runs of a problem that tell which kernels were the fastest there."""
 FASTEST = 5
@@ -84,7 +86,8 @@ def main() -> None:
     from gemmill.runtime import gpus, measured, model, trees
 
     files: list[list[Any]] = [
-        list(read_medians(path) if path.suffix == ".json" else read_records(path)) for path in arguments.records
+        [m for m in (read_medians(path) if path.suffix == ".json" else read_records(path)) if counts(m)]
+        for path in arguments.records
     ]
     names = sorted({gpus.figures(m.gpu).name for measurements in files for m in measurements})
     if len(names) != 1:
@@ -153,6 +156,17 @@ def read_medians(path: Path) -> Iterator[Median]:
         for kernel, us in zip(content["kernels"], times, strict=True):
             if us is not None:
                 yield Median(problem, kernel, us, content["gpu"], time)
+
+
+def counts(measurement: Any) -> bool:
+    """Whether the kernel is still what was measured."""
+    from gemmill.library.names import parse_name
+    from gemmill.profiler.baseline import BASELINES
+
+    if measurement.kernel in BASELINES:
+        return True
+    since = CHANGED.get(parse_name(measurement.kernel).scheduler.decomposition)
+    return since is None or (measurement.time is not None and measurement.time >= since)
 
 
 def by_problem(measurements: Iterable[Any]) -> dict[Any, dict[str, Any]]:

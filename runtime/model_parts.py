@@ -29,10 +29,9 @@ _CLUSTER_NS = 700.0
 """Handing accumulators to another block of the cluster, through its shared memory. An estimate, like the next."""
 _CLUSTER_BYTES_PER_NS = 100.0
 """Rate at which a block sends them."""
-_SHARED_STEP = 1.5
-"""Time of a step of a shared tile, in steps of whole ones: clusters at different places along K share little in L2."""
-_STREAM_COST = 16
-"""Steps that stream-K must save to share tiles (emitters/include/gemmill/scheduler/stream.cuh)."""
+_EXCHANGE_STEPS = 6
+"""Steps in which stream-K hands over a tile's sums, as its scheduler has it
+(emitters/include/gemmill/scheduler/stream.cuh)."""
 
 
 def reduction_ns(problem: GemmProblem, splits: Floats, bytes_c: Floats, bytes_d: Floats) -> Floats:
@@ -61,8 +60,11 @@ def stream_ns(
     """Time of the busiest SM under stream-K, for so many cluster tiles of so many steps along K."""
     grid = np.minimum(np.maximum(clusters, clusters * steps // MIN_SHARE), resident)
     shared = clusters % grid
-    shared = np.where((grid - shared) * steps < _STREAM_COST * grid, 0, shared)
+    parts = np.maximum(grid // np.maximum(shared, 1), 2)
+    each = np.ceil(shared / (grid - shared))
+    helped = np.minimum(np.ceil((steps + _EXCHANGE_STEPS) * each / (each + 1)), steps)
+    owned = np.where(2 * shared <= grid, np.ceil(steps / parts), helped)
+    shared = np.where(steps - owned < _EXCHANGE_STEPS, 0, shared)
     whole = np.ceil((clusters - shared) / grid)
-    parts = np.where(shared > 0, np.ceil(grid / np.maximum(shared, 1)) + (shared > 1), 1)
-    sharing_ns = shared / grid * steps * _SHARED_STEP * step_ns + store_ns + exchange_ns(parts, tile)
+    sharing_ns = owned * step_ns + store_ns + exchange_ns(parts, tile)
     return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))

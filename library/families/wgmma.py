@@ -86,16 +86,21 @@ ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 mo
 columns, which are staged in many narrow subtiles, takes 8, and a D of 8 bits 16."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
-STREAM_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 56, (3, False): 56}
+STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
 """The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
 what their scheduler holds, ptxas spills first."""
+STREAM_COSTS = {"odd": 48, "cluster": 32, "shallow": 32, "integer": 32}
+"""What else they need registers for: an odd multiple of 8 columns, which are staged in many narrow subtiles; a cluster
+of more than two blocks; stages with rows of 64 bytes; sums of integers."""
 CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 """The same of kernels whose blocks share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
 """The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
 epilogue, and leave room for it."""
-PROMOTED_SHARED_LIMIT = {"cluster": {2: 160, 3: 96}, "fused": {2: 152, 3: 128}, "stream": {2: 152, 3: 128}}
-"""The same of those whose blocks share K, by how: they exchange sums, in clusters or in global memory."""
+PROMOTED_SHARED_LIMIT = {"cluster": {2: 160, 3: 96}, "fused": {2: 152, 3: 112}, "stream": {2: 136, 3: 112}}
+"""The same of those whose blocks share K, by how: they exchange sums, in clusters or in global memory. Block-scaled
+stream-K kernels with a tile M of 128, clusters of at most two blocks, K-major operands and a D of 16 bits, n-major,
+have room for as many as others."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
 
@@ -365,18 +370,28 @@ def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
     consumers, epilogue = resources.consumer_warpgroups(fields), _epilogue_has(fields)
     decomposition = fields["scheduler.decomposition"]
-    if fields["promote"] and fields["epilogue"] == LINEAR:
-        return PROMOTED_SHARED_LIMIT.get(str(decomposition), PROMOTED_LIMIT)[consumers]
     narrow = resources.dtype_bytes(resources.stored_dtype(fields, "d")) == 1
+    plain = epilogue == "no C and an n-major" and not narrow
+    few = integer(fields, "cluster.m") * integer(fields, "cluster.n") <= 2
+    if fields["promote"] and fields["epilogue"] == LINEAR:
+        shared = PROMOTED_SHARED_LIMIT.get(str(decomposition))
+        k_major = fields["a.major"] == fields["b.major"] == "k"
+        simple = plain and k_major and few and fields["tile.m"] == 128 and resources.element_bytes(fields, "d") == 2
+        if decomposition == "stream" and consumers == 2 and simple and resources.has_block_scales(fields):
+            shared = None
+        return (shared or PROMOTED_LIMIT)[consumers]
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
     by_decomposition = {"stream": STREAM_LIMIT, "cluster": CLUSTER_LIMIT}.get(str(decomposition))
     if by_decomposition:
-        plain = epilogue == "no C and an n-major" and not narrow
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
-    row = integer(fields, "tile.k") * resources.element_bytes(fields, "a")
-    if fields["schedule"] == "cooperative" and row <= TILE_K_BYTES[0]:
+    shallow = integer(fields, "tile.k") * resources.element_bytes(fields, "a") <= TILE_K_BYTES[0]
+    if decomposition == "stream":
+        costs = {"odd": integer(fields, "tile.n") % 16 > 0, "cluster": not few, "shallow": shallow}
+        costs["integer"] = fields["accumulator"] == "s32"
+        limits[-1] -= sum(STREAM_COSTS[name] for name, costly in costs.items() if costly)
+    if fields["schedule"] == "cooperative" and shallow:
         limits.append(SHALLOW_LIMIT)
     return min(limits)
 
@@ -628,7 +643,8 @@ RULES: tuple[Rule, ...] = (
         "accumulator-registers",
         (
             *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
-            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "epilogue"),
+            *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "a.major", "b.major", "a.scale", "epilogue"),
+            *("cluster.m", "cluster.n"),
         ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",

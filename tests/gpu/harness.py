@@ -453,7 +453,7 @@ def poison_partials(device: Any) -> None:
     assert status == 0
 
 
-def run(config: GemmConfig, case: Case, registry: Registry) -> None:
+def run(config: GemmConfig, case: Case, registry: Registry, **options: Any) -> None:
     """Launch one kernel on a case and wait for it. A, B, C and the memory around them must stay as they are."""
     if config.scheduler.decomposition != "tiles":
         poison_partials(case.d.tensor.device)
@@ -469,6 +469,7 @@ def run(config: GemmConfig, case: Case, registry: Registry) -> None:
         registry=registry,
         kernel=config,
         **plan_options(case.problem, case.operands()),
+        **options,
     ) as launch:
         launch()
         torch.cuda.synchronize(case.d.tensor.device)

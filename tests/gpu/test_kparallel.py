@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import pytest
-from tests.gpu.harness import check, check_a_thousand_runs, kernel, make_case, product, torch
+from tests.gpu.harness import check, check_a_thousand_runs, kernel, make_case, product, run, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
@@ -36,9 +36,20 @@ def cluster(splits: int, tile: str = "128x128x64", *options: str, **fields: Any)
 
 SIMPLE = (split(4), fused(4), stream(), cluster(4))
 """One of each."""
+BLOCK_SCALED: dict[str, Any] = {"ab": "e4m3", "promote": 4, "a__scale": "1x128", "b__scale": "128x128"}
+SHARED = (
+    stream(),
+    stream("128x192x64", "cooperative", "2x1"),
+    stream("128x128x128", "cooperative", "1x2", ab="s8"),
+    stream("128x128x128", **BLOCK_SCALED),
+    stream("128x256x128", "cooperative", "2x1", stages=3, **BLOCK_SCALED),
+    stream("128x256x128", stages=3, **BLOCK_SCALED),
+)
+"""Kernels that share the tiles of a last wave."""
 
 KERNELS: tuple[GemmConfig, ...] = (
     *SIMPLE,
+    *SHARED[1:],
     # Any number of parts, in every form of the reduction.
     split(7),
     split(20),
@@ -75,10 +86,9 @@ KERNELS: tuple[GemmConfig, ...] = (
     split(3, "128x128x128", ab="s8"),
     split(20, "64x128x128", "pingpong", ab="s8", d__dtype="s8", d__align=1),
     fused(3, "128x128x128", ab="u8", c__dtype="s32"),
-    stream("128x128x128", ab="s8"),
-    split(3, "128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    split(3, "128x128x128", **BLOCK_SCALED),
     fused(3, "128x128x128", ab="e4m3", promote=4),
-    stream("128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    fused(2, "128x128x128", **BLOCK_SCALED),
     split(3, "128x128x32", ab="tf32"),
     # Clusters that share K: tiles, shares of one fragment and of several subtiles, schedules.
     cluster(2),
@@ -107,7 +117,7 @@ KERNELS: tuple[GemmConfig, ...] = (
     cluster(2, "128x64x128", ab="s8", a__major="mn", b__major="mn"),
     cluster(2, "128x128x128", ab="e4m3"),
     cluster(4, "128x128x128", ab="e4m3", promote=4),
-    cluster(2, "128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    cluster(2, "128x128x128", **BLOCK_SCALED),
     cluster(4, "128x128x32", ab="tf32"),
     cluster(2, "128x192x64", ab="f16"),
     # The same: few rows, transposed.
@@ -136,6 +146,18 @@ def test_every_element_is_exact(config: GemmConfig, registry: Registry) -> None:
     if (config.a.major, config.b.major, config.a.scale) == ("k", "k", "none"):
         check(config, 200, 136, 0, registry)
         check(config, 131, 77, 5 * 64, registry)
+
+
+@pytest.mark.parametrize("config", SHARED, ids=kernel_name)
+def test_however_many_clusters_share_tiles(config: GemmConfig, registry: Registry) -> None:
+    """Parts of K for all, or helpers that have a part of several tiles each, before whole waves and without any."""
+    blocks = config.cluster.m * config.cluster.n
+    for m, n in ((700, 900), (300, 640)):
+        case = make_case(config, m, n, 4096)
+        for clusters in (3, 5, 7, 9, 11, 13, 31):
+            case.d.tensor.fill_(float("nan") if case.d.tensor.is_floating_point() else -1)
+            run(config, case, registry, sm_count=clusters * blocks)
+            case.check()
 
 
 @pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)

@@ -39,6 +39,7 @@ struct ClusterSums {
   /// Registers of a share, in each stacked fragment, and vectors of four of them.
   static constexpr int kShare = kRegisters / Parts;
   static constexpr int kVectors = kBlocks * kShare / 4;
+  static constexpr int kFirst = Accumulators::kFirst;
   /// What a source sends, and the buffer of this warpgroup.
   static constexpr int kPartBytes = kVectors * 128 * 16;
   static constexpr int kBytes = (Parts - 1) * kPartBytes;
@@ -89,7 +90,8 @@ struct ClusterSums {
 #pragma unroll
       for (int to = 0; to < Parts; ++to) {
         Register const* const x = vector(accumulators, to, i);
-        if (to != part) put(targets[to] + i * 128 * 16, barriers[to], x[0], x[1], x[2], x[3]);
+        if (to != part)
+          put(targets[to] + i * 128 * 16, barriers[to], x[kFirst], x[1 - kFirst], x[2 + kFirst], x[3 - kFirst]);
       }
     }
   }
@@ -110,7 +112,7 @@ struct ClusterSums {
           if (from != own) get(buffer + slot(from, own) + i * 128 * 16, values);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            Register const value = from == own ? vector(accumulators, own, i)[j] : values[j];
+            Register const value = from == own ? vector(accumulators, own, i)[j] : values[j ^ kFirst];
             sums[j] = from == 0 ? value : sums[j] + value;
           }
         }

@@ -18,6 +18,7 @@ template <class Accumulators, int Warpgroups>
 struct PartialTiles {
   static constexpr int kWarpgroups = Warpgroups;
   static constexpr int kRegisters = sizeof(Accumulators::values) / 4;
+  static constexpr int kFirst = Accumulators::kFirst;
   static constexpr int kWarpgroupBytes = kRegisters * 4 * 128;
   static constexpr int kSlotBytes = kWarpgroupBytes * Warpgroups;
 
@@ -44,8 +45,10 @@ struct PartialTiles {
     auto const* const registers = &accumulators.values[0][0];
     uint4* const target = at(slot);
 #pragma unroll
-    for (int i = 0; i < kRegisters / 4; ++i)
-      put(target + i * 128, registers[4 * i], registers[4 * i + 1], registers[4 * i + 2], registers[4 * i + 3]);
+    for (int i = 0; i < kRegisters / 4; ++i) {
+      auto const* const x = registers + 4 * i;
+      put(target + i * 128, x[kFirst], x[1 - kFirst], x[2 + kFirst], x[3 - kFirst]);
+    }
     named_barrier::sync(barrier, 128);
     if (threadIdx.x % 128 == 0)
       asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(slot)) : "memory");
@@ -65,11 +68,12 @@ struct PartialTiles {
     uint4 const* const source = at(slot);
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i) {
+      auto* const x = registers + 4 * i;
       uint4 const values = __ldcg(source + i * 128);
-      add(registers[4 * i], values.x);
-      add(registers[4 * i + 1], values.y);
-      add(registers[4 * i + 2], values.z);
-      add(registers[4 * i + 3], values.w);
+      add(x[kFirst], values.x);
+      add(x[1 - kFirst], values.y);
+      add(x[2 + kFirst], values.z);
+      add(x[3 - kFirst], values.w);
     }
   }
 

@@ -146,10 +146,8 @@ struct TmaWgmmaGemm {
   static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut : kArray ? Matrices::Array : Matrices::Strided;
   static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
   /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
-  /// allow. (Pingpong's other warpgroup multiplies meanwhile. Parts of K need the registers.)
-  enum : bool {
-    kAhead = Config::kBlockScales && !kPingpong && !cute::is_same_v<typename Scheduler::Params, PartialParams>
-  };
+  /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
+  enum : bool { kAhead = Config::kBlockScales && !kPingpong };
   using Position = RingPosition<Config::kStages>;
   /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
   static constexpr int kFirstTransposer = Config::kBlockScales ? 2 : 1;
@@ -344,7 +342,7 @@ struct TmaWgmmaGemm {
                                    int warp) {
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      int const k_tiles = scheduler.work(index).k_tiles;
+      int const k_tiles = scheduler.k_tiles(index);
       for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
         pipeline.wait_full(at);
         if constexpr (StagesA::kTransposed)

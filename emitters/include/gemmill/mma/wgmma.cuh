@@ -52,6 +52,8 @@ struct Accumulators {
   static_assert(TileK % Atom::kK == 0, "tile K must be a multiple of the instruction's K");
 
   typename Atom::Register values[Blocks][Atom::kRegisters];
+  /// Of each pair of sums that are moved as a vector, which comes first.
+  static constexpr int kFirst = 0;
 
   __device__ void clear() {
 #pragma unroll

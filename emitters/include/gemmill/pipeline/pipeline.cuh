@@ -88,7 +88,7 @@ template <class Pipeline>
 struct StageRelease {
   /// The first empty barrier of the block that this lane tells, if it tells one.
   uint32_t empty;
-  bool tells;
+  int tells;
 
   __device__ StageRelease(Pipeline& pipeline, int lane, int rank)
       : empty(cute::cast_smem_ptr_to_uint(&pipeline.empty[0])), tells(lane < Pipeline::kPeers) {
@@ -96,13 +96,16 @@ struct StageRelease {
       asm("mapa.shared::cluster.u32 %0, %1, %2;"
           : "=r"(empty)
           : "r"(empty), "r"(tells ? Pipeline::peer(lane, rank) : rank));
+    // Where registers are scarce, they would be worked out anew at each stage; what comes from a shuffle cannot be.
+    asm volatile("" : "+r"(tells));
+    if constexpr (Pipeline::kPeers > 1) empty = __shfl_sync(~0u, empty, lane);
   }
 
   __device__ void operator()(int stage) const {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cluster.b64 _, [%0];\n}" ::"r"(
             empty + stage * int(sizeof(uint64_t))),
-        "r"(int(tells))
+        "r"(tells)
         : "memory");
   }
 };

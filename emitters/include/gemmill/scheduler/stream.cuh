@@ -1,4 +1,4 @@
-/// Stream-K (Osama et al., "Stream-K", PPoPP 2023): every cluster multiplies the same number of K tiles, give or take one.
+/// Stream-K (Osama et al., "Stream-K", PPoPP 2023), with blocks abreast: every cluster multiplies about as many K tiles.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -6,67 +6,64 @@
 
 namespace gemmill {
 
-/// The tiles that would leave clusters idle in the last wave are shared: their K tiles, one after the other, are cut into
-/// equal shares, one for each cluster of the grid. Then whole waves of whole tiles follow. Where that would save less
-/// than it costs, nothing is shared. (Sharing another wave as well, as the paper does, would halve the parts of a tile;
-/// but clusters would not go along K abreast, and lose more in L2.)
+/// The tiles that would leave clusters idle in the last wave are shared, and come first; whole waves of whole tiles follow.
+/// Where that would save less than it costs, nothing is shared.
 ///
-/// Share s ends with the first K tiles of some output tile: its cluster stores that tile, to which shares s + 1, s + 2
-/// and so on contribute. They begin with it, and higher shares are of lower clusters: a cluster waits only for what
-/// clusters of lower index do first of all. So no wait is circular, however few clusters of the grid are resident.
+/// The paper lays the K tiles of shared tiles end to end and cuts them into equal shares. Clusters then stand at
+/// different places along K and have little in common in L2: a step took half as long again. Here each shared tile has an
+/// owner, and all owners begin at the same place; so do the other clusters, which multiply the rest of K:
+/// * where there are twice as many clusters as shared tiles, or more, the K of each tile is cut into equal parts;
+/// * otherwise each of the others, the helpers, multiplies the last of K for as many tiles, one after the other, as lets
+///   owners and helpers end together.
+///
+/// Share s is the owner of tile s, where there is such a tile. Higher shares are of lower clusters: a cluster waits only
+/// for what clusters of lower index do first of all. So no wait is circular, however few clusters are resident.
 template <class Order, int TileK>
 struct StreamScheduler {
   using Params = PartialParams;
   static constexpr int kSplits = 1;
-  /// K tiles that a cluster multiplies while parts of a tile are added up.
-  static constexpr int kCost = 16;
+  /// K tiles that a cluster multiplies while it hands over the sums of a tile.
+  static constexpr int kExchange = 6;
 
   Order order;
   int k_extent;
   int rank;
   /// Output tiles of the whole batch that are shared; they come first.
   int shared;
-  /// K tiles of each share, and how many of the first shares have one more.
-  int length, longer;
-  /// This cluster's share, and its first K tile.
-  int share, begin;
-  /// Output tiles, or parts of them, in the share.
-  int segments;
+  /// Parts of such tiles that this cluster multiplies, and the K tiles of each: the first one, and how many.
+  int segments, begin, length;
+  /// The output tile of unit 0, were it a whole tile as those behind the segments are.
+  int origin;
   int total;
 
   __device__ StreamScheduler(Params const& params, int rank_)
       : order(params.m, params.n), k_extent(ceil_div(params.k, TileK)), rank(rank_) {
     int const tiles = order.count() * params.batch;
     shared = tiles % clusters();
-    if ((clusters() - shared) * k_extent < kCost * clusters()) shared = 0;
-    length = shared * k_extent / clusters();
-    longer = shared * k_extent % clusters();
-    share = clusters() - 1 - cluster();
-    begin = share * length + min(share, longer);
-    segments = end() > begin ? (end() - 1) / k_extent - begin / k_extent + 1 : 0;
+    segments = begin = length = 0;
+    if (shared > 0) share_out();
+    origin = shared + cluster() - segments * clusters();
     total = segments + ceil_div(tiles - shared - cluster(), clusters());
   }
 
   __device__ static int first() { return 0; }
   __device__ static int stride() { return 1; }
-  __device__ static int slot_stride() { return 1; }
+  __device__ int slot_stride() const { return shared; }
+  __device__ int k_tiles(int index) const { return index < segments ? length : k_extent; }
 
   __device__ SharedWork work(int index) {
     SharedWork work;
-    int tile = shared + cluster() + (index - segments) * clusters();
+    int tile = origin + index * clusters();
     work.k_tile = 0;
-    work.k_tiles = k_extent;
-    work.slot = share;
+    work.k_tiles = k_tiles(index);
     work.part = 0;
     work.parts = 1;
     if (index < segments) {
-      tile = begin / k_extent + index;
-      int const start = tile * k_extent;
-      work.k_tile = max(begin - start, 0);
-      work.k_tiles = min(end() - start, k_extent) - work.k_tile;
-      int const owner = share_of(start);
-      work.part = share - owner;
-      work.parts = share_of(start + k_extent - 1) - owner + 1;
+      work.part = share() / shared;
+      work.parts = parts();
+      work.k_tile = begin;
+      tile = share() - work.part * shared + index * (clusters() < 2 * shared ? clusters() - shared : shared);
+      work.slot = tile + (work.part - 1) * shared;
     }
     work.batch = work.batch_d = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - work.batch * order.count(), rank);
@@ -77,12 +74,33 @@ struct StreamScheduler {
 
  private:
   __device__ static int cluster() { return blockIdx.x / Order::kClusterSize; }
-  __device__ static int clusters() { return gridDim.x / Order::kClusterSize; }
-  __device__ int end() const { return begin + length + (share < longer); }
-  /// The share that has a K tile.
-  __device__ int share_of(int k_tile) const {
-    int const in_longer = longer * (length + 1);
-    return k_tile < in_longer ? k_tile / (length + 1) : longer + (k_tile - in_longer) / length;
+  /// Read anew each time: ptxas would rather spill the number than read it again.
+  __device__ static int clusters() {
+    int blocks;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+    return blocks / Order::kClusterSize;
+  }
+  __device__ static int share() { return clusters() - 1 - cluster(); }
+  /// Of each shared tile.
+  __device__ int parts() const { return max(clusters() / shared, 2); }
+
+  __device__ void share_out() {
+    int const helpers = clusters() - shared;
+    int owned = ceil_div(k_extent, parts());
+    if (helpers < shared) {
+      int const each = ceil_div(shared, helpers);
+      owned = min(ceil_div((k_extent + kExchange) * each, each + 1), k_extent);
+    }
+    if (k_extent - owned < kExchange) {
+      shared = 0;
+      return;
+    }
+    int const part = share() / shared;
+    if (part >= parts()) return;
+    segments = part == 0 || helpers >= shared ? 1 : ceil_div(2 * shared - share(), helpers);
+    int const helped = ceil_div(k_extent - owned, parts() - 1);
+    begin = part == 0 ? 0 : owned + (part - 1) * helped;
+    length = part == 0 ? owned : max(min(k_extent - begin, helped), 0);
   }
 };
 
