@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,15 @@ def times(launches: Mapping[str, Any], sets: int, count: int, rounds: int, strea
     graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
     time_rounds(graphs, count, 2)  # until clocks have settled
     return {name: statistics.median(values) for name, values in time_rounds(graphs, count, rounds).items()}
+
+
+def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
+    """The launch of each operand set."""
+
+    def launch(index: int) -> None:
+        launches[index]()
+
+    return launch
 
 
 def write(name: str, arguments: Namespace, **results: Any) -> Path:

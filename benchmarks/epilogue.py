@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,11 @@ EPILOGUES = (
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import add_options, write
+    from benchmarks.common import add_options, in_turn, write
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="M, N and K (%(default)s)")
-    add_options(parser, rounds=40)
+    add_options(parser, rounds=120)
     arguments = parser.parse_args()
 
     import torch
@@ -72,7 +71,7 @@ def main() -> None:
     sets = [_operands(torch, arguments.size, seed) for seed in range(SETS)]
     stream = torch.cuda.Stream()
     plans = {kernel_name(config): [_plan(registry, config, x) for x in sets] for config in configs}
-    graphs = {name: capture(_in_turn(own), SETS, LAUNCHES, stream) for name, own in plans.items()}
+    graphs = {name: capture(in_turn(own), SETS, LAUNCHES, stream) for name, own in plans.items()}
     time_rounds(graphs, LAUNCHES, 3)  # until clocks have settled
     times = time_rounds(graphs, LAUNCHES, arguments.rounds)
     rows = []
@@ -115,13 +114,6 @@ def _operands(torch: Any, size: int, seed: int) -> dict[str, Any]:
         "amax": torch.empty(1, device="cuda"),
         "rows": torch.empty(size, device="cuda"),
     }
-
-
-def _in_turn(plans: list[Any]) -> Callable[[int], None]:
-    def launch(index: int) -> None:
-        plans[index]()
-
-    return launch
 
 
 def _plan(registry: Any, config: Any, x: dict[str, Any]) -> Any:

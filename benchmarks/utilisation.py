@@ -1,0 +1,103 @@
+"""How much of the tensor cores' time large GEMMs use: kernels beside WGMMAs alone, in the same rounds.
+
+``gemmill roofline`` measures what WGMMAs sustain by themselves, at the clock that their power allows. Here a launch of
+them, of about as many operations as the problem, is one more candidate: all share a clock, and the ratio of their rates
+says what part of the time the tensor cores work. Of each problem the fastest of the kernels that the selector ranks
+first, its ratio with quartiles over rounds; the same goes to ``profiler/results`` (JSON). Needs an NVIDIA GPU and
+PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TYPES = {"bf16": ("f32", "bf16"), "f16": ("f32", "f16"), "e4m3": ("f32", "bf16"), "s8": ("s32", "s32")}
+"""Type of the sums and of D, by that of A and B."""
+SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 8448, 8192), (8448, 8192, 8192), (8192, 8448, 16384))
+"""M, N, K; most are whole waves of large tiles on 132 SMs."""
+STEPS = 64
+"""Stages that a tile of the ceiling kernel sums, as in ``gemmill roofline``."""
+
+
+def main() -> None:
+    """Measure, write and print."""
+    from benchmarks.common import add_options, write
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=5, help="kernels of each problem (%(default)s)")
+    add_options(parser, rounds=40)
+    arguments = parser.parse_args()
+    rows = []
+    for dtype in TYPES:
+        for shape in SHAPES:
+            row = measure(dtype, shape, arguments.kernels, arguments.rounds)
+            rows.append(row)
+            print(
+                f"{dtype:5} {row['problem']:16} {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})  "
+                f"{row['tflops']:.0f} of {row['ceiling_tflops']:.0f} TFLOP/s  {row['kernel']}",
+                flush=True,
+            )
+    print(f"records: {write('utilisation', arguments, rows=rows)}")
+
+
+def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) -> dict[str, Any]:
+    """The fastest kernel's rate over that of WGMMAs alone, on one problem."""
+    import torch
+    from benchmarks.common import in_turn
+
+    from gemmill.library.problem import GemmProblem
+    from gemmill.profiler.ceilings import CeilingLaunch
+    from gemmill.profiler.operands import fill_random, make_operands, natural_alpha, plan_options
+    from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
+    from gemmill.runtime.api import plan
+    from gemmill.runtime.registry import Registry
+
+    sums: Any
+    d: Any
+    sums, d = TYPES[dtype]
+    problem = GemmProblem.packed((*shape, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, "n"))
+    operands = make_operands(problem, 0)
+    sets, count = len(operands), launches_per_replay(problem, len(operands))
+    registry, stream, alpha = Registry(), torch.cuda.Stream(), natural_alpha(problem)
+
+    def planned(kernel: str | None, x: Any) -> Any:
+        options = plan_options(problem, x)
+        return plan(x.a, x.b, out=x.d, alpha=alpha, registry=registry, kernel=kernel, **options)
+
+    choice = planned(None, operands[0]).choice
+    assert choice is not None
+    names = [choice.name, *(runner for runner, _ in choice.runners_up)][:kernels]
+    registry.warm(names)
+    graphs = {name: capture(in_turn([planned(name, x) for x in operands]), sets, count, stream) for name in names}
+    fill = partial(fill_random, dtype=dtype, generator=torch.Generator(device="cuda").manual_seed(0))
+    tiles = max(1, round(problem.flops / CeilingLaunch(dtype, 1, STEPS, fill).flops))
+    ceiling = CeilingLaunch(dtype, tiles, STEPS, fill)
+    graphs["ceiling"] = capture(in_turn([ceiling]), 1, count, stream)
+    time_rounds(graphs, count, 10)  # until clocks have settled
+    times = time_rounds(graphs, count, rounds)
+    best = min(names, key=lambda name: statistics.median(times[name]))
+    part = problem.flops / ceiling.flops
+    ratios = [part * alone / us for alone, us in zip(times["ceiling"], times[best], strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    return {
+        "dtype": dtype,
+        "problem": "x".join(map(str, shape)),
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "kernel": best,
+        "tflops": problem.flops / statistics.median(times[best]) / 1e6,
+        "ceiling_tflops": ceiling.flops / statistics.median(times["ceiling"]) / 1e6,
+    }
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    main()
