@@ -372,14 +372,9 @@ def accumulator_limit(fields: Fields) -> int:
     decomposition = fields["scheduler.decomposition"]
     narrow = resources.dtype_bytes(resources.stored_dtype(fields, "d")) == 1
     plain = epilogue == "no C and an n-major" and not narrow
-    few = integer(fields, "cluster.m") * integer(fields, "cluster.n") <= 2
     if fields["promote"] and fields["epilogue"] == LINEAR:
-        shared = PROMOTED_SHARED_LIMIT.get(str(decomposition))
-        k_major = fields["a.major"] == fields["b.major"] == "k"
-        simple = plain and k_major and few and fields["tile.m"] == 128 and resources.element_bytes(fields, "d") == 2
-        if decomposition == "stream" and consumers == 2 and simple and resources.has_block_scales(fields):
-            shared = None
-        return (shared or PROMOTED_LIMIT)[consumers]
+        roomy = plain and _has_room_for_shares(fields)
+        return (PROMOTED_LIMIT if roomy else PROMOTED_SHARED_LIMIT.get(str(decomposition), PROMOTED_LIMIT))[consumers]
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
@@ -388,12 +383,29 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
     shallow = integer(fields, "tile.k") * resources.element_bytes(fields, "a") <= TILE_K_BYTES[0]
     if decomposition == "stream":
-        costs = {"odd": integer(fields, "tile.n") % 16 > 0, "cluster": not few, "shallow": shallow}
-        costs["integer"] = fields["accumulator"] == "s32"
-        limits[-1] -= sum(STREAM_COSTS[name] for name, costly in costs.items() if costly)
+        odd, integers = integer(fields, "tile.n") % 16 > 0, fields["accumulator"] == "s32"
+        costly = {"odd": odd, "cluster": _cluster_blocks(fields) > 2, "shallow": shallow, "integer": integers}
+        limits[-1] -= sum(STREAM_COSTS[name] for name in costly if costly[name])
     if fields["schedule"] == "cooperative" and shallow:
         limits.append(SHALLOW_LIMIT)
     return min(limits)
+
+
+@part
+def _has_room_for_shares(f: Fields) -> bool:
+    """Whether a promoted stream-K kernel with a plain epilogue is as :data:`PROMOTED_SHARED_LIMIT` says."""
+    return (
+        f["scheduler.decomposition"] == "stream"
+        and resources.has_block_scales(f)
+        and f["tile.m"] == 128
+        and _cluster_blocks(f) <= 2
+        and f["a.major"] == f["b.major"] == "k"
+        and resources.element_bytes(f, "d") == 2
+    )
+
+
+def _cluster_blocks(f: Fields) -> int:
+    return integer(f, "cluster.m") * integer(f, "cluster.n")
 
 
 def _accumulator_registers(f: Fields) -> str | None:

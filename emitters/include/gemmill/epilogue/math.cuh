@@ -124,10 +124,10 @@ __device__ inline float polynomial(float y, float first, Coefficients... others)
 }
 template <class Element>
 __device__ inline float gelu(float x);
-/// x P(x), P the normal distribution function as 1 / (1 + 2^(x s)). With y = x^2 + c and r = 1 / sqrt(y), s = a + (b y + d +
-/// e r) r has the even symmetry that makes P(x) + P(-x) = 1, and grows as |x|, as the logarithm of P(-|x|) does over x.
-/// Fitted for the least error of x P(x), relative to it or to 2^-20 where it is less: 2^-11.6. Rounded down, y is finite for
-/// every finite x; where x is infinite, the result is NaN.
+/// x P(x), P the normal distribution function as 1 / (1 + 2^(x s)). With y = x^2 + c and r = 1 / sqrt(y),
+/// s = a + (b y + d + e r) r has the even symmetry that makes P(x) + P(-x) = 1, and grows as |x|, as the logarithm of
+/// P(-|x|) does over x. Fitted for the least error of x P(x), relative to it or to 2^-20 where it is less: 2^-11.6.
+/// Rounded down, y is finite for every finite x; where x is infinite, the result is NaN.
 template <>
 __device__ inline float gelu<gemmill::bf16>(float x) {
   float const y = __fmaf_rz(x, x, 6.90058951f);

@@ -88,6 +88,7 @@ template <class Pipeline>
 struct StageRelease {
   /// The first empty barrier of the block that this lane tells, if it tells one.
   uint32_t empty;
+  /// Whether it does.
   int tells;
 
   __device__ StageRelease(Pipeline& pipeline, int lane, int rank)
