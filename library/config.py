@@ -138,7 +138,8 @@ class Scheduler:
     """Parts that K is split into; 1 but for ``split``, ``fused`` and ``cluster``."""
     decomposition: DecompositionName = "tiles"
     """``tiles``: a block sums all of K. ``split``: parts of K, added up by a second kernel. ``fused``: the same, added
-    up by the block that finishes a tile. ``stream``: each block takes an equal share of all MMAs (stream-K).
+    up by the block that finishes a tile. ``stream``: blocks without a tile of the last wave take parts of the others'
+    K (stream-K).
     ``cluster``: as many blocks as parts form a cluster, add up through its shared memory, and store a share each."""
     batching: BatchingName = "strided"
     """How the matrices of a batch are found. ``strided``: at one stride. ``array``: at an array of addresses.

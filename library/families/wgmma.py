@@ -83,7 +83,8 @@ epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilo
 MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
 ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more; of any, an odd multiple of 8
-columns, which are staged in many narrow subtiles, takes 8, and a D of 8 bits 16."""
+columns, which are staged in many narrow subtiles, takes 8, as does an m-major D of split kernels in clusters, and a D
+of 8 bits 16."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
 STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
@@ -92,6 +93,9 @@ what their scheduler holds, ptxas spills first."""
 STREAM_COSTS = {"odd": 48, "cluster": 32, "shallow": 32, "integer": 32}
 """What else they need registers for: an odd multiple of 8 columns, which are staged in many narrow subtiles; a cluster
 of more than two blocks; stages with rows of 64 bytes; sums of integers."""
+FUSED_LIMIT = {"plain": 160, "C": 128, "narrow": 96}
+"""The same of fused kernels: without C; with it; where tile N is no multiple of 32, of 64 where sums are integers: it
+is staged in narrow subtiles."""
 CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 """The same of kernels whose blocks share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
@@ -381,6 +385,9 @@ def accumulator_limit(fields: Fields) -> int:
     by_decomposition = {"stream": STREAM_LIMIT, "cluster": CLUSTER_LIMIT}.get(str(decomposition))
     if by_decomposition:
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
+    if decomposition == "fused":
+        ragged = integer(fields, "tile.n") % (64 if fields["accumulator"] == "s32" else 32)
+        limits.append(FUSED_LIMIT["narrow" if ragged else "plain" if fields["c.dtype"] == "none" else "C"])
     shallow = integer(fields, "tile.k") * resources.element_bytes(fields, "a") <= TILE_K_BYTES[0]
     if decomposition == "stream":
         odd, integers = integer(fields, "tile.n") % 16 > 0, fields["accumulator"] == "s32"
@@ -436,6 +443,8 @@ def _mixed_registers(f: Fields, accumulators: int) -> str | None:
     if consumers == 4 and f["c.dtype"] != "none":
         limit -= 8
     if integer(f, "tile.n") % 16:
+        limit -= 8
+    if f["scheduler.decomposition"] == "split" and f["d.major"] == "m" and _cluster_blocks(f) > 1:
         limit -= 8
     if resources.element_bytes(f, "d") == 1:
         limit = max(0, limit - 16)
