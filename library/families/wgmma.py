@@ -94,8 +94,11 @@ STREAM_COSTS = {"odd": 48, "cluster": 32, "shallow": 32, "integer": 32}
 """What else they need registers for: an odd multiple of 8 columns, which are staged in many narrow subtiles; a cluster
 of more than two blocks; stages with rows of 64 bytes; sums of integers."""
 FUSED_LIMIT = {"plain": 160, "C": 128, "narrow": 96}
-"""The same of fused kernels: without C and with an n-major D; with C or an m-major D; where tile N is no multiple of
-32, of 64 where sums are integers: it is staged in narrow subtiles. A cluster of more than two blocks takes 32 more."""
+"""The same of fused kernels: without C; with it; where tile N is no multiple of 32, of 64 where sums are integers: it
+is staged in narrow subtiles."""
+FUSED_CLUSTER_LIMIT = {True: 128, False: 80}
+"""The same of cooperative fused kernels whose blocks share loads in clusters: where two consumers store elements of at
+most 2 bytes, or else."""
 CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 """The same of kernels whose blocks share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
@@ -387,8 +390,10 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
     if decomposition == "fused":
         ragged = integer(fields, "tile.n") % (64 if fields["accumulator"] == "s32" else 32)
-        most = FUSED_LIMIT["narrow" if ragged else "plain" if epilogue == "no C and an n-major" else "C"]
-        limits.append(most - 32 * (_cluster_blocks(fields) > 2))
+        limits.append(FUSED_LIMIT["narrow" if ragged else "plain" if fields["c.dtype"] == "none" else "C"])
+        if fields["schedule"] == "cooperative" and _cluster_blocks(fields) > 1:
+            roomy = consumers == 2 and resources.element_bytes(fields, "d") <= 2
+            limits.append(FUSED_CLUSTER_LIMIT[roomy])
     shallow = integer(fields, "tile.k") * resources.element_bytes(fields, "a") <= TILE_K_BYTES[0]
     if decomposition == "stream":
         odd, integers = integer(fields, "tile.n") % 16 > 0, fields["accumulator"] == "s32"
