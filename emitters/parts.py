@@ -15,7 +15,7 @@ _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
     "split": "SplitScheduler<Order, TileK, {splits}>",
     "fused": "FusedScheduler<Order, TileK, {splits}>",
-    "stream": "StreamScheduler<Order, TileK>",
+    "stream": f"StreamScheduler<Order, TileK, {resources.EXCHANGE_STEPS}>",
     "cluster": "ClusterScheduler<Order, TileK, {splits}>",
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.problem import GemmProblem
+from gemmill.library.resources import EXCHANGE_STEPS
 from gemmill.runtime.parts import MIN_SHARE, PARTIAL_BYTES
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ _CLUSTER_NS = 700.0
 """Handing accumulators to another block of the cluster, through its shared memory. An estimate, like the next."""
 _CLUSTER_BYTES_PER_NS = 100.0
 """Rate at which a block sends them."""
-_EXCHANGE_STEPS = 6
-"""Steps in which stream-K hands over a tile's sums, as its scheduler has it
-(emitters/include/gemmill/scheduler/stream.cuh)."""
 
 
 def reduction_ns(problem: GemmProblem, splits: Floats, bytes_c: Floats, bytes_d: Floats) -> Floats:
@@ -62,9 +60,9 @@ def stream_ns(
     shared = clusters % grid
     parts = np.maximum(grid // np.maximum(shared, 1), 2)
     each = np.ceil(shared / (grid - shared))
-    helped = np.minimum(np.ceil((steps + _EXCHANGE_STEPS) * each / (each + 1)), steps)
+    helped = np.minimum(np.ceil((steps + EXCHANGE_STEPS) * each / (each + 1)), steps)
     owned = np.where(2 * shared <= grid, np.ceil(steps / parts), helped)
-    shared = np.where(steps - owned < _EXCHANGE_STEPS, 0, shared)
+    shared = np.where(steps - owned < EXCHANGE_STEPS, 0, shared)
     whole = np.ceil((clusters - shared) / grid)
     sharing_ns = owned * step_ns + store_ns + exchange_ns(parts, tile)
     return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))

@@ -16,14 +16,14 @@ namespace gemmill {
 /// * otherwise each of the others, the helpers, multiplies the last of K for as many tiles, one after the other, as lets
 ///   owners and helpers end together.
 ///
+/// To hand over the sums of a tile counts as much as to multiply so many K tiles, ``ExchangeSteps``.
+///
 /// Share s is the owner of tile s, where there is such a tile. Higher shares are of lower clusters: a cluster waits only
 /// for what clusters of lower index do first of all. So no wait is circular, however few clusters are resident.
-template <class Order, int TileK>
+template <class Order, int TileK, int ExchangeSteps>
 struct StreamScheduler {
   using Params = PartialParams;
   static constexpr int kSplits = 1;
-  /// K tiles that a cluster multiplies while it hands over the sums of a tile.
-  static constexpr int kExchange = 6;
 
   Order order;
   int k_extent;
@@ -89,9 +89,9 @@ struct StreamScheduler {
     int owned = ceil_div(k_extent, parts());
     if (helpers < shared) {
       int const each = ceil_div(shared, helpers);
-      owned = min(ceil_div((k_extent + kExchange) * each, each + 1), k_extent);
+      owned = min(ceil_div((k_extent + ExchangeSteps) * each, each + 1), k_extent);
     }
-    if (k_extent - owned < kExchange) {
+    if (k_extent - owned < ExchangeSteps) {
       shared = 0;
       return;
     }
