@@ -38,22 +38,38 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
     return launch
 
 
-def write(name: str, arguments: Namespace, **results: Any) -> Path:
-    """Write results as JSON, with GPU, driver and commit, and return the file."""
-    import torch
+class Record:
+    """Results as JSON, with GPU, driver and commit. The file is whole after each row: what was measured is kept.
 
-    from gemmill.profiler.records import source_commit
-    from gemmill.profiler.telemetry import open_telemetry
+    Args:
+        name: what its name begins with.
+        arguments: of the command line.
+        facts: what else the file holds beside its rows.
+    """
 
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    origin = {
-        "gpu": properties.name,
-        "driver": open_telemetry(f"GPU-{properties.uuid}").driver(),
-        "cuda": torch.version.cuda,
-        "torch": str(torch.__version__),
-        "commit": arguments.commit or source_commit(),
-        "rounds": arguments.rounds,
-    }
-    path: Path = arguments.out / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    path.write_text(json.dumps(origin | results, indent=1) + "\n")
-    return path
+    def __init__(self, name: str, arguments: Namespace, **facts: Any) -> None:
+        import torch
+
+        from gemmill.profiler.records import source_commit
+        from gemmill.profiler.telemetry import open_telemetry
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.path: Path = arguments.out / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+        self._rows: list[dict[str, Any]] = []
+        self._content = {
+            "gpu": properties.name,
+            "driver": open_telemetry(f"GPU-{properties.uuid}").driver(),
+            "cuda": torch.version.cuda,
+            "torch": str(torch.__version__),
+            "commit": arguments.commit or source_commit(),
+            "rounds": arguments.rounds,
+            **facts,
+            "rows": self._rows,
+        }
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Add rows, and write all."""
+        from gemmill.library.files import publish
+
+        self._rows += rows
+        publish(self.path, [json.dumps(self._content, indent=1).encode(), b"\n"])

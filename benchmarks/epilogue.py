@@ -44,7 +44,7 @@ EPILOGUES = (
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import add_options, in_turn, write
+    from benchmarks.common import Record, add_options, in_turn
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="M, N and K (%(default)s)")
@@ -82,7 +82,8 @@ def main() -> None:
         row = {"plain": name, "stages": config.stages, "epilogue": config.epilogue, "us": us}
         rows.append(row | {"ratio": median, "low": low, "high": high})
     rows.sort(key=lambda row: KERNELS.index(row["plain"]))
-    path = write("epilogue", arguments, size=arguments.size, rows=rows)
+    record = Record("epilogue", arguments, size=arguments.size)
+    record.add(*rows)
     print(f"{torch.cuda.get_device_name()}: {arguments.size}^3 bf16")
     print("ratio to the plain epilogue, its quartiles")
     for row in rows:
@@ -92,7 +93,7 @@ def main() -> None:
             f"  {row['us']:8.1f} us  {row['ratio']:6.3f} ({row['low']:.3f} to {row['high']:.3f})  s{row['stages']}  "
             f"{row['epilogue']}"
         )
-    print(f"records: {path}")
+    print(f"records: {record.path}")
 
 
 def _operands(torch: Any, size: int, seed: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ SLOTS = ((64, 128, 16, 4096, 7168), (256, 128, 8, 4096, 2048))
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import add_options, write
+    from benchmarks.common import Record, add_options
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runners", type=int, default=5, help="kernels beside the selected one (%(default)s)")
@@ -55,11 +55,11 @@ def main() -> None:
     def ends(tokens: int, groups: int) -> Any:
         return torch.tensor(list(accumulate(sizes(tokens, groups))), dtype=torch.int32, device="cuda")
 
-    rows = []
+    record = Record("groups-bf16", arguments)
 
     def measure(what: str, other: Any, a: Any, b: Any, out: Any, **kind: Any) -> None:
-        rows.append({"problem": what} | compare(registry, stream, arguments, other, (a, b, out), kind))
-        row = rows[-1]
+        row = {"problem": what} | compare(registry, stream, arguments, other, (a, b, out), kind)
+        record.add(row)
         print(
             f"{what:44} torch {row['torch']:7.0f}  selected {row['selected']:7.0f}  best {row['best']:7.0f}", flush=True
         )
@@ -77,7 +77,7 @@ def main() -> None:
         counts = torch.randint(0, 2 * mean, (groups,), generator=generator, device="cuda", dtype=torch.int32)
         other = lambda _, a=a, b=b, out=out: torch.bmm(a, b, out=out)  # noqa: E731
         measure(f"{groups} slots of {capacity}, {mean} used, {n} x {k}", other, a, b, empty(*out.shape), counts=counts)
-    print(f"records: {write('groups-bf16', arguments, rows=rows)}")
+    print(f"records: {record.path}")
 
 
 def sizes(tokens: int, groups: int) -> list[int]:

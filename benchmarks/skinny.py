@@ -23,7 +23,7 @@ COPY_BYTES = 1 << 30
 
 def main() -> None:
     """Measure and print."""
-    from benchmarks.common import add_options, write
+    from benchmarks.common import Record, add_options
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manifest", default="bf16", help="shipped manifest (%(default)s)")
@@ -60,7 +60,7 @@ def main() -> None:
     stream = torch.cuda.Stream()
     copy = _copy_gbps(stream, arguments.rounds)
     print(f"{torch.cuda.get_device_name()}; copy {copy:.0f} GB/s; parts of it; us")
-    rows = []
+    record = Record(f"skinny-{dtype}", arguments, copy_gbps=copy)
     for problem in problems:
         measured = _measure(problem, list(candidates[problem]), registry, stream, arguments.rounds)
         total = 2 * (problem.m * problem.k + problem.n * problem.k + problem.m * problem.n)
@@ -79,11 +79,11 @@ def main() -> None:
             "kernels": {"selected": named[problem]["selected"].name, "best": best},
             "times": measured,
         }
-        rows.append(row)
+        record.add(row)
         figures = " ".join(f"{key} {row[key]:6.1f}" for key in ("cublas", "plain", "selected", "predicted", "best"))
         short = "_".join(best.split("_")[6:10])
         print(f"{row['problem']:20} {figures} {row['part_of_copy']:.3f} {short}", flush=True)
-    print(f"records: {write(f'skinny-{dtype}', arguments, copy_gbps=copy, rows=rows)}")
+    print(f"records: {record.path}")
 
 
 def _copy_gbps(stream: Any, rounds: int) -> float:

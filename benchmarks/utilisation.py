@@ -28,23 +28,23 @@ STEPS = 64
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import add_options, write
+    from benchmarks.common import Record, add_options
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=5, help="kernels of each problem (%(default)s)")
     add_options(parser, rounds=40)
     arguments = parser.parse_args()
-    rows = []
+    record = Record("utilisation", arguments)
     for dtype in TYPES:
         for shape in SHAPES:
             row = measure(dtype, shape, arguments.kernels, arguments.rounds)
-            rows.append(row)
+            record.add(row)
             print(
                 f"{dtype:5} {row['problem']:16} {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})  "
                 f"{row['tflops']:.0f} of {row['ceiling_tflops']:.0f} TFLOP/s  {row['kernel']}",
                 flush=True,
             )
-    print(f"records: {write('utilisation', arguments, rows=rows)}")
+    print(f"records: {record.path}")
 
 
 def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
     registry.warm(names)
     graphs = {name: capture(in_turn([planned(name, x) for x in operands]), sets, count, stream) for name in names}
     fill = partial(fill_random, dtype=dtype, generator=torch.Generator(device="cuda").manual_seed(0))
-    tiles = max(1, round(problem.flops / CeilingLaunch(dtype, 1, STEPS, fill).flops))
-    ceiling = CeilingLaunch(dtype, tiles, STEPS, fill)
+    ceiling = CeilingLaunch(dtype, 1, STEPS, fill)
+    ceiling.repeat(max(1, round(problem.flops / ceiling.flops)))
     graphs["ceiling"] = capture(in_turn([ceiling]), 1, count, stream)
     time_rounds(graphs, count, 10)  # until clocks have settled
     times = time_rounds(graphs, count, rounds)

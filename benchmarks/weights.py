@@ -23,7 +23,7 @@ SIZE = 8192
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import add_options, times, write
+    from benchmarks.common import Record, add_options, times
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runners", type=int, default=5, help="kernels beside the selected one (%(default)s)")
@@ -38,7 +38,8 @@ def main() -> None:
     from gemmill.profiler.timing import launches_per_replay
     from gemmill.runtime.registry import Registry
 
-    registry, stream, rows = Registry(manifests=["mixed"]), torch.cuda.Stream(), []
+    registry, stream = Registry(manifests=["mixed"]), torch.cuda.Stream()
+    record = Record("weights-bf16", arguments, size=SIZE)
     for tokens in TOKENS:
         # Kernels widen their A: it is the weights, and D is m-major.
         plain = GemmProblem.packed((SIZE, tokens, SIZE, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "m"))
@@ -65,10 +66,10 @@ def main() -> None:
                 "best": measured[best],
                 "kernels": {"selected": name, "best": best},
             }
-        rows.append(row)
+        record.add(row)
         figures = "  ".join(f"{label} {row[label]['selected']:.1f} ({row[label]['best']:.1f})" for label in chosen)
         print(f"{tokens:5} tokens: cuBLAS {row['cublas']:.1f} us; selected (best): {figures}", flush=True)
-    print(f"records: {write('weights-bf16', arguments, size=SIZE, rows=rows)}")
+    print(f"records: {record.path}")
 
 
 def _launch(problem: Any, name: str, operands: Any, registry: Any) -> Any:

@@ -170,16 +170,22 @@ class CeilingLaunch:
         """Stages of B: (stages, N, K)."""
         self.sums = tensor(config.accumulator, blocks, spec.threads)
         """What a launch leaves: for each thread of each block the sum of its part of the tile."""
-        self.flops = 2 * tile.m * tile.n * tile.k * steps * tiles * blocks
-        """Operations of a launch."""
         fill(self.a)
         fill(self.b)
         self._parameters = ParameterBlock(spec.params_bytes)
         for name in ("a", "b", "sums"):
             self._parameters.write(spec.offsets[name], "Q", getattr(self, name).data_ptr())
-        self._parameters.write(spec.offsets["tiles"], "i", tiles)
         self._parameters.write(spec.offsets["steps"], "i", steps)
+        self._tiles_at = spec.offsets["tiles"]
+        self._tile_flops = 2 * tile.m * tile.n * tile.k * steps * blocks
+        self.repeat(tiles)
         self._prepared = kernel.prepare(blocks, self._parameters.arguments)
+
+    def repeat(self, tiles: int) -> None:
+        """From the next launch on, compute so many tiles a block."""
+        self._parameters.write(self._tiles_at, "i", tiles)
+        self.flops = self._tile_flops * tiles
+        """Operations of a launch."""
 
     def __call__(self) -> None:
         """Launch on torch's current stream."""
