@@ -94,8 +94,8 @@ STREAM_COSTS = {"odd": 48, "cluster": 32, "shallow": 32, "integer": 32}
 """What else they need registers for: an odd multiple of 8 columns, which are staged in many narrow subtiles; a cluster
 of more than two blocks; stages with rows of 64 bytes; sums of integers."""
 FUSED_LIMIT = {"plain": 160, "C": 128, "narrow": 96}
-"""The same of fused kernels: without C; with it; where tile N is no multiple of 32, of 64 where sums are integers: it
-is staged in narrow subtiles."""
+"""The same of fused kernels: without C; with it; where D has 8 bits and is m-major, or tile N is no multiple of 32, of
+64 where sums are integers, so that it is staged in narrow subtiles."""
 FUSED_CLUSTER_LIMIT = {True: 128, False: 80}
 """The same of cooperative fused kernels whose blocks share loads in clusters: where two consumers store elements of at
 most 2 bytes, or else."""
@@ -104,8 +104,13 @@ CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 PROMOTED_LIMIT = {2: 192, 3: 128}
 """The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
 epilogue, and leave room for it."""
-PROMOTED_SHARED_LIMIT = {"cluster": {2: 160, 3: 96}, "fused": {2: 152, 3: 112}, "stream": {2: 136, 3: 112}}
-"""The same of those whose blocks share K, by how: they exchange sums, in clusters or in global memory. Block-scaled
+PROMOTED_SHARED_LIMIT = {
+    "cluster": {2: 160, 3: 96},
+    "fused": {2: 152, 3: 112},
+    "split": {2: 168, 3: 128},
+    "stream": {2: 136, 3: 112},
+}
+"""The same of those whose blocks share K, by how: they exchange sums, or store them as they are. Block-scaled
 stream-K kernels with a tile M of 128, clusters of at most two blocks, K-major operands and a D of 16 bits, n-major,
 have room for as many as others."""
 SHALLOW_LIMIT = 176
@@ -390,7 +395,8 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
     if decomposition == "fused":
         ragged = integer(fields, "tile.n") % (64 if fields["accumulator"] == "s32" else 32)
-        limits.append(FUSED_LIMIT["narrow" if ragged else "plain" if fields["c.dtype"] == "none" else "C"])
+        cramped = ragged or (narrow and fields["d.major"] == "m")
+        limits.append(FUSED_LIMIT["narrow" if cramped else "plain" if fields["c.dtype"] == "none" else "C"])
         if fields["schedule"] == "cooperative" and _cluster_blocks(fields) > 1:
             roomy = consumers == 2 and resources.element_bytes(fields, "d") <= 2
             limits.append(FUSED_CLUSTER_LIMIT[roomy])
