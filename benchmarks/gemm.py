@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=32, help="rounds of the second stage (%(default)s)")
     parser.add_argument("--baselines", nargs="+", help="compare with these alone (default: with all)")
     parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
-    parser.add_argument("--budget", type=float, help="seconds to measure for; the model's order (default: all kernels)")
+    parser.add_argument("--budget", type=float, help="seconds to measure for, in the selector's order (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
     arguments = parser.parse_args()
 
@@ -89,7 +89,8 @@ def main() -> None:
         parser.error(f"no formats are known for manifest {kernels.name}; pass --formats")
     where = f"({FORMATS[formats]}) and ({arguments.where})"
     configs = list(kernels.expand(preset=arguments.preset, where=where))
-    # The model alone chooses. It may have been fitted to these problems: benchmarks/fit.py has the figure for others.
+    # It chooses by what ships: measurements, and a model that was fitted to them. benchmarks/fit.py has the model's
+    # figure for other problems.
     gpu = detect()
     selector = Selector({kernel_name(config): config for config in configs}, gpu)
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from gemmill.library.config import GemmConfig
-from gemmill.library.errors import ConfigError, RecordError, UnsupportedProblemError
+from gemmill.library.errors import ConfigError, RecordError
 from gemmill.library.names import parse_name
 from gemmill.library.records import Measurement
 from gemmill.library.rules import verdicts
@@ -30,7 +30,7 @@ CHOICES = 1 + RUNNERS_UP
 
 
 class Choices:
-    """What the selector's model alone would take of the kernels that were measured."""
+    """What the selector's model would take of the kernels that were measured, were none of them measured."""
 
     def __init__(self, found: Sequence[Figures]) -> None:
         kernels: dict[str, dict[str, GemmConfig]] = defaultdict(dict)
@@ -48,11 +48,8 @@ class Choices:
     def of(self, figures: Figures) -> tuple[str, ...]:
         """Kernels for the problem of a run, the best first; none where no kernel serves it."""
         selector = self._selectors.get(figures.run.gpu)
-        try:
-            choice = selector.select(figures.run.problem) if selector else None
-        except UnsupportedProblemError:
-            choice = None
-        return (choice.name, *(name for name, _ in choice.runners_up)) if choice else ()
+        times = selector.times(figures.run.problem) if selector else {}
+        return tuple(sorted(times, key=lambda name: times[name])[:CHOICES])
 
 
 def _config(name: str) -> GemmConfig | None:
@@ -335,7 +332,8 @@ def _regret(found: Sequence[Figures], choices: Choices) -> _Chart:
                     )
                 )
     says = (
-        f"The model alone, without these measurements. Of {CHOICES} kernels that it names, the fastest of the first k."
+        "The selector's model alone: neither these measurements nor those that ship, though it may have been fitted to "
+        f"them. Of {CHOICES} kernels that it names, the fastest of the first k."
     )
     return _Chart("Regret of the selector", says, chart)
 

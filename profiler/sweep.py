@@ -118,7 +118,7 @@ def sweep(
         jobs: processes that compile; default: one a core.
         options: how thoroughly to measure.
         budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
-            problem gets its share of what is left, and tries kernels in the order in which the model ranks them.
+            problem gets its share of what is left, and tries kernels in the selector's order.
         wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         pinned: names of kernels that are to be measured at length on a problem, beside the best and the selected one.
         baselines: names of those to compare with.
@@ -158,7 +158,7 @@ def sweep(
         todo = [unit for unit in todo if unit.configs]
         if crew.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
             todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
-        # The model alone: what is known of these problems already does not rank them.
+        # What the file holds of these problems does not rank them; what ships does.
         selector = Selector({kernel_name(config): config for config in configs}, gpus.figures(machine.gpu))
         packed = functools.cache(lambda name: artifacts[name].to_bytes())
         shares = None if budget is None else Shares(budget)

@@ -197,10 +197,11 @@ def matmul(
     the strides. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand.
     ``beta`` is 1 where ``c`` is given. With ``beta=0`` the values of ``c`` are not read.
 
-    ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: the dtype of ``a``; bf16
-    for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64 for f64. f32 operands are
-    multiplied as f32, or with ``tf32`` in the 10 bits of mantissa that tensor cores read. fp8 sums stay in the tensor
-    cores, which keep about 14 bits, or without ``fast_accumulation`` move to f32 registers every 128 products.
+    ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: that of the wider of
+    ``a`` and ``b``; bf16 for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64
+    for f64. f32 operands are multiplied as f32, or with ``tf32`` in the 10 bits of mantissa that tensor cores read.
+    fp8 sums stay in the tensor cores, which keep about 14 bits, or without ``fast_accumulation`` move to f32 registers
+    every 128 products.
 
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted. Any strides will do; ``a_scale`` is read

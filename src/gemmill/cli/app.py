@@ -15,7 +15,7 @@ from gemmill.runtime.settings import Settings
 
 HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
 
-A MANIFEST is a file or the name of one that ships (bf16, f16); a KERNEL is a kernel name or a manifest with exactly
+A MANIFEST is a file or the name of one that ships, such as bf16; a KERNEL is a kernel name or a manifest with exactly
 one config.
 
 \b

@@ -88,8 +88,9 @@ def make(
 
     With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
     the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest,
-    by measurements where there are some, by the model for the GPU of this machine (or an H200) elsewhere. With
-    --budget, those come first that serve the most shapes, as many as fit; what shapes then lose is printed.
+    by the measurements of --records where there are some, by the model for the GPU of this machine (or an H200)
+    elsewhere. With --budget, those come first that serve the most shapes, as many as fit; what shapes then lose is
+    printed.
 
     \b
     Examples:

@@ -172,8 +172,9 @@ def profile(
     """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
 
     What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
-    With --budget, each shape gets its share of that time: kernels are tried in the order in which the selector's model
-    ranks them, the slower half drops out again and again, and what there was no time for is left for the next sweep.
+    With --budget, each shape gets its share of that time: kernels are tried in the selector's order (what ships as
+    measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
+    the next sweep.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
     Several GPUs measure a shape each at a time; they must be of one model, and need pip install 'gemmill[cluster]'.
     Workers of other machines are started for each GPU, one with every i, as
