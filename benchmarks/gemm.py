@@ -70,7 +70,7 @@ def main() -> None:
     from gemmill.profiler.cluster import Cluster, local_gpus
     from gemmill.profiler.figures import figures
     from gemmill.profiler.shapes import load_shapes
-    from gemmill.profiler.sweep import Listener, sweep
+    from gemmill.profiler.sweep import Listener, sweep, units
     from gemmill.profiler.worker import Options
     from gemmill.runtime.gpus import detect
     from gemmill.runtime.selector import Selector
@@ -118,18 +118,16 @@ def main() -> None:
         print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
     measurements = sweep(
-        configs,
-        shapes,
+        [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"],
         records,
         store=Store(arguments.store),
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
-        wanted=lambda problem: problem.d_major == "n",
         commit=arguments.commit,
         crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
         budget=arguments.budget,
         baselines=arguments.baselines or tuple(BASELINES),
         pinned=lambda problem: [name for name in choices(problem).values() if name],
-        listener=Listener(measured=report, absent=note),
+        listener=Listener(measured=report, left_out=note),
     )
     summary = _summary(measurements, choices)
     summary = {"manifest": kernels.name, "formats": formats, "shapes": name, "where": where, **summary}

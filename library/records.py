@@ -121,20 +121,32 @@ def read_records(path: Path) -> Iterator[Measurement]:
     """
     try:
         content = path.read_bytes()
-        lines = (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8").splitlines()
+        content = _decompressed(content) if path.suffix == ".xz" else content
     except lzma.LZMAError:
-        raise RecordError(f"{path}: its name ends in .xz, but it is not compressed by xz") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    for number, line in enumerate(lines, 1):
+        raise RecordError(f"{path}: its name ends in .xz, but it is not all compressed by xz") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
+    for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             yield Measurement.model_validate_json(line)
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
-            if fault["type"] == "json_invalid" and line.startswith("{"):
+            if fault["type"] == "json_invalid" and line.startswith(b"{"):
                 logging.getLogger(__name__).warning("%s:%d: skipped an unfinished record", path, number)
                 continue
             field = ".".join(map(str, fault["loc"])) or "record"
             raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
+
+
+def _decompressed(content: bytes) -> bytes:
+    """What xz streams hold, one after the other; LZMAError where one is cut short, or anything else follows."""
+    whole = b""
+    while content:
+        decompressor = lzma.LZMADecompressor()
+        whole += decompressor.decompress(content)
+        if not decompressor.eof:
+            raise lzma.LZMAError("cut short")
+        content = decompressor.unused_data
+    return whole

@@ -8,15 +8,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from gemmill.library.config import GemmConfig
 from gemmill.library.names import kernel_name
-from gemmill.library.problem import GemmProblem
 from gemmill.profiler.process import WorkerError, WorkerProcess
 from gemmill.profiler.worker import Machine, Options, Outcome, Report, Unit
-from gemmill.runtime.parts import PARTIAL_BYTES
-
-MAX_PARTIAL_BYTES = 1 << 30
-"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
 
 
 class Done(NamedTuple):
@@ -93,11 +87,9 @@ def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report
     """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added."""
     while True:
         names = {kernel_name(config): config for config in unit.configs}
-        refused = {name: faulty.get(name) or too_large(config, unit.problem) for name, config in names.items()}
-        failed = tuple(Outcome(name, "failed", says=says) for name, says in refused.items() if says)
-        failed += tuple(Outcome(name, "failed", says=faulty[name]) for name in unit.baselines if name in faulty)
+        failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in (*names, *unit.baselines) if n in faulty)
         baselines = tuple(name for name in unit.baselines if name not in faulty)
-        sound = tuple(config for name, config in names.items() if not refused[name])
+        sound = tuple(config for name, config in names.items() if name not in faulty)
         if not sound:
             return Report(failed, None)
         try:
@@ -110,13 +102,3 @@ def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report
             outcomes = tuple(Outcome(kernel_name(config), "failed", says=str(error)) for config in sound)
             return Report(failed + outcomes, None)
         return replace(report, outcomes=failed + report.outcomes)
-
-
-def too_large(config: GemmConfig, problem: GemmProblem) -> str:
-    """Why a kernel is not measured on a problem whose partial sums take too much memory; empty where they do not."""
-    if config.scheduler.decomposition != "split":
-        return ""
-    needed = config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES
-    if needed <= MAX_PARTIAL_BYTES:
-        return ""
-    return f"partial sums take {needed:,} bytes; a sweep allows {MAX_PARTIAL_BYTES:,}"

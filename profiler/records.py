@@ -12,9 +12,15 @@ from gemmill.library.records import Measurement
 
 
 class Appender:
-    """A records file, open for more. The file and its folder are made if they are not there."""
+    """A records file, open for more. The file and its folder are made if they are not there.
+
+    Raises:
+        RecordError: it cannot be written, or is compressed.
+    """
 
     def __init__(self, path: Path) -> None:
+        if path.suffix == ".xz":
+            raise RecordError(f"{path}: nothing can be appended to a compressed file; name another, without .xz")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -25,6 +26,8 @@ from gemmill.profiler.figures import Figures, formats, geometric_mean, intensity
 from gemmill.runtime import gpus
 from gemmill.runtime.selector import RUNNERS_UP, Selector
 
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 has no place for."""
 CHOICES = 1 + RUNNERS_UP
 """Kernels that a selector names for a problem, and so the longest list that the regret curve tries."""
 
@@ -130,7 +133,7 @@ def as_junit(found: Sequence[Figures]) -> str:
             seconds = f"{(m.us or 0) / 1e6:.9f}"
             case = ElementTree.SubElement(suite, "testcase", name=m.kernel, classname=name, time=seconds)
             if m.stage == "failed":
-                ElementTree.SubElement(case, "failure", message=m.says)
+                ElementTree.SubElement(case, "failure", message=_FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", m.says))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -237,7 +240,7 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
         rates = (
             {name: rate.median for name, rate in measured.compute_tflops.items() if name in dtypes} if measured else {}
         )
-        most = max(*(intensity(f.run.problem) for f in found), *(2 * rate / bandwidth for rate in rates.values()))
+        most = max([*(intensity(f.run.problem) for f in found), *(2 * rate / bandwidth for rate in rates.values())])
         memory = "copy" if measured else "DRAM"
         lines = {f"{memory}, {bandwidth:.1f} TB/s": ((1.0, bandwidth), (most, most * bandwidth))}
         for name, rate in rates.items():

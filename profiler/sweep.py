@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem, widens_a
@@ -28,10 +30,13 @@ from gemmill.profiler.records import Appender, source_commit
 from gemmill.profiler.shapes import Shape
 from gemmill.profiler.worker import Machine, Options, Report, Unit
 from gemmill.runtime import gpus, pool
+from gemmill.runtime.parts import PARTIAL_BYTES
 from gemmill.runtime.selector import Selector, needs_swap
 from gemmill.runtime.store import Store
 
 DEFAULT_OPTIONS = Options()
+MAX_PARTIAL_BYTES = 1 << 30
+"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
 TRANSPOSED_ROWS = 128
 """Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
 
@@ -54,13 +59,19 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 
 
+def is_measured(config: GemmConfig) -> bool:
+    """Whether a shape is all that a kernel's problem needs: groups, arrays and expressions take more than matrices."""
+    return config.scheduler.batching == "strided" and config.epilogue == LINEAR
+
+
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
-    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
+    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs. Those
+    are left out that :func:`is_measured` tells.
 
     Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
     """
-    configs = list(configs)
+    configs = list(filter(is_measured, configs))
     groups: dict[GemmProblem, list[GemmConfig]] = {}
     for shape in shapes:
         own = {config: problem_of(config, shape) for config in configs}
@@ -83,23 +94,21 @@ class Listener:
     """A problem is done; these are its new records."""
     untried: Callable[[GemmProblem, int], None] = lambda problem, kernels: None
     """There was no time for so many kernels on a problem."""
-    absent: Callable[[str], None] = lambda says: None
-    """Baselines cannot be had where it is measured, and why; said once."""
+    left_out: Callable[[str], None] = lambda says: None
+    """Kernels, or baselines, are not measured, and why; said once."""
 
 
 SILENT = Listener()
 
 
 def sweep(
-    configs: Sequence[GemmConfig],
-    shapes: Sequence[Shape],
+    chosen: Sequence[Unit],
     records: Path,
     *,
     store: Store | None = None,
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
-    wanted: Callable[[GemmProblem], bool] = lambda problem: True,
     pinned: Callable[[GemmProblem], Sequence[str]] = lambda problem: (),
     baselines: Sequence[str] = tuple(BASELINES),
     commit: str | None = None,
@@ -111,15 +120,13 @@ def sweep(
     What the file holds already for this GPU, by cubin and problem, is not measured again.
 
     Args:
-        configs: legal configs.
-        shapes: extents to measure them at.
+        chosen: problems and kernels that solve them, such as :func:`units` of shapes.
         records: file that measurements are appended to, one JSON line each.
         store: where kernels are kept; None means the default store.
         jobs: processes that compile; default: one a core.
         options: how thoroughly to measure.
         budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
             problem gets its share of what is left, and tries kernels in the selector's order.
-        wanted: whether a problem is to be measured; kernels that serve none such are not compiled.
         pinned: names of kernels that are to be measured at length on a problem, beside the best and the selected one.
         baselines: names of those to compare with.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
@@ -134,17 +141,25 @@ def sweep(
         DeviceError: there is no GPU or no PyTorch.
         ToolchainError: kernels are missing in the store and cannot be compiled.
     """
-    if not configs or not shapes:
-        raise RecordError(f"nothing to profile: {len(configs)} kernels on {len(shapes)} shapes; check the filter")
-    chosen = [unit for unit in units(configs, shapes) if wanted(unit.problem)]
     configs = list(dict.fromkeys(config for unit in chosen for config in unit.configs))
+    if not configs:
+        raise RecordError("nothing to profile: no kernel is left for any shape; check the filter and the shapes")
     store = store or Store()
-    known = {r.key for r in read_records(records) if r.us is not None} if records.exists() else set()
+    at_length = options.finalists is None
+    known = {
+        r.key
+        for r in (read_records(records) if records.exists() else ())
+        if r.us is not None and r.digest and (r.stage == "final" or not at_length)
+    }
     new: list[Measurement] = []
     with ExitStack() as stack:
         crew = stack.enter_context(crew or OneGpu())
         machine = crew.start(options)  # first: without a GPU nothing need be compiled
         appender = stack.enter_context(Appender(records))
+        foreign = Counter(config.arch for config in configs if config.target.capability != machine.capability)
+        for arch, count in foreign.items():
+            listener.left_out(f"{count} kernels are not measured: they are for {arch}, which {machine.gpu} is not")
+        configs = [config for config in configs if config.arch not in foreign]
         compiled = pool.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
         artifacts = {outcome.name: outcome.artifact for outcome in compiled if outcome.artifact}
         digests = {name: artifact.digest for name, artifact in artifacts.items()}
@@ -152,9 +167,19 @@ def sweep(
         source = commit if commit is not None else source_commit()
 
         def is_new(config: GemmConfig, problem: GemmProblem) -> bool:
-            return measurement_key(digests.get(kernel_name(config), ""), problem, machine.gpu) not in known
+            digest = digests.get(kernel_name(config))
+            return digest is None or measurement_key(digest, problem, machine.gpu) not in known
 
-        todo = [replace(u, configs=tuple(c for c in u.configs if is_new(c, u.problem))) for u in chosen]
+        def due(unit: Unit) -> Iterator[GemmConfig]:
+            for config in unit.configs:
+                if config.arch not in foreign and not too_large(config, unit.problem) and is_new(config, unit.problem):
+                    yield config
+
+        if large := sum(too_large(config, unit.problem) for unit in chosen for config in unit.configs):
+            listener.left_out(
+                f"{large} measurements of split kernels are left out: partial sums of over {MAX_PARTIAL_BYTES:,} bytes"
+            )
+        todo = [replace(unit, configs=tuple(due(unit))) for unit in chosen]
         todo = [unit for unit in todo if unit.configs]
         if crew.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
             todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
@@ -171,9 +196,8 @@ def sweep(
                         listener.untried(unit.problem, len(unit.configs))
                         continue
                     unit = replace(unit, seconds=seconds)
-                listed = {*unit.configs}
                 unit = likely_first(unit, selector, pinned(unit.problem))
-                unit = replace(unit, configs=tuple(c for c in unit.configs if c in listed or is_new(c, unit.problem)))
+                unit = replace(unit, configs=tuple(due(unit)))
                 names = map(kernel_name, unit.configs)
                 own = {name: packed(name) for name in names if name in artifacts}
                 yield replace(unit, baselines=tuple(baselines), artifacts=own)
@@ -182,7 +206,7 @@ def sweep(
         for unit, report, where in crew.measure(handed_out(), faulty):
             for why in sorted({*where.absent.values()} - said):
                 names = (name for name, own in where.absent.items() if own == why)
-                listener.absent(f"not compared with {', '.join(names)}: {why}")
+                listener.left_out(f"not compared with {', '.join(names)}: {why}")
                 said.add(why)
             if shares is not None:
                 shares.give_back(unit.problem)
@@ -229,6 +253,13 @@ def likely_first(unit: Unit, selector: Selector, pinned: Sequence[str] = ()) -> 
     configs = dict.fromkeys((*unit.configs, *(selector.configs[name] for name in pinned if name in selector.configs)))
     ranked = sorted(configs, key=lambda config: places.get(kernel_name(config), len(places)))
     return replace(unit, configs=tuple(ranked), pinned=pinned)
+
+
+def too_large(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether the partial sums of a split kernel take more than :data:`MAX_PARTIAL_BYTES`."""
+    if config.scheduler.decomposition != "split":
+        return False
+    return config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES > MAX_PARTIAL_BYTES
 
 
 def measurements(

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from gemmill import __version__
+from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
@@ -66,6 +67,8 @@ class Machine:
     """Version of torch."""
     gemmill: str = __version__
     """Version of gemmill in the process that measures."""
+    capability: tuple[int, int] = DEFAULT_GPU.capability
+    """Compute capability."""
     absent: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Baselines that cannot be had there, and why."""
 
@@ -82,7 +85,8 @@ def this_machine() -> tuple[Machine, Telemetry]:
     uuid = f"GPU-{properties.uuid}"
     telemetry = open_telemetry(uuid)
     versions = telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
-    return Machine(properties.name, uuid, *versions, absent=absent()), telemetry
+    capability = properties.major, properties.minor
+    return Machine(properties.name, uuid, *versions, capability=capability, absent=absent()), telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,7 @@ class _Bench:
             def read(round_: int) -> None:
                 if round_ % READ_EVERY == 0:
                     next(iter(graphs.values())).replay()  # the reading shows a GPU at work
+                    self.runs("")
                     readings.append(self.telemetry.read())
                     torch().cuda.synchronize()
 
@@ -295,11 +300,12 @@ class _Bench:
             self.runs(name)
             try:
                 launch = self.launch(config, unit, operands)
-            except (UnsupportedProblemError, OperandError, CompileError) as error:
+            except (UnsupportedProblemError, OperandError, CompileError, DeviceError) as error:
+                torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
                 continue
             poison(operands[0].d)
-            outcomes[name] = _verify(name, launch, expected, operands[0])
+            outcomes[name] = self.compared(name, launch, expected, operands[0])
             if outcomes[name].verified:
                 launches[name] = launch
         references = {unit.problem: expected}
@@ -318,13 +324,22 @@ class _Bench:
                     poison(first.d)
                 else:
                     first.d.copy_(first.c)  # torch's cuBLAS adds to D
-                outcomes[name] = _verify(name, baseline.launch, references[solved], first)
+                outcomes[name] = self.compared(name, baseline.launch, references[solved], first)
                 launches[name] = baseline.launch
             except (GemmillError, RuntimeError) as error:  # it lacks the shape, or the combination of types
                 torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
         self.runs("")
         return launches, outcomes
+
+    def compared(self, name: str, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
+        """Launch on the first operand set, and compare with the reference."""
+        launch(0)
+        torch().cuda.synchronize()
+        self.runs("")  # memory that the comparison lacks is not the kernel's fault
+        found = expected.compare(operands.d)
+        stage: Stage = "screen" if found.passed else "failed"
+        return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
 
     def launch(self, config: GemmConfig, unit: Unit, operands: list[OperandSet]) -> Launch:
         """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
@@ -358,11 +373,3 @@ class _Bench:
             prepared()
 
         return launch
-
-
-def _verify(name: str, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
-    launch(0)
-    torch().cuda.synchronize()
-    found = expected.compare(operands.d)
-    stage: Stage = "screen" if found.passed else "failed"
-    return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")

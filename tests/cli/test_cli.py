@@ -393,12 +393,16 @@ def test_the_demo_goes_all_the_way() -> None:
 
 @pytest.mark.gpu
 def test_run_verifies_and_times_beside_cublas() -> None:
-    rows = json.loads(ok("run", "--mnkl", "512,512,512,1", "--json"))
-    cublas = next(row for row in rows if row["kernel"] == "cublas")
-    (kernel,) = (row for row in rows if row["kernel"] not in BASELINES)
-    assert kernel["verified"]
-    assert kernel["us"] > 0
-    assert kernel["ratio"] == pytest.approx(cublas["us"] / kernel["us"])
+    for extents in ("512,512,512,1", "16,512,512,1"):  # the latter transposed
+        rows = json.loads(ok("run", "--mnkl", extents, "--json"))
+        found = {",".join(str(row["problem"][x]) for x in ("m", "n", "k", "batch")) for row in rows}
+        assert found == {extents}
+        assert {row["problem"]["d_major"] for row in rows} == {"n"}
+        cublas = next(row for row in rows if row["kernel"] == "cublas")
+        (kernel,) = (row for row in rows if row["kernel"] not in BASELINES)
+        assert kernel["verified"]
+        assert kernel["us"] > 0
+        assert kernel["ratio"] == pytest.approx(cublas["us"] / kernel["us"])
 
 
 @pytest.mark.gpu

@@ -1,3 +1,4 @@
+import lzma
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -96,6 +97,26 @@ def test_an_unfinished_line_is_skipped_and_logged(tmp_path: Path, caplog: pytest
     path = write(tmp_path, line, line[:100], line)
     assert list(read_records(path)) == [MEASURED, MEASURED]
     assert f"{path}:2: skipped an unfinished record" in caplog.text
+
+
+def test_a_line_ends_where_json_lines_do_and_may_be_torn_inside_a_character(tmp_path: Path) -> None:
+    odd = MEASURED.model_copy(update={"says": "a\u2028b \N{MICRO SIGN}"})
+    line = odd.model_dump_json().encode()
+    torn = line[: line.index("\N{MICRO SIGN}".encode()) + 1]
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b"\n".join((line, torn, line)))
+    assert list(read_records(path)) == [odd, odd]
+
+
+def test_nothing_behind_what_is_compressed_is_passed_over(tmp_path: Path) -> None:
+    line = MEASURED.model_dump_json().encode() + b"\n"
+    path = tmp_path / "records.jsonl.xz"
+    path.write_bytes(lzma.compress(line) + lzma.compress(line))
+    assert list(read_records(path)) == [MEASURED, MEASURED]
+    for behind in (line, lzma.compress(line)[:-8]):
+        path.write_bytes(lzma.compress(line) + behind)
+        with pytest.raises(RecordError, match="not all compressed"):
+            list(read_records(path))
 
 
 def test_a_wrong_record_is_an_error_with_its_place(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.profiler.test_sweep import PLAIN
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import DeviceError
+from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
@@ -27,7 +28,7 @@ from gemmill.profiler.cluster import Cluster, local_gpus
 from gemmill.profiler.crew import Crew
 from gemmill.profiler.process import WorkerProcess
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import SILENT, Listener, Shares, problem_of, sweep
+from gemmill.profiler.sweep import SILENT, Listener, Shares, problem_of, sweep, units
 from gemmill.profiler.worker import Options
 from gemmill.runtime import driver
 from gemmill.runtime.store import Store
@@ -42,6 +43,7 @@ BODY = f"""
 import os, signal, time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name
 from gemmill.profiler.timing import Timing
 from gemmill.profiler.worker import Machine, Outcome, Report, Running
@@ -89,7 +91,7 @@ def swept(tmp_path: Path) -> Callable[..., list[Measurement]]:
     def run(
         crew: Crew, configs: Sequence[GemmConfig] = SOUND, records: str = "records.jsonl", listener: Listener = SILENT
     ) -> list[Measurement]:
-        return sweep(configs, SHAPES, tmp_path / records, commit="", crew=crew, listener=listener)
+        return sweep(units(configs, SHAPES), tmp_path / records, commit="", crew=crew, listener=listener)
 
     return run
 
@@ -114,7 +116,7 @@ def test_one_gpu_and_two_give_the_same_table(
 ) -> None:
     one = swept(Cluster(gpus=["A:0"], process=process), PLAIN[:4], "one.jsonl")
     said: list[str] = []
-    two = swept(Cluster(gpus=["A:0", "A:1"], process=process), PLAIN[:4], "two.jsonl", Listener(absent=said.append))
+    two = swept(Cluster(gpus=["A:0", "A:1"], process=process), PLAIN[:4], "two.jsonl", Listener(left_out=said.append))
     assert said == ["not compared with cublaslt: it is not here"]
     assert {m.driver for m in two} == {"A:0", "A:1"}
     assert one[0].problem.m == SHAPES[0].m
@@ -124,6 +126,16 @@ def test_one_gpu_and_two_give_the_same_table(
     assert {m.kernel for m in two if m.stage == "failed"} == {CRASHES, HANGS}
     assert {m.says.rpartition(": ")[2] for m in two if m.kernel == CRASHES} == {"the measuring process died (SIGKILL)"}
     assert {m.says.rpartition(": ")[2] for m in two if m.kernel == HANGS} == {"it hangs"}
+
+
+def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(
+    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
+) -> None:
+    foreign = [config for config in load_manifest(shipped_manifest("mma")).expand() if config.arch == "sm80"][:3]
+    said: list[str] = []
+    found = swept(Cluster(gpus=["A:0"], process=process), [*SOUND, *foreign], listener=Listener(left_out=said.append))
+    assert {m.kernel for m in found} == {kernel_name(config) for config in SOUND}
+    assert said[0] == "3 kernels are not measured: they are for sm80, which A is not"
 
 
 def test_a_dask_worker_that_dies_has_its_unit_measured_again_but_not_for_ever(
@@ -272,10 +284,11 @@ def test_all_gpus_measure_what_one_does(tmp_path: Path) -> None:
     shapes = [Shape(512 * i, 768, 256) for i in range(1, 9)]
     store = Store(tmp_path / "store")
     gpus = local_gpus(None)
+    chosen = units(PLAIN[:4], shapes)
     one, all_ = (
-        sweep(PLAIN[:4], shapes, tmp_path / f"{len(crew)}.jsonl", store=store, options=options, crew=Cluster(gpus=crew))
+        sweep(chosen, tmp_path / f"{len(crew)}.jsonl", store=store, options=options, crew=Cluster(gpus=crew))
         for crew in (gpus[:1], gpus)
     )
     assert {(m.problem, m.kernel): m.verified for m in all_} == {(m.problem, m.kernel): m.verified for m in one}
     assert len(all_) == len(one)
-    assert sweep(PLAIN[:4], shapes, tmp_path / "1.jsonl", store=store, options=options) == []
+    assert sweep(chosen, tmp_path / "1.jsonl", store=store, options=options) == []

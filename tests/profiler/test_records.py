@@ -73,6 +73,11 @@ def test_a_killed_writers_half_line_costs_that_line_alone(
     assert kernels(path) == ["first", *torn, "second"]
 
 
+def test_nothing_is_appended_to_a_compressed_file(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"records\.jsonl\.xz: nothing can be appended"):
+        Appender(tmp_path / "records.jsonl.xz")
+
+
 def test_records_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     line = tmp_path / "line.json"

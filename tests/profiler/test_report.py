@@ -15,6 +15,8 @@ from tests.cli.test_cli import gemmill, ok
 from gemmill.library.records import read_records
 from gemmill.profiler.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, THROUGH_TORCH
 from gemmill.profiler.figures import figures, geometric_mean
+from gemmill.profiler.report import Choices
+from gemmill.runtime.measured import measured
 
 RESULTS = Path(__file__).parents[2] / "profiler" / "results"
 SUMMARIES = sorted(path for path in RESULTS.glob("*.summary.json") if path.name.startswith(("fp8", "tf32", "int8")))
@@ -124,7 +126,7 @@ def test_a_report_compares_with_every_baseline_of_its_records(tmp_path: Path) ->
 
 def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:
     first, second = [m for m in read_records(SCALED) if m.kernel not in BASELINES][:2]
-    failed = first.model_copy(update={"stage": "failed", "us": None, "says": "wrong <result>"})
+    failed = first.model_copy(update={"stage": "failed", "us": None, "says": "wrong <result>\x1b"})
     past = second.model_copy(update={"kernel": second.kernel.replace("k1_linear", "k1_linear_of_old")})
     illegal = second.model_copy(update={"kernel": second.kernel.replace("_1x1_", "_3x3_")})
     records = tmp_path / "records.jsonl"
@@ -134,7 +136,18 @@ def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:
     assert "wrong &lt;result&gt;" in page
     assert all(f"<li>{m.kernel}</li>" in page for m in (past, illegal))
     (failure,) = ElementTree.parse(tmp_path / "tests.xml").getroot().iter("failure")
-    assert failure.get("message") == "wrong <result>"
+    assert failure.get("message") == "wrong <result>\N{REPLACEMENT CHARACTER}"
+    records.write_text(second.model_dump_json() + "\n")
+    ok("report", records, "-o", tmp_path / "page.html")
+
+
+def test_regret_is_of_the_model_and_not_of_measurements_that_ship() -> None:
+    found = figures(read_records(CLUSTERS))
+    choices, tables = Choices(found), measured("NVIDIA H200")
+    assert tables is not None
+    fastest = {f.run.problem: shipped[0][1] for f in found if (shipped := tables.times(f.run.problem))}
+    assert len(fastest) > 20
+    assert any(choices.of(f)[0] != fastest[f.run.problem] for f in found if f.run.problem in fastest)
 
 
 def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:

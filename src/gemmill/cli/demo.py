@@ -21,7 +21,7 @@ from gemmill.library.errors import DeviceError
 from gemmill.library.names import kernel_name
 from gemmill.library.rules import verdicts
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import problem_of
+from gemmill.profiler.sweep import problem_of, units
 from gemmill.runtime import driver
 from gemmill.runtime.pack import Pack, write_pack
 from gemmill.runtime.registry import Registry
@@ -108,7 +108,7 @@ def _run(configs: list[GemmConfig], store: Store, records: Path) -> None:
     _heading(6, "Run the kernels: verified against float64, timed beside cuBLAS")
     try:
         driver.device_count()  # without a driver there is no need to ask for PyTorch
-        found = measure(configs, [Shape(4096, 4096, 4096)], records, store=store)
+        found = measure(units(configs, [Shape(4096, 4096, 4096)]), records, store=store)
     except DeviceError as error:
         typer.echo(f"skipped: {error}")
         return

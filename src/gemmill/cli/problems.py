@@ -30,17 +30,16 @@ from gemmill.cli.options import (
     takes_problem,
 )
 from gemmill.cli.output import Status
-from gemmill.library.config import GemmConfig
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.names import kernel_name
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement
 from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.cluster import Cluster, local_gpus
 from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import DEFAULT_OPTIONS, Listener, sweep, units
-from gemmill.profiler.worker import Options
+from gemmill.profiler.sweep import DEFAULT_OPTIONS, Listener, is_measured, sweep, units
+from gemmill.profiler.worker import Options, Unit
 from gemmill.runtime.invariance import packed_rows
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Choice, faults, needs_swap
@@ -140,9 +139,10 @@ def run(
     else:
         chosen = registry(manifest, [], records)
         configs = [chosen.configs()[name] for name in best(chosen.select(problem), top)]
-    shape = Shape(problem.m, problem.n, problem.k, problem.batch)
+    if widens_a(problem.b_dtype, problem.a_dtype):
+        problem = problem.transposed  # the same work: operands are made with narrow weights as A
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(configs, [shape], Path(folder) / "records.jsonl", store=Store(store))
+        found = measure([Unit(problem, tuple(configs))], Path(folder) / "records.jsonl", store=Store(store))
     report_measurements(found, as_json)
 
 
@@ -197,7 +197,11 @@ def profile(
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
     crew = _crew(gpus, scheduler)
-    found = measure(configs, suite, records, store=Store(store), jobs=jobs, options=options, budget=budget, crew=crew)
+    if others := sum(not is_measured(config) for config in configs):
+        output.complain(f"{others} kernels are not measured: they are for groups or arrays, or have an expression")
+    found = measure(
+        units(configs, suite), records, store=Store(store), jobs=jobs, options=options, budget=budget, crew=crew
+    )
     report_measurements(found, as_json)
 
 
@@ -214,8 +218,7 @@ def _crew(gpus: str | None, scheduler: str | None) -> Crew:
 
 
 def measure(
-    configs: Sequence[GemmConfig],
-    shapes: Sequence[Shape],
+    chosen: Sequence[Unit],
     records: Path,
     *,
     store: Store,
@@ -226,17 +229,17 @@ def measure(
 ) -> list[Measurement]:
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep`."""
     untried: list[int] = []
-    absent: list[str] = []
-    with output.progress(compiling=len(configs), measuring=len(units(configs, shapes))) as step:
+    left_out: list[str] = []
+    kernels = {config for unit in chosen for config in unit.configs}
+    with output.progress(compiling=len(kernels), measuring=len(chosen)) as step:
         listener = Listener(
             lambda outcome: step("compiling"),
             lambda problem, rows: step("measuring"),
             lambda problem, kernels: untried.append(kernels),
-            absent.append,
+            left_out.append,
         )
         found = sweep(
-            configs,
-            shapes,
+            chosen,
             records,
             store=store,
             jobs=jobs,
@@ -245,7 +248,7 @@ def measure(
             crew=crew,
             listener=listener,
         )
-    for says in absent:
+    for says in left_out:
         output.complain(says)
     if untried:
         output.complain(
