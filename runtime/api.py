@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, NamedTuple, ParamSpec, cast
@@ -15,7 +17,14 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
-from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
+from gemmill.library.errors import (
+    CaptureError,
+    CompileError,
+    DeviceError,
+    GemmillError,
+    OperandError,
+    UnsupportedProblemError,
+)
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
@@ -23,7 +32,7 @@ from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, rea
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
-from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, is_empty
+from gemmill.runtime.plan import OPERANDS, Addresses, Launcher, Plan, Resets, is_empty
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Candidate, Choice, Rows, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
@@ -66,8 +75,8 @@ _VALUES = frozenset(Options._fields) - {"dtypes"}
 class _Ready(NamedTuple):
     """What :func:`matmul` keeps for a signature."""
 
-    launcher: Launcher | None
-    """None where D is empty."""
+    launcher: Launcher | Resets | None
+    """What there is to launch: where D is empty no kernel, but resets of an epilogue's outputs."""
     stream: Callable[[], int]
     """What gives the stream of a call that names none."""
     device: int
@@ -254,7 +263,7 @@ def matmul(
         (a_dtype, b_dtype),
     )
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    passed = read_passed(epilogue, operands, handle_of(a, stream))
     return multiply_views(a, b, c, out, stream, options, passed, **scales)
 
 
@@ -314,7 +323,7 @@ def plan(
     dtypes = a_dtype, b_dtype
     others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
-    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    passed = read_passed(epilogue, operands, handle_of(a, stream))
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = Options(
         float(alpha),
@@ -333,7 +342,8 @@ def plan(
     )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
     follow = _stream_to_follow(tensors["a"], handle, stream)
-    return Plan(gemm.problem, tensors, out, choice, launcher, follow, passed)
+    told = [name for name, dtype in zip("ab", dtypes, strict=True) if dtype is not None]
+    return Plan(gemm.problem, tensors, out, choice, launcher, follow, passed, told)
 
 
 def beta_of(beta: Any) -> float | None:
@@ -352,6 +362,13 @@ def stream_handle(stream: Stream) -> int:
     raise OperandError(
         f"stream is {stream!r}; pass a CUstream handle as an int, a torch.cuda.Stream or an object with __cuda_stream__"
     )
+
+
+def handle_of(a: Any, stream: Stream) -> int:
+    """The stream that a call goes to, as an int: PyTorch's current one where none is named and ``a`` is its tensor."""
+    if stream is not None:
+        return stream_handle(stream)
+    return _torch_stream()(a.get_device()) if is_torch(a) and a.is_cuda else 0
 
 
 def _stream_to_follow(a: TensorView, handle: int, stream: Stream) -> Callable[[], int]:
@@ -385,16 +402,15 @@ def _read(
     **others: Any,
 ) -> tuple[dict[str, TensorView], Any, int]:
     """Views of the operands, the output (allocated if need be) and the stream of a call."""
-    handle = 0 if stream is None else stream_handle(stream)
+    handle = handle_of(a, stream)
     tensors = {"a": view(a, "a", handle)}
     device = tensors["a"].device
-    if stream is None and is_torch(a):
-        handle = _torch_stream()(device)
     tensors["b"] = view(b, "b", handle)
     for name, dtype in zip("ab", dtypes, strict=True):
         if dtype is not None:
             other = tensors["b"].shape[-2:-1] if name == "a" else tensors["a"].shape[-1:]
-            tensors[name] = unpacked(name, tensors[name], _dtype_name(dtype), other[0] if other else 0)
+            told = _dtype_name(dtype, f"{name}_dtype")
+            tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
     if others.get("addresses") is not None:
@@ -423,14 +439,14 @@ def _addresses(tensors: dict[str, TensorView]) -> Addresses:
     return tuple(tensors[name].ptr if name in tensors else 0 for name in OPERANDS)
 
 
-def _dtype_name(dtype: Any) -> DTypeName:
-    """gemmill's name of a dtype that a caller wrote."""
+def _dtype_name(dtype: Any, argument: str = "out_dtype") -> DTypeName:
+    """gemmill's name of a dtype that a caller wrote for an argument."""
     for name in DTYPES:
         if dtype == name:
             return name  # type: ignore[return-value]
     known = TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
     if known is None:
-        raise OperandError(f"out_dtype is {dtype!r}; gemmill knows {', '.join(DTYPES)}")
+        raise OperandError(f"{argument} is {dtype!r}; gemmill knows {', '.join(DTYPES)}")
     return known
 
 
@@ -460,7 +476,7 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 def _choose(
     tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING
-) -> tuple[Gemm, Choice | None, Launcher | None]:
+) -> tuple[Gemm, Choice | None, Launcher | Resets | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, accumulator = options.alpha, options.beta, options.accumulator
     registry, sm_count = options.registry, options.sm_count
@@ -512,15 +528,15 @@ def _choose(
         gemm.problem.batch if gemm.problem.batching == "grouped" else None,
     )
     gemm = _with_majors(gemm, passed.epilogue, extras, options.batch_invariant)
+    device = tensors["a"].device
     if is_empty(gemm.problem):
-        return gemm, None, None
+        return gemm, None, Resets(device, extras) if extras else None
     if options.batch_invariant:
         gemm = of_any_rows(gemm)
     if registry is None:
         registry = default_registry()
     if sm_count is not None and sm_count >= registry.gpu.sms:
         sm_count = None  # no bound
-    device = tensors["a"].device
 
     def launcher(name: str, swapped: bool) -> Launcher:
         kernel = _load(registry, name, device, handle)
@@ -531,7 +547,7 @@ def _choose(
     if options.autotune is not None:
         from gemmill.runtime.autotune import autotuned
 
-        def time(candidates: list[Candidate]) -> list[float]:
+        def time(candidates: list[Candidate]) -> list[float | None]:
             return _time(tensors, handle, passed, registry, candidates, launcher)
 
         name = driver.device_name(device)
@@ -586,8 +602,9 @@ def _time(
     registry: Registry,
     candidates: list[Candidate],
     launcher: Callable[[str, bool], Launcher],
-) -> list[float]:
-    """Microseconds of each of some kernels on the operands of a call; what they write goes elsewhere."""
+) -> list[float | None]:
+    """Microseconds of each of some kernels on the operands of a call, None of those that cannot be built or launched;
+    what they write goes elsewhere. The error of the first where that is all of them."""
     from gemmill.runtime.timing import scratch, time_launches
 
     device = tensors["a"].device
@@ -597,8 +614,18 @@ def _time(
             "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with the same autotune "
             "and operands of these shapes, strides and dtypes"
         )
-    registry.warm([candidate.name for candidate in candidates])
-    launchers = [launcher(candidate.name, candidate.swapped) for candidate in candidates]
+    with suppress(CompileError):  # told below, kernel by kernel
+        registry.warm([candidate.name for candidate in candidates])
+    launchers: dict[Candidate, Launcher] = {}
+    errors: list[GemmillError] = []
+    for candidate in candidates:
+        try:
+            launchers[candidate] = launcher(candidate.name, candidate.swapped)
+        except (CompileError, UnsupportedProblemError, DeviceError) as error:
+            logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.name, error)
+            errors.append(error)
+    if not launchers:
+        raise errors[0]
     written = {OPERANDS.index("out"): tensors["out"]}
     for place, (name, value) in enumerate(passed.values.items(), len(OPERANDS)):
         if name in passed.outputs and isinstance(value, TensorView):
@@ -607,8 +634,10 @@ def _time(
     with scratch(device, [*written.values()]) as elsewhere:
         for place, address in zip(written, elsewhere, strict=True):
             addresses[place] = address
-        launches = [functools.partial(_launch, launch, tuple(addresses)) for launch in launchers]
-        return time_launches(device, handle, launches, [candidate.us for candidate in candidates])
+        launches = [functools.partial(_launch, launch, tuple(addresses)) for launch in launchers.values()]
+        times = time_launches(device, handle, launches, [candidate.us for candidate in launchers])
+    found = dict(zip(launchers, times, strict=True))
+    return [found.get(candidate) for candidate in candidates]
 
 
 def _launch(launcher: Launcher, addresses: Addresses, stream: int) -> None:

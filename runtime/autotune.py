@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from weakref import WeakKeyDictionary
 
@@ -54,12 +54,13 @@ def autotuned(
     count: int,
     sm_count: int | None,
     gpu: str,
-    time: Callable[[list[Candidate]], list[float]],
+    time: Callable[[list[Candidate]], Sequence[float | None]],
 ) -> Choice:
     """The fastest of the best ``count`` kernels for a problem on a GPU of some name.
 
     Known to this process or kept in the registry's store, or else found out by ``time``, which returns the microseconds
-    of each. An answer holds for these candidates, and as long as the cubin of the fastest is the one that was timed.
+    of each, None of those that cannot run here. An answer holds for these candidates, and as long as the cubin of the
+    fastest is the one that was timed.
     """
     candidates = registry.candidates(problem, count, sm_count)
     asked = [asdict(problem), gpu, sm_count, sorted((c.name, c.swapped) for c in candidates)]
@@ -67,12 +68,13 @@ def autotuned(
     with _lock:
         known = _known.setdefault(registry, {})
         if key not in known:
-            answer = _read(registry, key)
+            answer = _read(registry, key, problem, candidates)
             if answer is None:
                 times = time(candidates)
                 timed = [
                     TimedKernel(kernel=c.name, swapped=c.swapped, digest=registry.get(c.name).digest, us=us)
                     for c, us in zip(candidates, times, strict=True)
+                    if us is not None
                 ]
                 kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.kernel)))
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
@@ -81,12 +83,15 @@ def autotuned(
         return known[key]
 
 
-def _read(registry: Registry, key: str) -> Answer | None:
+def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequence[Candidate]) -> Answer | None:
     """The answer in a store; None where there is none, or it is damaged, or the kernel has changed since."""
     try:
         answer = Answer.model_validate_json(registry.store.get_answer(key))
         best = answer.kernels[0]
     except (OSError, ValueError, IndexError):
+        return None
+    known = {(candidate.name, candidate.swapped) for candidate in candidates}
+    if answer.problem != problem or not {(kernel.kernel, kernel.swapped) for kernel in answer.kernels} <= known:
         return None
     return answer if registry.get(best.kernel).digest == best.digest else None
 

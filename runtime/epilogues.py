@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from math import prod
+from math import copysign, prod
 from typing import Any, NamedTuple
 
 from gemmill.library.domains import suggest
@@ -85,7 +85,9 @@ class Passed(NamedTuple):
     def key(self) -> Hashable:
         """All that matters for a launch, of addresses their alignment."""
         parts = (
-            v if isinstance(v, float) else (v.shape, v.strides, v.dtype, v.device, v.ptr % tma.ALIGNMENT)
+            (v, copysign(1, v))
+            if isinstance(v, float)
+            else (v.shape, v.strides, v.dtype, v.device, v.ptr % tma.ALIGNMENT)
             for v in self.values.values()
         )
         return (self.text, *parts)

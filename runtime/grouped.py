@@ -7,7 +7,7 @@ from typing import Any
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api import Options, Stream, beta_of, multiply_views, stream_handle
+from gemmill.runtime.api import Options, Stream, beta_of, handle_of, multiply_views
 from gemmill.runtime.epilogues import read_passed
 from gemmill.runtime.registry import Registry
 
@@ -59,7 +59,8 @@ def grouped_matmul(
 
     ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
     may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices
-    are (M, N), as ``out`` is. All else is as in :func:`gemmill.matmul`; ``batch_invariant`` is for groups of rows.
+    are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in
+    :func:`gemmill.matmul`; ``batch_invariant`` is for groups of rows.
     """
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
@@ -77,7 +78,7 @@ def grouped_matmul(
         autotune=autotune,
     )
     others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
-    passed = read_passed(epilogue, operands, 0 if stream is None else stream_handle(stream))
+    passed = read_passed(epilogue, operands, handle_of(a, stream))
     return multiply_views(a, b, c, out, stream, options, passed, **others)
 
 

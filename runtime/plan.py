@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gemmill.library.epilogues.parse import parse
@@ -26,6 +26,8 @@ Addresses = tuple[int, ...]
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the tensors of a GEMM are called."""
+_UNKNOWN: Addresses = (-1,)
+"""No address."""
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
 _STRIDED = (
     ("pointer", "Q", "ptr"),
@@ -183,6 +185,20 @@ def _operand_addresses(gemm: Gemm) -> Addresses:
     return tuple(addresses.get(name, 0) for name in OPERANDS)
 
 
+class Resets:
+    """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
+
+    def __init__(self, device: int, extras: Sequence[Bound]) -> None:
+        self._device = device
+        self._fills = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
+
+    def launch(self, stream: int, addresses: Addresses) -> None:
+        """Fill the outputs on a stream."""
+        for index, word, count in self._fills:
+            if count:
+                driver.fill(self._device, stream, addresses[index], word, count)
+
+
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
@@ -222,7 +238,7 @@ class Launcher:
         self._pointers = tuple(
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[member])) for index, member in pointers
         )
-        self._resets = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
+        self._resets = Resets(kernel.device, extras) if any(extra.reset for extra in extras) else None
         self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
         self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
         self._prepared = kernel.prepare(self.blocks, block.arguments)
@@ -232,14 +248,15 @@ class Launcher:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
+                before, self._addresses = self._addresses, _UNKNOWN * len(addresses)  # should one be refused
                 for index, descriptor, shift in self._descriptors:
-                    if addresses[index] != self._addresses[index]:
+                    if addresses[index] != before[index]:
                         tma.replace_address(descriptor, addresses[index] + shift)
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses
-            for index, word, count in self._resets:
-                driver.fill(self.kernel.device, stream, addresses[index], word, count)
+            if self._resets is not None:
+                self._resets.launch(stream, addresses)
             if self._exchange is None:
                 self._prepared.launch(stream)
             else:
@@ -259,7 +276,8 @@ def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transp
 class Plan:
     """A GEMM on given tensors, selected, compiled, loaded and encoded: calling it is nothing but a launch.
 
-    It keeps its tensors alive until it is closed. Made by :func:`gemmill.plan`.
+    It keeps its tensors alive until it is closed. Made by :func:`gemmill.plan`. ``told`` names the operands whose dtype
+    the caller told, since their tensors do not.
     """
 
     def __init__(
@@ -268,24 +286,27 @@ class Plan:
         tensors: dict[str, TensorView],
         out: Any,
         choice: Choice | None,
-        launcher: Launcher | None,
+        launcher: Launcher | Resets | None,
         stream: Callable[[], int],
         passed: Passed = NOTHING,
+        told: Collection[str] = (),
     ) -> None:
         self.problem = problem
         """What it solves."""
         self.choice = choice
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
-        self.kernel = launcher.kernel.config if launcher else None
-        """Config of its kernel; None where D is empty and nothing is launched."""
-        self.blocks = launcher.blocks if launcher else 0
+        bound = launcher if isinstance(launcher, Launcher) else None
+        self.kernel = bound.kernel.config if bound else None
+        """Config of its kernel; None where D is empty and no kernel is launched."""
+        self.blocks = bound.blocks if bound else 0
         """Blocks that a launch has, and so the most SMs that it uses."""
-        self.swapped = launcher.swapped if launcher else False
+        self.swapped = bound.swapped if bound else False
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
         self._moved = parse(self.kernel.epilogue).majors if self.kernel else {}
         self._tensors = tensors
+        self._told = told
         self._passed = passed
         self._launcher = launcher
         self._stream = stream
@@ -336,7 +357,7 @@ class Plan:
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
             new, old = view(as_words(tensor) if name == "addresses" else tensor, name, self._stream()), tensors[name]
-            if new.dtype in ("s8", "u8"):
+            if name in self._told:
                 new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):
                 raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")

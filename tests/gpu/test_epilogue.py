@@ -436,6 +436,19 @@ def test_rows_and_columns_are_the_callers_where_the_kernel_transposes() -> None:
     torch.testing.assert_close(top.double(), sums.amax(1), rtol=1e-4, atol=1e-2)
 
 
+def test_without_rows_reductions_are_what_they_start_from() -> None:
+    a, b = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((0, 64), (64, 32)))
+    amax, sums = torch.full((1,), 7.0, device="cuda"), torch.full((32,), 7.0, device="cuda")
+    text = "amax = max(abs(d)); sums[n] = sum(d); d = acc"
+    launch = gemmill.plan(a, b, epilogue=text, amax=amax, sums=sums)
+    for call in (launch, lambda: gemmill.matmul(a, b, epilogue=text, amax=amax, sums=sums)):
+        amax.fill_(7)
+        sums.fill_(7)
+        call()
+        assert amax.item() == -float("inf")
+        assert not sums.any()
+
+
 def test_reductions_in_a_graph_and_over_again() -> None:
     a = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)

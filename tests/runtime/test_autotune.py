@@ -91,14 +91,24 @@ def test_an_answer_is_for_one_problem_gpu_bound_and_set_of_candidates(pack: Path
     assert [len(candidates) for candidates in seen] == [2, 2, 1, 2, 2]
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "other cubin"])
+def test_kernels_that_cannot_run_are_no_answer(pack: Path) -> None:
+    first = registry(pack).select(PROBLEM)
+    choice = autotuned(registry(pack), PROBLEM, 2, None, GPU, lambda _: [None, 7.0])
+    assert (choice.name, choice.predicted_us, choice.runners_up) == (first.runners_up[0][0], 7.0, ())
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "other cubin", "other kernel", "other problem"])
 def test_an_answer_that_no_longer_holds_is_found_out_anew(pack: Path, damage: str) -> None:
     best = autotuned(registry(pack), PROBLEM, 2, None, GPU, slowest_first).name
     (file,) = (pack.parent / "store" / "autotuned").iterdir()
     whole = file.read_bytes()
-    if damage == "other cubin":
+    if damage.startswith("other"):
         answer = json.loads(whole)
-        answer["kernels"][0]["digest"] = "0" * 64
+        if damage == "other problem":
+            answer["problem"]["m"] += 1
+        else:
+            key, value = ("digest", "0" * 64) if damage == "other cubin" else ("kernel", "sm90a_none_of_ours")
+            answer["kernels"][0][key] = value
         file.write_text(json.dumps(answer))
     else:
         file.write_bytes(b"" if damage == "empty" else whole[: len(whole) // 2])

@@ -92,6 +92,20 @@ def test_a_plan_keeps_its_stream_alive() -> None:
     assert alive() is None
 
 
+def test_rebind_takes_bytes_for_another_type_only_where_the_plan_was_told_so() -> None:
+    def array(rows: int, typestr: str) -> object:
+        interface = Empty.__cuda_array_interface__ | {"shape": (rows, 8), "typestr": typestr}
+        return type("Array", (), {"__cuda_array_interface__": interface})()
+
+    signed, unsigned, out = array(8, "|i1"), array(8, "|u1"), array(0, "<i4")
+    launch = plan(array(0, "|i1"), signed, out=out)
+    launch.rebind(b=array(8, "|i1"))
+    with pytest.raises(OperandError, match="b is u8"):
+        launch.rebind(b=unsigned)
+    told = plan(array(0, "|i1"), unsigned, out=out, b_dtype="s8")
+    told.rebind(b=array(8, "|u1"))
+
+
 @pytest.mark.parametrize("call", [matmul, plan])
 def test_host_arrays_are_refused(call: object) -> None:
     a = np.zeros((16, 16), np.float16)
