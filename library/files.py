@@ -12,6 +12,8 @@ from pathlib import Path
 def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, private: bool = False) -> None:
     """Write a file beside its place, sync it, and move it there: nobody sees half of it.
 
+    What is no file, a device or a pipe, is written to as it is; a link stays, and its target is the place.
+
     Args:
         path: its place.
         parts: what it holds, one after the other.
@@ -23,7 +25,11 @@ def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, pr
 
     """
     try:
-        _publish(path, parts, f".{path.name}-" if prefix is None else prefix, private)
+        if path.exists() and not path.is_file():
+            path.write_bytes(b"".join(parts))
+        else:
+            place = path.resolve()
+            _publish(place, parts, f".{place.name}-" if prefix is None else prefix, private)
     except OSError as error:
         error.filename = str(path)
         raise

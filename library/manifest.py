@@ -42,13 +42,14 @@ def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
     """The kernel set that a manifest declares.
 
     Args:
-        path: a YAML file, or the name of a manifest that ships, such as ``bf16``.
+        path: a YAML file, or as a string the name of a manifest that ships, such as ``bf16``.
         legal: refuse sets and presets without a single legal kernel. Without it, one can ask what refuses them.
 
     Raises:
         ManifestError: the manifest is wrong; the message has a ``file:line:column: field: ...`` line for each fault.
     """
-    source = _read(shipped_manifest(str(path)) if str(path) in shipped_manifests() else Path(path), ())
+    ships = isinstance(path, str) and path in shipped_manifests()
+    source = _read(shipped_manifest(str(path)) if ships else Path(path), ())
     sets = tuple(_candidates(source, legal))
     source.document.check()  # without all sets, presets cannot be judged
     kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets, legal)))

@@ -13,6 +13,8 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 
+MAX_EXTENT = (1 << 31) - 4096
+"""Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 

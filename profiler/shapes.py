@@ -14,11 +14,10 @@ from pathlib import Path
 
 from gemmill.library.document import INVALID, Document, Location, read_document
 from gemmill.library.errors import ManifestError, RecordError
+from gemmill.library.problem import MAX_EXTENT
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
-INT32_MAX = 2**31 - 1
-"""Largest extent: kernels hold extents in an int32."""
 FORMS = "a shape is [m, n, k], [m, n, k, batch] or a mapping with those keys"
 
 
@@ -106,10 +105,10 @@ def _shapes(document: Document, location: Location, item: object) -> Iterator[Sh
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")
         for place, extent in values.items():
-            if isinstance(extent, int) and 1 <= extent <= INT32_MAX:
+            if isinstance(extent, int) and 1 <= extent <= MAX_EXTENT:
                 extents.setdefault(key, []).append(extent)
             elif extent is not INVALID:
-                document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {INT32_MAX}")
+                document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {MAX_EXTENT}")
     if len(extents) == len(given) and not missing:
         for combination in itertools.product(*extents.values()):
             yield Shape(**dict(zip(extents, combination, strict=True)))

@@ -12,12 +12,10 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem, is_mixed, widens_a
+from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, widens_a
 from gemmill.runtime import tma
 from gemmill.runtime.tensors import TensorView
 
-MAX_EXTENT = (1 << 31) - 4096
-"""Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
 GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
 SCALE_BLOCK = 128

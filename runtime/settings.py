@@ -71,7 +71,7 @@ def _count(name: str, value: str) -> int:
 
 def number_of_bytes(name: str, value: str) -> int:
     """What ``500M`` or ``10G`` means, in powers of 1,024; SettingError names what has another value."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)", value)
+    match = re.fullmatch(r"(\d{1,15})([KMGT]?)", value)
     if not match:
         raise SettingError(f"{name}={value!r}: not a number of bytes such as 500M or 10G")
     return int(match[1]) * _UNITS[match[2]]

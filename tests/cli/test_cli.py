@@ -116,6 +116,11 @@ def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path,
         ("list", "bf16", "--no-such-option"),
         ("select", "--mnkl", "4096,4096"),
         ("select", "--mnkl", "1,2,-3"),
+        ("select", "--mnkl", f"{2**31 - 4095},128,128"),
+        ("select", "--mnkl", "9" * 5000 + ",1,1"),
+        ("select", "--mnkl", "64,64,64", "--promoted"),
+        ("run", "--mnkl", "64,64,64", "--kernel", SMALL, "--top", "2"),
+        ("profile", "bf16", "--shapes", "large", "--scheduler", ""),
         ("select", "--mnkl", "64,64,64", "--a-dtype", "f65"),
         ("pack", "bf16"),
         ("profile", "bf16", "--shapes", "no_such_suite", "--records", "records.jsonl"),
@@ -137,6 +142,92 @@ def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(arguments: tup
     result = gemmill(*arguments)
     assert result.exit_code == 2
     assert "Error" in result.stderr
+
+
+def test_validate_checks_the_others_where_one_is_missing(manifest: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(MANIFEST.replace("f32", "f33"))
+    result = gemmill("validate", wrong, "no_such_manifest", manifest)
+    assert result.exit_code == 2
+    assert f"{wrong}:" in result.stderr
+    assert "no_such_manifest" in result.stderr
+    assert str(manifest) in result.stdout
+
+
+def test_a_file_is_what_it_says_even_if_it_is_called_like_a_manifest_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bf16").write_text(MANIFEST)
+    monkeypatch.chdir(tmp_path)
+    for name in ("bf16", "./bf16"):
+        assert ok("list", name).split() == [SMALL]
+    assert "459" in ok("list")
+
+
+def test_a_kernel_name_may_be_longer_than_a_file_name(tmp_path: Path) -> None:
+    terms = " + ".join(f"bias{i}[n] * exp(acc)" for i in range(14))
+    path = tmp_path / "long.yaml"
+    path.write_text(MANIFEST.replace("stages: 4}", f"stages: 4, epilogue: 'd = acc + {terms}'}}"))
+    (name,) = ok("list", path).split()
+    assert len(name) > 255
+    assert name in ok("explain", name)
+
+
+def test_outputs_are_neither_inputs_nor_each_other(manifest: Path, tmp_path: Path) -> None:
+    text = manifest.read_text()
+    for command in (("emit", manifest, "-o", manifest), ("pack", manifest, "-o", manifest)):
+        result = gemmill(*command)
+        assert result.exit_code == 2
+        assert "name another file" in result.stderr
+    assert manifest.read_text() == text
+    records = tmp_path / "records.jsonl"
+    records.write_text("")
+    assert gemmill("report", records, "--csv", records).exit_code == 2
+    assert gemmill("report", records, "--csv", tmp_path / "x", "--junit", tmp_path / "x").exit_code == 2
+
+
+def test_an_output_follows_links_and_goes_through_pipes(manifest: Path, tmp_path: Path) -> None:
+    target, link, pipe = (tmp_path / name for name in ("target.cu", "link.cu", "pipe.cu"))
+    target.write_text("old")
+    link.symlink_to(target)
+    ok("emit", manifest, "-o", link)
+    assert link.is_symlink()
+    assert "Kernel::run" in target.read_text()
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        ok("emit", manifest, "-o", pipe)
+        assert reader.communicate()[0] == target.read_text()
+    assert pipe.is_fifo()
+
+
+def test_a_manifest_may_come_through_a_pipe(manifest: Path) -> None:
+    command = f"cat {manifest} | {sys.executable} -m gemmill list /dev/stdin"
+    assert subprocess.check_output(["bash", "-c", command], text=True).split() == [SMALL]
+
+
+def test_a_set_that_rules_refuse_wholly_can_be_counted_and_asked_why(tmp_path: Path) -> None:
+    path = tmp_path / "refused.yaml"
+    path.write_text(MANIFEST.replace("64x32x64", "64x512x64"))
+    assert gemmill("list", path).exit_code == 1
+    assert json.loads(ok("list", path, "--count", "--json"))["legal"] == 0
+    assert "tile-n" in ok("list", path, "--refused")
+
+
+def test_a_store_that_keeps_nothing_is_an_error_of_build(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = gemmill("build", manifest, "--store", tmp_path / "file")
+    assert result.exit_code == 1
+    assert "compiled, but not kept" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("list", "--help"), ("store", "path")])
+def test_no_traceback_where_nothing_can_be_printed(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "gemmill", *arguments]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "No space left" in result.stderr
 
 
 def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.errors import RecordError
+from gemmill.library.problem import MAX_EXTENT
 from gemmill.profiler.shapes import Shape, load_shapes
 
-EXTENTS = st.integers(1, 2**31 - 1)
+EXTENTS = st.integers(1, MAX_EXTENT)
 
 
 def write(folder: Path, text: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,5 +19,10 @@ def commands() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line."""
-    commands()()
+    """Run the command line; what comes before a command, or behind it, shows no traceback either."""
+    try:
+        commands()(prog_name="gemmill")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        sys.exit(f"error: {error}")

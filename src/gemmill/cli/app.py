@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +31,11 @@ GEMMILL_DEBUG=1 shows the traceback of an error.
 """
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as a user wants it: without the line of code it comes from."""
+    output.complain(f"warning: {message}")
+
+
 class Commands(TyperGroup):
     """A group in which no error reaches the user as a traceback."""
 
@@ -40,6 +46,7 @@ class Commands(TyperGroup):
         except GemmillError as error:
             output.complain(f"error: {error}")
             raise typer.Exit(Status.USAGE) from None
+        warnings.showwarning = _show_warning
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

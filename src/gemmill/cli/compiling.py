@@ -11,10 +11,23 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Jobs, Json, Kernel, Manifest, Preset, StorePath, Where, kernel, kernel_set
+from gemmill.cli.options import (
+    Jobs,
+    Json,
+    Kernel,
+    Manifest,
+    Preset,
+    StorePath,
+    Where,
+    kernel,
+    kernel_set,
+    refuse_overwriting,
+)
 from gemmill.cli.output import Status
 from gemmill.emitters.emit import emit as emit_source
 from gemmill.library.config import GemmConfig
+from gemmill.library.errors import StoreError
+from gemmill.library.files import publish
 from gemmill.runtime.pool import Outcome, compile_many
 from gemmill.runtime.store import Store
 
@@ -22,7 +35,9 @@ from gemmill.runtime.store import Store
 @app.command()
 def emit(
     name_or_file: Kernel,
-    to: Annotated[Path | None, typer.Option("--output", "-o", help="Write the text to this file.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the text to this file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the CUDA C++ of a kernel.
@@ -33,10 +48,11 @@ def emit(
       gemmill emit one_config.yaml -o kernel.cu
       gemmill emit KERNEL --json        # with entry symbol, launch facts and digests
     """
+    refuse_overwriting([to], [name_or_file])
     source = emit_source(kernel(name_or_file))
     text = source.text
     if to is not None:
-        to.write_text(text, encoding="utf-8")
+        publish(to, [text.encode()])
     if as_json:
         report = {"name": source.name, "entry": source.entry, "launch": asdict(source.launch)}
         digests = {"digest": source.digest, "headers_digest": source.headers_digest}
@@ -64,7 +80,10 @@ def build(
       gemmill build bf16 --preset quick
       gemmill build projections.yaml --where "tile.m == 128" --jobs 2 --json
     """
-    outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, Store(store))
+    kept = Store(store)
+    outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
+    if kept.problem is not None:
+        raise StoreError(f"compiled, but not kept: {kept.problem}")
     if as_json:
         output.print_json([_outcome(outcome) for outcome in outcomes])
     else:

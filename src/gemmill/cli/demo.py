@@ -14,7 +14,7 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.compiling import compile_all, print_resources, report_failures, tally
 from gemmill.cli.manifests import explanation
-from gemmill.cli.options import Jobs, StorePath, kernel_set, shape_suite
+from gemmill.cli.options import Jobs, StorePath, kernel_set, manifest_path, shape_suite
 from gemmill.cli.problems import measure, report_measurements
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import DeviceError
@@ -54,7 +54,7 @@ def demo(
 
 
 def _heading(number: int, text: str) -> None:
-    output.console().print(f"\n[bold]{number}. {text}[/bold]")
+    output.console().print(f"\n{number}. {text}", style="bold", markup=False)
 
 
 def _validate(manifest: str) -> list[GemmConfig]:
@@ -86,7 +86,7 @@ def _compile(configs: list[GemmConfig], jobs: int | None, store: Store) -> None:
 
 
 def _select(manifest: str, like: GemmConfig) -> None:
-    registry = Registry(manifests=[manifest])
+    registry = Registry(manifests=[manifest_path(manifest)])
     _heading(4, f"Select a kernel for a handful of shapes on {registry.gpu.name}")
     for shape in shape_suite("quick"):
         choice = registry.select(problem_of(like, shape))

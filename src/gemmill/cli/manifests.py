@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, kernel_set, manifest_path
+from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, manifest_path
 from gemmill.cli.output import Status
 from gemmill.library import resources
 from gemmill.library.config import GemmConfig
@@ -48,16 +48,24 @@ def validate(
       gemmill validate bf16 f16 --json
       gemmill validate --schema
     """
-    checked = [_Checked.of(manifest_path(file)) for file in files]
+    checked: list[_Checked] = []
+    absent: list[str] = []
+    for file in files:
+        try:
+            checked.append(_Checked.of(manifest_path(file)))
+        except typer.BadParameter as error:
+            absent.append(str(error))
     if as_json:
-        output.print_json([asdict(file) for file in checked])
+        output.print_json([asdict(found) for found in checked])
     else:
-        for file in checked:
-            if file.errors:
-                output.complain("\n".join(file.errors))
+        for found in checked:
+            if found.errors:
+                output.complain("\n".join(found.errors))
             else:
-                typer.echo(f"{file.file}: ok: {file.kernels} kernels; presets: {', '.join(file.presets) or 'none'}")
-    if any(file.errors for file in checked):
+                typer.echo(f"{found.file}: ok: {found.kernels} kernels; presets: {', '.join(found.presets) or 'none'}")
+    if absent:
+        raise typer.BadParameter("; ".join(absent))
+    if any(found.errors for found in checked):
         raise typer.Exit(Status.WRONG)
 
 
@@ -115,7 +123,7 @@ def list_(
             raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
         _list_shipped(as_json)
         return
-    kernels = kernel_set(manifest)
+    kernels = load_manifest(manifest_path(manifest), legal=not (count or refused))
     if count:
         _print_count(kernels.count(preset, where), as_json)
     elif refused:
@@ -128,7 +136,7 @@ def list_(
 
 
 def _list_shipped(as_json: bool) -> None:
-    sets = {name: kernel_set(name) for name in shipped_manifests()}
+    sets = {name: load_manifest(name) for name in shipped_manifests()}
     rows = [(name, kernels.count().legal, list(kernels.presets), kernels.description) for name, kernels in sets.items()]
     if as_json:
         output.print_json([dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -19,7 +20,7 @@ from gemmill.library.errors import ExpressionError
 from gemmill.library.kernelset import KernelSet
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import parse_name
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.shapes import Shape, load_shapes
 
 
@@ -72,9 +73,23 @@ Records = Annotated[
 ]
 
 
+def _is_file(source: str) -> bool:
+    """Whether this names a file, or a pipe that holds what one would."""
+    return os.path.exists(source) and not os.path.isdir(source)
+
+
+def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | str] = ()) -> None:
+    """Refuse outputs that are each other, or what is read."""
+    taken = {Path(source).resolve() for source in inputs if _is_file(str(source))}
+    for path in filter(None, outputs):
+        if path.resolve() in taken and (path.is_file() or not path.exists()):
+            raise typer.BadParameter(f"{path} is read by this command, or is another of its outputs: name another file")
+        taken.add(path.resolve())
+
+
 def manifest_path(source: str) -> Path:
     """The file that a MANIFEST argument means."""
-    if Path(source).is_file():
+    if _is_file(source):
         return Path(source)
     if source in shipped_manifests():
         return shipped_manifest(source)
@@ -90,7 +105,7 @@ def kernel_set(source: str) -> KernelSet:
 
 def kernel(source: str) -> GemmConfig:
     """The config that a KERNEL argument means; it may break a legality rule."""
-    if not Path(source).is_file() and source not in shipped_manifests():
+    if not _is_file(source) and source not in shipped_manifests():
         if "/" in source or source.endswith((".yaml", ".yml")):
             raise typer.BadParameter(f"there is no file {source!r}")
         return parse_name(source)
@@ -102,7 +117,7 @@ def kernel(source: str) -> GemmConfig:
 
 def shape_suite(source: str) -> tuple[Shape, ...]:
     """The shapes of a file, or of the suite that ships under a name."""
-    if Path(source).is_file():
+    if _is_file(source):
         return load_shapes(Path(source)).shapes
     shipped = {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
     if source not in shipped:
@@ -135,6 +150,8 @@ def _extents(text: str) -> tuple[int, int, int, int]:
     parts = text.split(",")
     if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not M,N,K or M,N,K,L, such as 4096,4096,4096,1")
+    if too_large := [part.strip() for part in parts if len(part.strip()) > 10 or int(part) > MAX_EXTENT]:
+        raise typer.BadParameter(f"{', '.join(too_large)}: extents are at most {MAX_EXTENT:,}; split the problem")
     m, n, k, batch = (*map(int, parts), 1)[:4]
     return m, n, k, batch
 
@@ -159,6 +176,8 @@ def _problem(
     ] = None,
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
+    if promoted and not {a_dtype, b_dtype or a_dtype} <= {"e4m3", "e5m2"}:
+        raise typer.BadParameter("--promoted is for fp8: A and B must be e4m3 or e5m2")
     if c_major and not c_dtype:
         raise typer.BadParameter("--c-major is of no use without --c-dtype")
     problem = GemmProblem.packed(

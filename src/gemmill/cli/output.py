@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import TextIO
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -33,7 +34,12 @@ class Status(IntEnum):
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now; wide where nobody looks, so that tables in pipes are not cut."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    return Console(stderr=stderr, width=None if _watched(stream) else PIPE_WIDTH, highlight=False, emoji=False)
+
+
+def _watched(stream: TextIO | None) -> bool:
+    """Whether a terminal shows what goes to a stream, which may be closed."""
+    return stream is not None and stream.isatty()
 
 
 def print_json(value: object) -> None:
@@ -68,7 +74,7 @@ def progress(**totals: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         console=console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=not _watched(sys.stderr),
     )
     with bar:
         tasks = {kind: bar.add_task(kind, total=total) for kind, total in totals.items()}

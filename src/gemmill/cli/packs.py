@@ -13,7 +13,18 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Commands, app
 from gemmill.cli.compiling import compile_all, report_failures, tally
-from gemmill.cli.options import Jobs, Json, Manifest, Preset, Records, StorePath, Where, kernel_set, shape_suite
+from gemmill.cli.options import (
+    Jobs,
+    Json,
+    Manifest,
+    Preset,
+    Records,
+    StorePath,
+    Where,
+    kernel_set,
+    refuse_overwriting,
+    shape_suite,
+)
 from gemmill.cli.output import Status
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
@@ -104,6 +115,7 @@ def make(
         most = None if budget is None else number_of_bytes("--budget", budget)
     except SettingError as error:
         raise typer.BadParameter(str(error)) from None
+    refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
     decisions = read_decisions(records)
     needs = {} if shapes is None else _times(configs, shapes, decisions)

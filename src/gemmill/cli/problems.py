@@ -132,6 +132,8 @@ def run(
       gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
     """
     if kernel_ is not None:
+        if manifest or records or top != 1:
+            raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records and --top")
         configs = [kernel(kernel_)]
         if needs_swap(configs[0], problem) is None:
             wrong = faults(configs[0], problem)
@@ -208,10 +210,12 @@ def profile(
 def _crew(gpus: str | None, scheduler: str | None) -> Crew:
     """Who measures."""
     if scheduler is not None:
+        if not scheduler:
+            raise typer.BadParameter("--scheduler is empty; it takes the address of a dask scheduler")
         if gpus is not None:
             raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
         return Cluster(scheduler)
-    if gpus is not None and gpus != "all" and not (gpus.isdecimal() and int(gpus)):
+    if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
         raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
     names = local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ()
     return Cluster(gpus=names) if len(names) > 1 else OneGpu()

@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json
+from gemmill.cli.options import Json, refuse_overwriting
 from gemmill.emitters.ceiling import CEILINGS
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
@@ -90,6 +90,7 @@ def report(
     """
     if to is as_tests is as_table is None:
         raise typer.BadParameter("nothing to write: pass --output, --csv or --junit")
+    refuse_overwriting([to, as_table, as_tests], [*records, *ceilings])
     found = _figures(records)
     measured = {known.gpu: known for known in map(read_ceilings, ceilings)}
     if to is not None or as_table is not None:
