@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -36,16 +36,13 @@ def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, pr
 
 
 def _publish(path: Path, parts: Iterable[bytes], prefix: str, private: bool) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=prefix, dir=path.parent)
+    temporary = path.parent / f"{prefix}{secrets.token_hex(8)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        if not private:  # as mkstemp makes them
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
-from gemmill.library.errors import RecordError
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.errors import ExpressionError, RecordError
 from gemmill.library.frozen import Frozen
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
 
 METHOD = 2
 """Version of how times are taken. A change of operands, rotation, graphs or statistics raises it, and older records no
@@ -130,7 +131,7 @@ def read_records(path: Path) -> Iterator[Measurement]:
         if not line.strip():
             continue
         try:
-            yield Measurement.model_validate_json(line)
+            measurement = Measurement.model_validate_json(line)
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             if fault["type"] == "json_invalid" and line.startswith(b"{"):
@@ -138,6 +139,22 @@ def read_records(path: Path) -> Iterator[Measurement]:
                 continue
             field = ".".join(map(str, fault["loc"])) or "record"
             raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
+        try:
+            check_problem(measurement.problem)
+        except ValueError as error:
+            raise RecordError(f"{path}:{number}:1: problem: {error}") from None
+        yield measurement
+
+
+def check_problem(problem: GemmProblem) -> None:
+    """ValueError where a problem's extents or epilogue cannot be measured."""
+    for name in ("m", "n", "k", "batch"):
+        if not 1 <= getattr(problem, name) <= MAX_EXTENT:
+            raise ValueError(f"{name} is {getattr(problem, name)}; it must be from 1 to {MAX_EXTENT:,}")
+    try:
+        parse(problem.epilogue)
+    except ExpressionError as error:
+        raise ValueError(f"epilogue: {error}") from None
 
 
 def _decompressed(content: bytes) -> bytes:

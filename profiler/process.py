@@ -15,6 +15,8 @@ from gemmill.profiler.worker import Fault, Machine, Options, Refusal, Report, Ru
 
 START_SECONDS = 120.0
 """A worker that has not started after so long hangs: importing PyTorch takes a tenth."""
+ENDING_SECONDS = 5.0
+"""A worker that has closed its pipe ends, or is ended after so long."""
 SILENCE_SECONDS = 120.0
 """A kernel that runs for so long hangs."""
 
@@ -125,7 +127,11 @@ class WorkerProcess:
                     return message
                 self._kernel = message.kernel
         except (EOFError, OSError):
-            status = self._process.wait()
+            try:
+                status = self._process.wait(ENDING_SECONDS)
+            except subprocess.TimeoutExpired:  # it has closed its pipe, and does not end
+                self._process.kill()
+                status = self._process.wait()
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             self.stop()
             raise WorkerError(self._kernel, f"the measuring process died ({how})") from None

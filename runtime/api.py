@@ -318,7 +318,7 @@ def plan(
 
     Takes and raises what :func:`matmul` does, with ``offsets`` or ``counts`` what :func:`gemmill.grouped_matmul` does,
     with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
-    is PyTorch's current one by then.
+    is PyTorch's current one by then, or to the legacy default stream where ``a`` is not PyTorch's.
     """
     dtypes = a_dtype, b_dtype
     others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,13 +78,15 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
 
 
 class Pack:
-    """An opened pack. Members are read, and their checksums compared, when asked for.
+    """An opened pack. Members are read, and their checksums compared, when asked for; the file stays open.
 
     Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError.
     """
 
-    def __init__(self, path: Path, start: int, *, members: Sequence[Any], decisions: Sequence[Any]) -> None:
+    def __init__(self, path: Path, file: int, start: int, *, members: Sequence[Any], decisions: Sequence[Any]) -> None:
         self.path = path
+        self._file = os.dup(file)  # what was opened stays, whatever takes its place
+        weakref.finalize(self, os.close, self._file)
         self.decisions = tuple(Decision(**{**row, "problem": GemmProblem(**row["problem"])}) for row in decisions)
         """The decision table."""
         self._members = {row["name"]: Member(**row) for row in members}
@@ -105,14 +108,13 @@ class Pack:
                 _, size, checksum = _PREFIX.unpack(prefix)
                 available = os.fstat(file.fileno()).st_size - _PREFIX.size
                 index = file.read(min(size, available))
+                if len(index) != size:
+                    raise PackError(f"{path}: truncated: the index has {len(index)} of {size} bytes")
+                if hashlib.sha256(index).digest() != checksum:
+                    raise PackError(f"{path}: the index is damaged (checksum mismatch)")
+                return cls(path, file.fileno(), _PREFIX.size + size, **json.loads(index))
         except OSError as error:
             raise PackError(f"{path}: {error.strerror or error}") from error
-        if len(index) != size:
-            raise PackError(f"{path}: truncated: the index has {len(index)} of {size} bytes")
-        if hashlib.sha256(index).digest() != checksum:
-            raise PackError(f"{path}: the index is damaged (checksum mismatch)")
-        try:
-            return cls(path, _PREFIX.size + size, **json.loads(index))
         except (KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 
@@ -144,9 +146,7 @@ class Pack:
             raise PackError(f"{self.path}: no kernel {name} among its {len(self._members)}")
         member = self._members[name]
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._start + member.offset)
-                data = file.read(member.bytes)
+            data = os.pread(self._file, member.bytes, self._start + member.offset)
         except OSError as error:
             raise PackError(f"{self.path}: {error.strerror or error}") from error
         if len(data) != member.bytes:

@@ -2,7 +2,8 @@
 
 NVRTC makes no precompiled header, and does not say so, when its heap is too small: CuTe needs 278 MiB and the default
 is 256. A precompiled header belongs to the process that made it (NVRTC maps it at a fixed address), so directories are
-never shared. Each holds a lock as long as its process lives; directories that a killed process left are removed.
+never shared. Each holds a lock as long as its process lives, as does the directory in which the workers of a pool have
+theirs; directories that a killed process left are removed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from filelock import FileLock, Timeout
 HEAP_BYTES = 1 << 30
 """Address space for precompiled headers; pages are used only as far as headers fill them."""
 _PREFIX = "gemmill-pch-"
+POOL_PREFIX = "gemmill-pool-"
+"""Of the directory of a pool."""
 _SETTLED_SECONDS = 60
 """A directory younger than this may belong to a process that has not locked it yet."""
 
@@ -31,7 +34,7 @@ def directory() -> Path:
 
 @cache
 def _directory(_pid: int) -> Path:
-    _sweep()
+    sweep()
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = FileLock(path / "lock")
     lock.acquire()
@@ -45,9 +48,10 @@ def _remove(path: Path, lock: FileLock) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Remove what killed processes of this user left behind."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    folder = Path(tempfile.gettempdir())
+    for path in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f"{POOL_PREFIX}*")):
         try:
             status = path.lstat()
             if status.st_uid == os.getuid() and time.time() - status.st_mtime > _SETTLED_SECONDS and path.is_dir():

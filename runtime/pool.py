@@ -23,9 +23,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
+
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, GemmillError
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.runtime import pch
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.store import Store
@@ -160,7 +163,11 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
             workers[worker.connection] = worker
             worker.begin(task[0], kernel_name(task[1]))
 
-    with tempfile.TemporaryDirectory(prefix="gemmill-pool-", ignore_cleanup_errors=True) as directory:
+    pch.sweep()
+    with (
+        tempfile.TemporaryDirectory(prefix=pch.POOL_PREFIX, ignore_cleanup_errors=True) as directory,
+        FileLock(Path(directory) / "lock"),
+    ):
         try:
             for _ in range(jobs):
                 hire(directory)

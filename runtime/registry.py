@@ -20,7 +20,7 @@ from gemmill.library.errors import CompileError, ManifestError, PackError, Toolc
 from gemmill.library.names import formats, kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.artifact import Artifact
-from gemmill.runtime.decisions import Decision, read_decisions
+from gemmill.runtime.decisions import read_decisions
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.pack import Pack
 from gemmill.runtime.selector import Candidate, Choice, Rows, Selector
@@ -109,10 +109,6 @@ class Registry:
             with suppress(ManifestError):  # it has none of these
                 configs |= {kernel_name(config): config for config in kernel_set.expand(where=where)}
         return configs
-
-    def decisions(self) -> list[Decision]:
-        """The measured times that the selector was given."""
-        return list(self._decisions)
 
     def select(self, problem: GemmProblem, sm_count: int | None = None, invariant_to: Rows | None = None) -> Choice:
         """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.

@@ -1,6 +1,8 @@
+import json
 import lzma
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -123,6 +125,17 @@ def test_a_wrong_record_is_an_error_with_its_place(tmp_path: Path) -> None:
     line = MEASURED.model_dump_json()
     path = write(tmp_path, line, line.replace('"us":200.0', '"us":-1'))
     with pytest.raises(RecordError, match=rf"{path}:2:1: us: "):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"), [({"m": -4}, "m is -4"), ({"n": 10**30}, "n is 1000"), ({"epilogue": "d = foo("}, "epilogue: ")]
+)
+def test_a_problem_that_cannot_be_is_an_error_with_its_place(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    record = json.loads(MEASURED.model_dump_json())
+    record["problem"] |= change
+    path = write(tmp_path, json.dumps(record))
+    with pytest.raises(RecordError, match=rf"{path}:1:1: problem: {says}"):
         list(read_records(path))
 
 
