@@ -144,6 +144,31 @@ def test_precompiled_headers_go_with_an_exception_and_after_a_kill(
     assert not list(tmp_path.iterdir()), "the next process cleans up"
 
 
+def test_what_the_workers_of_a_killed_pool_leave_is_removed_but_not_under_a_living_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "GEMMILL_STORE": str(tmp_path / "store")}
+    sweep = "from gemmill.runtime import pch; pch.sweep()"
+    with subprocess.Popen(
+        [sys.executable, "-m", "gemmill", "build", "bf16", "--jobs", "1"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        while not (found := list(tmp_path.glob("gemmill-pool-*/gemmill-pch-*"))):
+            time.sleep(0.05)
+        pool = found[0].parent
+        os.utime(pool, (0, 0))
+        assert python(sweep, TMPDIR=str(tmp_path)).returncode == 0
+        assert found[0].is_dir()
+        process.kill()
+    os.utime(pool, (0, 0))
+    deadline = time.monotonic() + 60
+    while pool.exists() and time.monotonic() < deadline:  # its worker ends by and by
+        assert python(sweep, TMPDIR=str(tmp_path)).returncode == 0
+        if pool.exists():
+            os.utime(pool, (0, 0))
+    assert not pool.exists()
+
+
 def test_precompiled_headers_of_a_living_process_are_left_alone(tmp_path: Path) -> None:
     hold = "from gemmill.runtime import pch; print(pch.directory(), flush=True); input()"
     with subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ def commands() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; what comes before a command, or behind it, shows no traceback either."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks
     try:
         commands()(prog_name="gemmill")
     except KeyboardInterrupt:
