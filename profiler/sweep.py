@@ -1,7 +1,7 @@
 """Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
 
 Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
-that the selector's model would take, so that what it loses is known. A sweep with a budget spends it where the choice
+that the selector would take, so that what it loses is known. A sweep with a budget spends it where the choice
 is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.crew`), one a GPU: one that faults or hangs
 costs its own record and a restart. Records are appended here, problem by problem, as they are done.
 """

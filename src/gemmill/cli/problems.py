@@ -145,6 +145,8 @@ def run(
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
     with tempfile.TemporaryDirectory() as folder:
         found = measure([Unit(problem, tuple(configs))], Path(folder) / "records.jsonl", store=Store(store))
+    if not found:
+        raise UnsupportedProblemError(f"nothing was measured of {problem}")
     report_measurements(found, as_json)
 
 
