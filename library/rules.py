@@ -15,6 +15,8 @@ from types import MappingProxyType
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS, one_of
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
+from gemmill.library.families.arithmetic import FP8
+from gemmill.library.families.direct import FP8_ARCHS
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, fields_of
 from gemmill.library.footprint import FAMILY, family_of
@@ -116,6 +118,8 @@ def _epilogue_family(f: Fields) -> str | None:
         return f"expressions need instructions that {f['arch']} lacks; there the epilogue is {LINEAR}: {epilogue}"
     if is_gated(epilogue):
         return f"{f['schedule']} kernels do not pair columns: {epilogue}"
+    if f["arch"] not in FP8_ARCHS and (found := parse(epilogue).functions & frozenset(FP8)):
+        return f"{' and '.join(sorted(found))}() converts to fp8, which {f['arch']} cannot: {epilogue}"
     if any(staged_formats(epilogue)):
         return f"{f['schedule']} kernels have no TMA; leave out the majors of matrices: {epilogue}"
     return None

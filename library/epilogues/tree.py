@@ -198,6 +198,11 @@ class Epilogue:
         return frozenset(n.name for n in self._nodes() if isinstance(n, Operand)) & {"alpha", "beta"}
 
     @property
+    def functions(self) -> frozenset[str]:
+        """Names of the functions and operators that it applies."""
+        return frozenset(node.function for node in self._nodes() if isinstance(node, Call))
+
+    @property
     def gated(self) -> bool:
         """Whether pairs of neighbouring columns, ``gate`` and ``up``, become one, so that D has N / 2 columns."""
         return bool({Value("gate"), Value("up")} & set(self._nodes()))

@@ -93,6 +93,16 @@ def _through_registers(f: Fields) -> tuple[str, ...]:
     return tuple(operand for operand in "ab" if f["arch"] in QUADPAIR_ARCHS or unit(operand) < ASYNC_BYTES)
 
 
+def _is_n_major(f: Fields) -> bool:
+    """Whether D, and C where there is one, are."""
+    return f["d.major"] == "n" and (f["c.dtype"] == "none" or f["c.major"] == "n")
+
+
+def _converts(f: Fields) -> bool:
+    """Whether fp8 is converted to f16 for its MMAs."""
+    return f["a.dtype"] in FP8 and str(f["arch"]).startswith("sm90")
+
+
 def _registers(f: Fields) -> str | None:
     registers, why = accumulator_registers(f), ""
     if f["a.dtype"] in FP8:
@@ -106,7 +116,11 @@ def _registers(f: Fields) -> str | None:
     elif f["b.dtype"] == "f64" and f["b.major"] == "mn" and f["b.align"] == 8 and f["tile.n"] == max(TILE_MN):
         # ptxas spills them with four stages and more.
         why = f" beside the addresses of rows of {f['tile.n']} elements of B that are copied 8 bytes at a time"
+    elif f["epilogue"] != LINEAR and f["tile.n"] == max(TILE_MN) and not _is_n_major(f):
+        why = f" beside an expression whose D has {f['tile.n']} columns and is not n-major"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
+    if f["epilogue"] != LINEAR and (_converts(f) or (f["accumulator"] == "f64" and f["tile.n"] == max(TILE_MN))):
+        limit, why = limit // 2, why + " beside an expression" * ("expression" not in why)
     if registers <= limit:
         return None
     return (
@@ -221,7 +235,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "tile.k", "accumulator", "epilogue", *_LOADED, "arch"),
+        (
+            *("tile.n", "tile.m", "tile.k", "accumulator", "epilogue", *_LOADED, "arch"),
+            *("d.major", "c.dtype", "c.major"),
+        ),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from gemmill.library.domains import one_of
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.arithmetic import FP8, INT8
 from gemmill.library.families.family import Family
@@ -29,7 +30,7 @@ STAGES = 2
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread, which holds as much again of operands and addresses."""
 MAX_F64_REGISTERS = 64
-"""The same of f64 sums beside stages more than 8 deep."""
+"""The same of f64 sums beside stages more than 8 deep, or an expression."""
 
 
 def _types(f: Fields) -> str | None:
@@ -54,13 +55,14 @@ def _tile(f: Fields) -> str | None:
 
 def _registers(f: Fields) -> str | None:
     registers, limit = accumulator_registers(f), MAX_REGISTERS
-    if f["accumulator"] == "f64" and integer(f, "tile.k") > TILE_K[0]:
+    if f["accumulator"] == "f64" and (integer(f, "tile.k") > TILE_K[0] or f["epilogue"] != LINEAR):
         limit = MAX_F64_REGISTERS
     if registers <= limit:
         return None
+    beside = "" if f["epilogue"] == LINEAR else " and an expression"
     return (
         f"{SIDE * SIDE} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
-        f"each; with tile K of {f['tile.k']} they have {limit}"
+        f"each; with tile K of {f['tile.k']}{beside} they have {limit}"
     )
 
 
@@ -108,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     Rule("simt-stages", ("stages",), _stages, "gemmill: one stage is multiplied while the other is written", "simt"),
     Rule(
         "simt-registers",
-        ("tile.m", "tile.n", "tile.k", "accumulator"),
+        ("tile.m", "tile.n", "tile.k", "accumulator", "epilogue"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "simt",

@@ -68,14 +68,17 @@ ACCUMULATOR_LIMIT = {
     (2, "no C and an n-major"): 192,
     (2, "C or an m-major"): 160,
     (2, "an expression and a"): 128,
+    (2, "an expression of vectors and gelu or a reduction and a"): 96,
     (2, "an expression that reduces columns and a"): 96,
     (3, "no C and an n-major"): 96,
     (3, "C or an m-major"): 96,
     (3, "an expression and a"): 64,
+    (3, "an expression of vectors and gelu or a reduction and a"): 64,
     (3, "an expression that reduces columns and a"): 64,
     (4, "no C and an n-major"): 48,
     (4, "C or an m-major"): 48,
     (4, "an expression and a"): 32,
+    (4, "an expression of vectors and gelu or a reduction and a"): 32,
     (4, "an expression that reduces columns and a"): 32,
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
@@ -370,9 +373,15 @@ def _epilogue_matrices(f: Fields) -> str | None:
 @part
 def _epilogue_has(f: Fields) -> str:
     if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
-        outputs = parse(str(f["epilogue"])).outputs
-        columns = any(output.is_reduction and output.kind == "column" for output in outputs)
-        return "an expression that reduces columns and a" if columns else "an expression and a"
+        found = parse(str(f["epilogue"]))
+        reductions = [output.kind for output in found.outputs if output.is_reduction]
+        if "column" in reductions:
+            return "an expression that reduces columns and a"
+        kinds = [operand.kind for operand in found.operands]
+        rows, columns = kinds.count("row"), kinds.count("column")
+        if (reductions and columns > 1) or (found.functions & {"gelu", "gelu_tanh"} and rows + columns > 1):
+            return "an expression of vectors and gelu or a reduction and a"
+        return "an expression and a"
     plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
     return "no C and an n-major" if plain else "C or an m-major"
 
