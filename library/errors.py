@@ -52,7 +52,7 @@ class RecordError(GemmillError):
 
 
 class ExpressionError(GemmillError):
-    """A ``where`` filter is wrong. ``column`` counts from 0 and points into the filter's text."""
+    """A ``where`` filter or an epilogue is wrong. ``column`` counts from 0 and points into its text."""
 
     def __init__(self, message: str, column: int = 0) -> None:
         super().__init__(message)

@@ -138,7 +138,7 @@ def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path
         return None
     try:
         circular = target.resolve(strict=True) in [path.resolve() for path in chain]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the latter: a loop of links
         document.fault(("extends",), f"{str(target)!r} cannot be read: {getattr(error, 'strerror', None) or error}")
         return None
     if circular:

@@ -161,11 +161,6 @@ def atom_parts(fields: Fields) -> int:
     return 2 if fields["promote"] and integer(fields, "tile.n") > widest else 1
 
 
-def computes_in_integers(fields: Fields) -> bool:
-    """Whether the epilogue computes in int32, exactly, rather than in f32."""
-    return fields["accumulator"] == "s32" and fields["d.dtype"] == "s32"
-
-
 def swizzle_bytes(contiguous_bytes: int) -> int:
     """The widest swizzle span (128, 64, 32; 16 means none) that divides a contiguous extent."""
     return next(span for span in (128, 64, 32, 16) if contiguous_bytes % span == 0)

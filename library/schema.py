@@ -78,7 +78,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 def _stages(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 2):
         return value
     raise PydanticCustomError(
         "stages", "is {value}; it must be auto or an integer of at least 2", {"value": repr(value)}

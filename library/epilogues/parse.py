@@ -45,7 +45,25 @@ MAX_NODES = 512
 """Most operators, functions and names of an epilogue."""
 RESERVED = frozenset(
     (
-        *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
+        *(
+            "a",
+            "b",
+            "c",
+            "d",
+            "m",
+            "n",
+            "k",
+            "batch",
+            "acc",
+            "gate",
+            "up",
+            "alpha",
+            "beta",
+            "out",
+            "inf",
+            "nan",
+            "self",
+        ),
         *(
             "out_dtype",
             "accumulator",
@@ -111,6 +129,13 @@ def parse(text: str) -> Epilogue:
     Raises:
         ExpressionError: the text is not an epilogue; the column says where.
     """
+    try:
+        return _parsed(text)
+    except RecursionError:
+        raise ExpressionError("the epilogue is nested too deeply") from None
+
+
+def _parsed(text: str) -> Epilogue:
     if text == LINEAR:
         return parse("d = alpha * acc + beta * c")
     strange = next((i for i, x in enumerate(text) if not ((x.isascii() and x.isprintable()) or x == "\n")), None)
@@ -301,7 +326,7 @@ class _Parser:
         match node:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
                 if not abs(value) <= _MAX_FLOAT32:
-                    raise self.error(node, f"{ast.unparse(node)} is beyond float32, at most {_MAX_FLOAT32:.4g}")
+                    raise self.error(node, f"a number is beyond float32, at most {_MAX_FLOAT32:.4g}")
                 return Number(float(value))
             case ast.UnaryOp(ast.USub(), operand):
                 tree = self.number(operand)

@@ -14,10 +14,12 @@ import pytest
 from gemmill.emitters.ceiling import CEILINGS, ceiling_config, emit_ceiling
 from gemmill.emitters.emit import emit
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families import gemv
 from gemmill.library.fields import fields_of
 from gemmill.library.names import parse_name
 from gemmill.library.resources import columns_d
+from gemmill.library.rules import legal
 from gemmill.runtime.compiler import Compiler
 
 # Together these cover: both schedules, every tile M, wide, odd and narrow N, tile K from 32 to 128 with each swizzle,
@@ -93,6 +95,29 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
     assert ("STAS" in instructions) == (config.scheduler.decomposition == "cluster")
     assert not instructions & {"LDL", "STL", "HMMA"}
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "epilogue"),
+    [
+        (
+            "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_1x2_cooperative_s4_m8_k1_linear",
+            "d = gelu(alpha * acc * rows[m] * columns[n] + bias[n])",
+        ),
+        (
+            "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x96x64_1x1_pingpong_s6_m8grouped_k1_linear",
+            "d = gelu(acc * rows[m] * columns[n] + bias[n]); amax = max(abs(d))",
+        ),
+        ("sm90_e4m3any1_e4m3any1_f32_none_bf16any2_64x64x32_1x1_multistage_s4_m8_k1_linear", "d = silu(acc + bias[n])"),
+    ],
+)
+def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(name: str, epilogue: str) -> None:
+    config = replace(parse_name(name), epilogue=canonical(epilogue))
+    assert legal(config)
+    wider = replace(config, tile=replace(config.tile, m=2 * config.tile.m, n=2 * config.tile.n))
+    assert not legal(wider)
+    resources = compiler().compile(emit(config), config).resources
+    assert resources.spill_stores == resources.spill_loads == 0
 
 
 @pytest.mark.parametrize("dtype", CEILINGS)

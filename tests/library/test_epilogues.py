@@ -179,6 +179,8 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + Bias[n]", 10, "lower-case"),
         ("d = acc + alpha[m]", 10, "factor that the caller gives"),
         ("d = acc * 1e39", 10, "beyond float32"),
+        ("d = acc * 0x" + "f" * 5000, 10, "beyond float32"),
+        ("d = acc + self[n]", 10, "cannot name an operand"),
         ("d = acc + é", 10, "no character of an epilogue"),
         ("d = acc # why", 8, "no comments"),
         ("d = acc.__class__", 4, "'__class__' is no type"),
@@ -192,6 +194,12 @@ def test_refusals_name_the_place_and_the_reason(text: str, column: int, says: st
         parse(text)
     assert says in str(refused.value)
     assert refused.value.column == column
+
+
+@pytest.mark.parametrize("depth", [400, 5000])
+def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+    with pytest.raises(ExpressionError):
+        parse("d = " + "-" * depth + "acc")
 
 
 def test_a_parsed_epilogue_says_what_it_takes() -> None:
