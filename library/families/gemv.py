@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gemmill.library.domains import one_of
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
@@ -36,6 +37,8 @@ PAIRING_REGISTERS = 12
 """As many more where B is mn-major, and to convert 8-bit types."""
 GATHERING_REGISTERS = 48
 """As many more where A is read element by element."""
+EXPRESSION_REGISTERS = 8
+"""As many more for an expression."""
 MIN_REGISTERS = 64
 """Registers that a thread has in any case."""
 
@@ -92,6 +95,7 @@ def registers(fields: Fields) -> int:
     words = integer(fields, "stages") * -(-vector(fields) * size // 4) + thread_k(fields) * size // 4
     spare = SPARE_REGISTERS + (PAIRING_REGISTERS if size == 1 or fields["b.major"] != "k" else 0)
     spare += GATHERING_REGISTERS if gathers(fields) else 0
+    spare += EXPRESSION_REGISTERS if fields["epilogue"] != LINEAR else 0
     return max(MIN_REGISTERS, align_up(words + accumulator_registers(fields) + spare, 8))
 
 
@@ -185,7 +189,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), _warps, "gemmill: a block is whole warps", "gemv"),
     Rule(
         "gemv-threads",
-        ("tile.n", "tile.k", *_SHAPE, "a.major", "a.align"),
+        ("tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
         _threads,
         "CUDA Programming Guide, Compute Capabilities: 1,024 threads a block, 65,536 registers an SM",
         "gemv",

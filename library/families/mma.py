@@ -98,6 +98,12 @@ def _is_n_major(f: Fields) -> bool:
     return f["d.major"] == "n" and (f["c.dtype"] == "none" or f["c.major"] == "n")
 
 
+def _is_deep_or_wide(f: Fields) -> bool:
+    """Whether sums of f64 have stages too deep, or a tile too wide, to leave an expression as many registers."""
+    deep = integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES
+    return f["accumulator"] == "f64" and (deep or f["tile.n"] == max(TILE_MN))
+
+
 def _converts(f: Fields) -> bool:
     """Whether fp8 is converted to f16 for its MMAs."""
     return f["a.dtype"] in FP8 and str(f["arch"]).startswith("sm90")
@@ -116,10 +122,10 @@ def _registers(f: Fields) -> str | None:
     elif f["b.dtype"] == "f64" and f["b.major"] == "mn" and f["b.align"] == 8 and f["tile.n"] == max(TILE_MN):
         # ptxas spills them with four stages and more.
         why = f" beside the addresses of rows of {f['tile.n']} elements of B that are copied 8 bytes at a time"
-    elif f["epilogue"] != LINEAR and f["tile.n"] == max(TILE_MN) and not _is_n_major(f):
-        why = f" beside an expression whose D has {f['tile.n']} columns and is not n-major"
+    elif f["epilogue"] != LINEAR and max(TILE_MN) in (f["tile.m"], f["tile.n"]) and not _is_n_major(f):
+        why = f" beside an expression whose D has {max(TILE_MN)} rows or columns and is not n-major"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
-    if f["epilogue"] != LINEAR and (_converts(f) or (f["accumulator"] == "f64" and f["tile.n"] == max(TILE_MN))):
+    if f["epilogue"] != LINEAR and (_converts(f) or _is_deep_or_wide(f)):
         limit, why = limit // 2, why + " beside an expression" * ("expression" not in why)
     if registers <= limit:
         return None

@@ -3,8 +3,9 @@
     python -m tests.gpu.fuzz --legal 500 --outside 500 --seed 1
     python -m tests.gpu.fuzz --cells --legal 0 --outside 0 --arch sm90a --run
 
-Formats are drawn evenly, then the rest (:func:`gemmill.library.search.draw_legal`). With ``--cells`` there is also one
-for every cell of the coverage table that has kernels. With ``--run`` each kernel solves a problem of odd extents on the
+Formats are drawn evenly, then the rest (:func:`gemmill.library.search.draw_legal`); of the configs beside, as many as
+``--expressions`` says, each has an expression for its epilogue. With ``--cells`` there is also one for every cell of
+the coverage table that has kernels. With ``--run`` each kernel solves a problem of odd extents on the
 GPU as well. Prints every fault with the kernel's name; exits with 1 if there is one.
 """
 
@@ -14,6 +15,8 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 
 from pydantic import ValidationError
 
@@ -21,6 +24,7 @@ from gemmill.emitters.emit import emit
 from gemmill.library import coverage
 from gemmill.library.arch import ARCHS
 from gemmill.library.config import GemmConfig
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ConfigError, GemmillError
 from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of
 from gemmill.library.names import kernel_name
@@ -35,6 +39,32 @@ from gemmill.runtime.toolchain import Toolchain
 
 MOST_K = {"f16": 2048}
 """Least K that no kernel is run on, by accumulator, where it is not 4096: sums of longer ones would not be exact."""
+
+
+EXPRESSIONS = (
+    "d = relu(acc)",
+    "d = gelu(acc + bias[n])",
+    "d = silu(alpha * acc * rows[m] * columns[n] + bias[n])",
+    "d = gelu_tanh(acc * columns[n] + bias[n])",
+    "d = gelu(alpha * acc * rows[m] * columns[n] + bias[n])",
+    "d = acc * rows[m] * columns[n] + bias[n]; amax = max(abs(d))",
+    "d = acc + bias[n]; sums[m] = sum(d)",
+    "d = acc; top[n] = max(acc)",
+    "d = acc / s",
+    "d = tanh(acc) + r[m, n]; aux = acc",
+    "d = acc + r.bf16.n[m, n]; aux.bf16.n = gelu(acc)",
+    "d = silu(gate) * up",
+    "d = relu(acc + beta * c)",
+    "d = e4m3(acc * s)",
+)
+
+
+def expressive_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
+    """Different legal configs at random, without end, each with one of :data:`EXPRESSIONS` for its epilogue."""
+    for config in legal_configs(generator, fixed):
+        changed = replace(config, epilogue=canonical(generator.choice(EXPRESSIONS)))
+        if legal(changed):
+            yield changed
 
 
 def legal_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
@@ -142,6 +172,7 @@ def main() -> int:
     """Draw, compile and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--legal", type=int, default=500, help="configs drawn from the legal space (%(default)s)")
+    parser.add_argument("--expressions", type=int, default=200, help="others, with an expression each (%(default)s)")
     parser.add_argument("--cells", action="store_true", help="a config for every cell of the coverage table as well")
     parser.add_argument("--outside", type=int, default=500, help="configs drawn from just outside (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (%(default)s)")
@@ -161,13 +192,15 @@ def main() -> int:
     generator = random.Random(arguments.seed)
     drawn = legal_configs(generator, fixed)
     configs = [next(drawn) for _ in range(arguments.legal)]
+    expressive = list(islice(expressive_configs(generator, fixed), arguments.expressions))
     if arguments.cells:
         cells = list(cell_configs(generator, arguments.arch or "sm90a"))
         configs = list(dict.fromkeys(configs + cells))
         print(f"{len(cells)} cells", flush=True)
     registry = Registry()
-    faults = compile_all(configs, arguments.jobs, registry.store)
-    print("\n".join([*faults, f"{len(configs)} legal configs: {len(faults)} do not compile or spill"]), flush=True)
+    faults = compile_all([*configs, *expressive], arguments.jobs, registry.store)
+    tried = f"{len(configs)} legal configs, and {len(expressive)} with expressions"
+    print("\n".join([*faults, f"{tried}: {len(faults)} do not compile or spill"]), flush=True)
     if arguments.run:
         failed = {fault.partition(":")[0] for fault in faults}
         sound = [c for c in configs if kernel_name(c) not in failed and not has_scaled_groups(c)]

@@ -56,11 +56,12 @@ struct SimtGemm {
   static constexpr int kGroupM = min_of(kRows, 16 / int(sizeof(Accumulator)));
   static constexpr int kGroupN = min_of(kColumns, 16 / int(sizeof(Accumulator)));
   /// Blocks on an SM at a time, which bounds the registers of a thread: 128 hold 192 bytes of sums and of what is loaded
-  /// for a stage; 8 x 8 sums of 32 bits just fit with operands of 32 bits, the plain epilogue and no C.
+  /// for a stage, 128 beside an expression; 8 x 8 sums of 32 bits just fit with operands of 32 bits, the plain epilogue
+  /// and no C.
   static constexpr int kSumBytes = kRows * kColumns * int(sizeof(Accumulator));
   static constexpr int kLoadBytes = (kTileM + kTileN) * kTileK / kThreads * int(sizeof(Accumulator));
   static constexpr bool kFits =
-      kSumBytes + kLoadBytes <= 192 ||
+      kSumBytes + kLoadBytes <= (Config::Epilogue::kIsExpression ? 128 : 192) ||
       (sizeof(Accumulator) == 4 && kTileK == 8 && sizeof(typename Config::A) == 4 && sizeof(typename Config::B) == 4 &&
        sizeof(typename Config::D) > 1 && size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression);
   static constexpr int kBlocks = kFits ? 2 : 1;
