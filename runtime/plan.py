@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.parse import MAX_NODES, parse
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
@@ -26,8 +26,8 @@ Addresses = tuple[int, ...]
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the tensors of a GEMM are called."""
-_UNKNOWN: Addresses = (-1,)
-"""No address."""
+_UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
+"""No addresses, as many as there can be."""
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
 _STRIDED = (
     ("pointer", "Q", "ptr"),
@@ -248,7 +248,7 @@ class Launcher:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
-                before, self._addresses = self._addresses, _UNKNOWN * len(addresses)  # should one be refused
+                before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
                 for index, descriptor, shift in self._descriptors:
                     if addresses[index] != before[index]:
                         tma.replace_address(descriptor, addresses[index] + shift)
