@@ -103,7 +103,11 @@ def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DT
         known[a.name] = result
         if a.role == "local":
             continue
-        outputs[a.name] = _reduced(a.role, a.kind, result, xp) if a.is_reduction else result
+        if a.is_reduction:  # over all of D, of whatever there is one value for
+            all_of_d = xp.zeros_like(known["acc" if "acc" in known else "gate"].value)
+            spread = Bounded(result.value + all_of_d, result.error + all_of_d)
+            result = _reduced(a.role, a.kind, spread, xp)
+        outputs[a.name] = result
     return outputs
 
 
@@ -127,7 +131,8 @@ def _value(node: Node, known: Mapping[str, Bounded], xp: Any, rounded_to: DTypeN
     match node:
         case Number(value):
             like = 0.0 * next(iter(known.values())).value
-            return Bounded(like + value, like + EPSILON / 2 * abs(value) * (value != int(value)))
+            exact = value == int(value) and abs(value) <= 2**24
+            return Bounded(like + value, like + EPSILON / 2 * abs(value) * (not exact))
         case Operand(name) | Value(name):
             return known[name]
         case Call("where", (condition, x, y)):

@@ -202,6 +202,15 @@ def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
         parse("d = " + "-" * depth + "acc")
 
 
+def test_the_reference_reduces_over_all_of_d_whatever_a_value_depends_on() -> None:
+    inputs = {"alpha": np.array(2.0), "acc": np.zeros((2, 3)), "bias": np.array([1.0, 2.0, 3.0])}
+    text = "d = alpha * acc; total = sum(bias[n]); top[n] = max(bias[n]); rows[m] = sum(bias[n]); count = sum(1)"
+    found = {name: x.value.tolist() for name, x in evaluate(parse(text), inputs, np).items()}
+    assert (found["total"], found["top"], found["rows"], found["count"]) == (12, [1, 2, 3], [6, 6], 6)
+    large = evaluate(parse("d = max(acc, 123456789)"), {"acc": np.array([[1.0]])}, np)["d"]
+    assert abs(float(np.float32(123456789)) - large.value) <= large.error
+
+
 def test_a_parsed_epilogue_says_what_it_takes() -> None:
     epilogue = parse("t = alpha * acc * s[m] + beta * c; aux.f16 = t; d = t + r[m, n]; top = max(d)")
     assert [(o.name, o.kind) for o in epilogue.operands] == [("s", "row"), ("r", "matrix")]
