@@ -140,13 +140,13 @@ def read_records(path: Path) -> Iterator[Measurement]:
             field = ".".join(map(str, fault["loc"])) or "record"
             raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
         try:
-            check_problem(measurement.problem)
+            _check(measurement.problem)
         except ValueError as error:
             raise RecordError(f"{path}:{number}:1: problem: {error}") from None
         yield measurement
 
 
-def check_problem(problem: GemmProblem) -> None:
+def _check(problem: GemmProblem) -> None:
     """ValueError where a problem's extents or epilogue cannot be measured."""
     for name in ("m", "n", "k", "batch"):
         if not 1 <= getattr(problem, name) <= MAX_EXTENT:

@@ -166,20 +166,17 @@ def sweep(
         faulty = {outcome.name: f"not compiled: {outcome.error}" for outcome in compiled if outcome.error}
         source = commit if commit is not None else source_commit()
 
-        def is_new(config: GemmConfig, problem: GemmProblem) -> bool:
+        def is_due(config: GemmConfig, problem: GemmProblem) -> bool:
+            if config.arch in foreign or too_large(config, problem):
+                return False
             digest = digests.get(kernel_name(config))
             return digest is None or measurement_key(digest, problem, machine.gpu) not in known
-
-        def due(unit: Unit) -> Iterator[GemmConfig]:
-            for config in unit.configs:
-                if config.arch not in foreign and not too_large(config, unit.problem) and is_new(config, unit.problem):
-                    yield config
 
         if large := sum(too_large(config, unit.problem) for unit in chosen for config in unit.configs):
             listener.left_out(
                 f"{large} measurements of split kernels are left out: partial sums of over {MAX_PARTIAL_BYTES:,} bytes"
             )
-        todo = [replace(unit, configs=tuple(due(unit))) for unit in chosen]
+        todo = [replace(u, configs=tuple(c for c in u.configs if is_due(c, u.problem))) for u in chosen]
         todo = [unit for unit in todo if unit.configs]
         if crew.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
             todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
@@ -196,8 +193,9 @@ def sweep(
                         listener.untried(unit.problem, len(unit.configs))
                         continue
                     unit = replace(unit, seconds=seconds)
+                listed = {*unit.configs}
                 unit = likely_first(unit, selector, pinned(unit.problem))
-                unit = replace(unit, configs=tuple(due(unit)))
+                unit = replace(unit, configs=tuple(c for c in unit.configs if c in listed or is_due(c, unit.problem)))
                 names = map(kernel_name, unit.configs)
                 own = {name: packed(name) for name in names if name in artifacts}
                 yield replace(unit, baselines=tuple(baselines), artifacts=own)

@@ -45,25 +45,8 @@ MAX_NODES = 512
 """Most operators, functions and names of an epilogue."""
 RESERVED = frozenset(
     (
-        *(
-            "a",
-            "b",
-            "c",
-            "d",
-            "m",
-            "n",
-            "k",
-            "batch",
-            "acc",
-            "gate",
-            "up",
-            "alpha",
-            "beta",
-            "out",
-            "inf",
-            "nan",
-            "self",
-        ),
+        *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
+        "self",
         *(
             "out_dtype",
             "accumulator",

@@ -126,7 +126,7 @@ def _registers(f: Fields) -> str | None:
         why = f" beside an expression whose D has {max(TILE_MN)} rows or columns and is not n-major"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
     if f["epilogue"] != LINEAR and (_converts(f) or _is_deep_or_wide(f)):
-        limit, why = limit // 2, why + " beside an expression" * ("expression" not in why)
+        limit, why = limit // 2, f"{why}; an expression leaves half"
     if registers <= limit:
         return None
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from gemmill.library import resources
@@ -68,18 +69,15 @@ ACCUMULATOR_LIMIT = {
     (2, "no C and an n-major"): 192,
     (2, "C or an m-major"): 160,
     (2, "an expression and a"): 128,
-    (2, "an expression of vectors and gelu or a reduction and a"): 96,
-    (2, "an expression that reduces columns and a"): 96,
+    (2, "an expression of many values and a"): 96,
     (3, "no C and an n-major"): 96,
     (3, "C or an m-major"): 96,
     (3, "an expression and a"): 64,
-    (3, "an expression of vectors and gelu or a reduction and a"): 64,
-    (3, "an expression that reduces columns and a"): 64,
+    (3, "an expression of many values and a"): 64,
     (4, "no C and an n-major"): 48,
     (4, "C or an m-major"): 48,
     (4, "an expression and a"): 32,
-    (4, "an expression of vectors and gelu or a reduction and a"): 32,
-    (4, "an expression that reduces columns and a"): 32,
+    (4, "an expression of many values and a"): 32,
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
@@ -373,17 +371,21 @@ def _epilogue_matrices(f: Fields) -> str | None:
 @part
 def _epilogue_has(f: Fields) -> str:
     if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
-        found = parse(str(f["epilogue"]))
-        reductions = [output.kind for output in found.outputs if output.is_reduction]
-        if "column" in reductions:
-            return "an expression that reduces columns and a"
-        kinds = [operand.kind for operand in found.operands]
-        rows, columns = kinds.count("row"), kinds.count("column")
-        if (reductions and columns > 1) or (found.functions & {"gelu", "gelu_tanh"} and rows + columns > 1):
-            return "an expression of vectors and gelu or a reduction and a"
-        return "an expression and a"
+        return "an expression of many values and a" if _is_demanding(str(f["epilogue"])) else "an expression and a"
     plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
     return "no C and an n-major" if plain else "C or an m-major"
+
+
+@lru_cache(1024)
+def _is_demanding(epilogue: str) -> bool:
+    """Whether a thread holds many values for an expression: the reduction of columns, gelu of several vectors, another
+    reduction beside two columns."""
+    found = parse(epilogue)
+    reductions = [output.kind for output in found.outputs if output.is_reduction]
+    kinds = [operand.kind for operand in found.operands]
+    rows, columns = kinds.count("row"), kinds.count("column")
+    gelu = bool(found.functions & {"gelu", "gelu_tanh"})
+    return "column" in reductions or (gelu and rows + columns > 1) or (bool(reductions) and columns > 1)
 
 
 @part

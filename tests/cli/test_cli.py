@@ -183,6 +183,7 @@ def test_outputs_are_neither_inputs_nor_each_other(manifest: Path, tmp_path: Pat
     records = tmp_path / "records.jsonl"
     records.write_text("")
     assert gemmill("report", records, "--csv", records).exit_code == 2
+    assert gemmill("roofline", "--records", records, "-o", records).exit_code == 2
     assert gemmill("report", records, "--csv", tmp_path / "x", "--junit", tmp_path / "x").exit_code == 2
 
 

@@ -129,6 +129,7 @@ def roofline(
       gemmill roofline --dtypes bf16,e4m3 --records records.jsonl
       gemmill roofline -o h200.ceilings.json    # for gemmill report --ceilings
     """
+    refuse_overwriting([to], records)
     found = _figures(records) if records else []
     names = [name for name in CEILINGS if name in dtypes.split(",")]
     with output.progress(measuring=len(names) + 1) as step:
