@@ -54,6 +54,7 @@ class Record:
         from gemmill.profiler.telemetry import open_telemetry
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        arguments.out.mkdir(parents=True, exist_ok=True)
         self.path: Path = arguments.out / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
         self._rows: list[dict[str, Any]] = []
         self._content = {

@@ -439,7 +439,7 @@ def test_rows_and_columns_are_the_callers_where_the_kernel_transposes() -> None:
 def test_without_rows_reductions_are_what_they_start_from() -> None:
     a, b = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((0, 64), (64, 32)))
     amax, sums = torch.full((1,), 7.0, device="cuda"), torch.full((32,), 7.0, device="cuda")
-    text = "amax = max(abs(d)); sums[n] = sum(d); d = acc"
+    text = "d = acc; amax = max(abs(d)); sums[n] = sum(d)"
     launch = gemmill.plan(a, b, epilogue=text, amax=amax, sums=sums)
     for call in (launch, lambda: gemmill.matmul(a, b, epilogue=text, amax=amax, sums=sums)):
         amax.fill_(7)
