@@ -381,7 +381,7 @@ def slot_bytes(fields: Fields) -> int:
     return slot_flags(fields) * warpgroup_m(fields) * integer(fields, "tile.n") * 4
 
 
-EXCHANGE_STEPS = 6
+EXCHANGE_STEPS = 4
 """Steps along K that stream-K counts for handing the sums of a tile to another cluster."""
 REDUCTION_THREADS = 256
 """Threads of a block of the reduction kernel."""

@@ -49,7 +49,7 @@ class Exchange:
         with space.lock:
             space.reserve(self._need, self._kernel.spec.entry)
             if space.partials != self._partials.value and self._descriptor:
-                replace(self._descriptor, address=space.partials).encode(self._descriptor_address)
+                replace(self._descriptor, address=space.partials).encode(self._descriptor_address, self._kernel.device)
             self._partials.value, self._flags.value = space.partials, space.flags
             prepared.launch(stream)
             if self._reduce:

@@ -99,17 +99,18 @@ def is_empty(problem: GemmProblem) -> bool:
 
 
 def _encode_descriptors(
-    gemm: Gemm, spec: LaunchSpec, block: ParameterBlock, extras: Mapping[str, tuple[int, Bound]]
+    gemm: Gemm, kernel: Kernel, block: ParameterBlock, extras: Mapping[str, tuple[int, Bound]]
 ) -> Iterator[tuple[int, int, int]]:
     """Writes the TMA descriptors. Of those that follow an operand: its place in :data:`OPERANDS`, or of what is passed
     to the epilogue after these; the descriptor's address; and how far from the operand's address it begins."""
     problem = gemm.problem
-    for box in spec.boxes:
+    for box in kernel.spec.boxes:
         if box.operand == "partials":
             continue  # it has no address before the launch
         if box.operand in extras:
             place, extra = extras[box.operand]
-            _describe_matrix(box, extra, problem, gemm.is_transposed).encode(block.address + box.offset)
+            described = _describe_matrix(box, extra, problem, gemm.is_transposed)
+            described.encode(block.address + box.offset, kernel.device)
             yield place, block.address + box.offset, 0
             continue
         operand = getattr(gemm, box.operand)
@@ -122,7 +123,7 @@ def _encode_descriptors(
         batch = problem.batch if operand.batch_stride else 1
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
         described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
-        described.encode(block.address + box.offset)
+        described.encode(block.address + box.offset, kernel.device)
         if not (unread or box.anywhere):
             yield _INDEX[name], block.address + box.offset, described.address - address
 
@@ -226,7 +227,7 @@ class Launcher:
         """Blocks of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
         placed = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
-        self._descriptors = tuple(_encode_descriptors(gemm, spec, block, placed))
+        self._descriptors = tuple(_encode_descriptors(gemm, kernel, block, placed))
         staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
         for name, layout, value in _scalars(gemm, alpha, beta, staged.values()):
             if name in spec.offsets:
@@ -251,7 +252,7 @@ class Launcher:
                 before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
                 for index, descriptor, shift in self._descriptors:
                     if addresses[index] != before[index]:
-                        tma.replace_address(descriptor, addresses[index] + shift)
+                        tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
                 for index, pointer in self._pointers:
                     pointer.value = addresses[index]
                 self._addresses = addresses

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError, OperandError
 from gemmill.library.launch import TmaBox
+from gemmill.runtime import driver
 
 ALIGNMENT = 16
 """Bytes that address and strides of a tensor must be a multiple of."""
@@ -28,6 +31,8 @@ _DATA_TYPES = {"UINT8": 0, "INT32": 3, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8,
 """``CUtensorMapDataType`` (cuda.h), the part that :data:`~gemmill.library.dtypes.DTYPES` names."""
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
+_INVALID_CONTEXT = 201
+"""``CUDA_ERROR_INVALID_CONTEXT``."""
 _PROMOTE_L2_256B = 3
 """``CU_TENSOR_MAP_L2_PROMOTION_L2_256B``."""
 
@@ -46,11 +51,13 @@ class Descriptor:
     strides: tuple[int, ...]
     """Bytes between neighbours along all extents but the first."""
 
-    def encode(self, destination: int) -> None:
-        """Write the descriptor's 128 bytes to an address, which must be a multiple of 64."""
+    def encode(self, destination: int, device: int) -> None:
+        """Write the descriptor's 128 bytes, for a GPU, to an address, which must be a multiple of 64."""
         box, rank = self.box, len(self.extents)
         ones = (1,) * (rank - len(box.box))
-        status = _libcuda().cuTensorMapEncodeTiled(
+        status = _in_context(
+            device,
+            _libcuda().cuTensorMapEncodeTiled,
             destination,
             _DATA_TYPES[DTYPES[box.dtype].tma],
             rank,
@@ -123,11 +130,20 @@ def check_address(name: str, address: int) -> None:
         )
 
 
-def replace_address(destination: int, address: int) -> None:
-    """Point an encoded descriptor at another tensor of the same extents and strides."""
-    status = _libcuda().cuTensorMapReplaceAddress(destination, address)
+def replace_address(destination: int, address: int, device: int) -> None:
+    """Point an encoded descriptor, for a GPU, at another tensor of the same extents and strides."""
+    status = _in_context(device, _libcuda().cuTensorMapReplaceAddress, destination, address)
     if status:
         raise DeviceError(f"cuTensorMapReplaceAddress refused {address:#x} with status {status}")
+
+
+def _in_context(device: int, call: Callable[..., int], *arguments: Any) -> int:
+    """The status of a call that asks for a current context: a thread may have none before its first launch."""
+    status = call(*arguments)
+    if status == _INVALID_CONTEXT:
+        with driver.current(device):
+            status = call(*arguments)
+    return status
 
 
 @functools.cache

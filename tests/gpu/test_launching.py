@@ -299,6 +299,20 @@ def test_matmul_keeps_no_tensor_alive() -> None:
     assert torch.cuda.memory_allocated() <= before
 
 
+def test_a_thread_without_a_context_launches_what_others_prepared() -> None:
+    a, b, wanted = product()
+    gemmill.matmul(a, b)
+    moved, outs = a.clone(), [poisoned(wanted) for _ in range(2)]
+
+    def work(_: int) -> None:
+        gemmill.matmul(moved, b, out=outs[0])
+        gemmill.plan(moved, b, out=outs[1])()
+
+    in_threads(1, work)
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, wanted) for out in outs)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_gpu_runs_its_own_operands_whatever_is_current() -> None:
     count = torch.cuda.device_count()
