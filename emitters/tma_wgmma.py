@@ -107,6 +107,7 @@ def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
         swizzle=span,
         offset=index * TMA_BYTES,
         window=rows if groups_k else 0,
+        clips=k_major and peers == 1 and fields["scheduler.batching"] == "strided",
         anywhere=fields["scheduler.batching"] == "array",
     )
 
@@ -207,6 +208,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     for operand in ("scale", "zero"):
         constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
     constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
+    constants |= {f"clips_{operand}": int(boxes[operand].clips) for operand in ("a", "b")}
     constants["offset_epilogue"] = launch.offsets["epilogue"]
     if launch.cluster_k > 1:
         constants["splits"] = launch.cluster_k

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
@@ -110,6 +110,8 @@ def describe(
     for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
         if extent > MAX_EXTENT:
             raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
+    if box.clips:
+        box = replace(box, box=(box.box[0], min(box.box[1], extents[1])))
     if box.anywhere:
         return Descriptor(box, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
     if not box.window:

@@ -53,6 +53,28 @@ def test_nan_and_infinity_of_a_stay_in_their_row(config: GemmConfig, registry: R
     assert int((~d.isfinite()).any(dim=1).sum()) == 2
 
 
+@pytest.mark.parametrize("major", ["n", "m"])
+@pytest.mark.parametrize(("m", "n"), [(5, 24), (1, 8), (33, 72)])
+def test_what_a_stage_holds_beyond_few_rows_reaches_nothing(m: int, n: int, major: str) -> None:
+    """Boxes are cut to operands of fewer rows than a tile; a launch before it leaves NaN there."""
+    tile = "64x64x64" if major == "n" else "64x48x64"
+    kernel = f"sm90a_bf16k16_bf16k16_f32_none_bf16{major}16_{tile}_1x1_pingpong_s9_m8_k1_linear"
+    nan = torch.full((132 * 64, 64), float("nan"), device="cuda", dtype=torch.bfloat16)
+    a = torch.randint(-3, 4, (m, 64), device="cuda").to(torch.bfloat16)
+    b = torch.randint(-3, 4, (n, 64), device="cuda").to(torch.bfloat16).T
+    text = "d = acc; top = max(abs(d)); rows[m] = sum(d); columns[n] = sum(d)"
+    top, rows, columns = (torch.empty(size, device="cuda") for size in (1, m, n))
+    wanted = a.float() @ b.float()
+    gemmill.matmul(nan, nan[:64].T, kernel=kernel)
+    assert torch.equal(gemmill.matmul(a, b, kernel=kernel).float(), wanted)
+    gemmill.matmul(nan, nan[:64].T, kernel=kernel)
+    d = gemmill.matmul(a, b, epilogue=text, top=top, rows=rows, columns=columns)
+    assert torch.equal(d.float(), wanted)
+    assert top.item() == wanted.abs().max()
+    assert torch.equal(rows, wanted.sum(1))
+    assert torch.equal(columns, wanted.sum(0))
+
+
 @pytest.mark.parametrize(("m", "n", "batch"), [(0, 64, None), (64, 0, None), (0, 0, None), (32, 32, 0)])
 def test_nothing_is_launched_for_an_empty_d(m: int, n: int, batch: int | None) -> None:
     lead = () if batch is None else (batch,)

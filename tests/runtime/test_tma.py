@@ -62,6 +62,14 @@ def test_a_window_clips_at_any_row(valid: int, first: int) -> None:
         assert at == plain.address + 64 * 208 + (first + i) * plain.strides[0]
 
 
+@given(rows=st.integers(1, 200))
+def test_a_box_is_cut_to_an_operand_of_fewer_rows(rows: int) -> None:
+    assert described(strided=rows).box.box == BOX.box
+    cut = describe(replace(BOX, clips=True), 4096, 100, rows, 3, 104, 104 * 200)
+    assert cut.box.box == (BOX.box[0], min(rows, BOX.box[1]))
+    assert cut.extents == (100, rows, 3)
+
+
 def test_a_window_below_address_0_is_refused() -> None:
     with pytest.raises(OperandError, match="a: 64 rows of 208 bytes reach from 0x1000 below address 0"):
         describe(replace(BOX, window=64), 4096, 100, 50, 3, 104, 104 * 50)

@@ -42,6 +42,8 @@ struct KernelSpec {
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, window_c, box_d_contiguous, box_d_strided, swizzle_d, window_d;
   /// Of a's group scales and zero points, 0 without: where their descriptors are, and the groups of a stage.
   uint32_t offset_scale, offset_zero, groups;
+  /// Whether the boxes of an operand with fewer rows than a tile are cut to it.
+  uint32_t clips_a, clips_b;
   uint32_t offset_epilogue;
 };
 
@@ -139,6 +141,8 @@ struct TmaWgmmaGemm {
   enum : bool { kReadsGroups = kRowGroups || kGroupsK || kArray };
   /// Descriptors of A and B begin outside them. Every box then holds some of their K.
   static constexpr bool kInside = kGroupsK || kArray;
+  static constexpr bool kClipsA = RawA::kMajor == MajorIn::K && Config::kClusterN == 1 && !kReadsGroups;
+  static constexpr bool kClipsB = RawB::kMajor == MajorIn::K && Config::kClusterM == 1 && !kReadsGroups;
   static_assert(!kInside || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
   static_assert(!kInside || ((RawA::kMajor == MajorIn::MN || RawA::kPanels == 1) &&
                              (RawB::kMajor == MajorIn::MN || RawB::kPanels == 1)),
@@ -193,7 +197,7 @@ struct TmaWgmmaGemm {
             SubtileC::kBoxStrided, SubtileC::kSpan, 0, SubtileD::kBoxContiguous, SubtileD::kBoxStrided, SubtileD::kSpan,
             kRowGroups ? kSubtileM : 0, Groups::kGroups > 0 ? kOffsetScale : 0,
             Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0, Groups::kGroups,
-            offsetof(Params, epilogue)};
+            kClipsA, kClipsB, offsetof(Params, epilogue)};
   }
 
   template <class Reduction>
@@ -260,6 +264,13 @@ struct TmaWgmmaGemm {
     }
   }
 
+  /// What arrives of A and B in a stage: boxes are cut to an operand of fewer rows than a tile.
+  __device__ static uint32_t stage_bytes(Params const& params) {
+    int const m = kClipsA ? min(params.m, Config::kTileM) : Config::kTileM;
+    int const n = kClipsB ? min(params.n, Config::kTileN) : Config::kTileN;
+    return m * (A::kBytes / Config::kTileM) + n * (B::kBytes / Config::kTileN);
+  }
+
   /// One thread issues the loads; where a warp shares the scheduler, the others follow it.
   __device__ static void produce(Params const& params, char* shared, StagePipeline& pipeline, Scheduler& scheduler) {
     bool const issues = !kRowGroups || cute::elect_one_sync();
@@ -272,6 +283,7 @@ struct TmaWgmmaGemm {
     StageLoad<RawA, Config::kClusterN, kInside> const load_a{n, uint16_t(row), kInside ? params.m : 0};
     StageLoad<RawB, Config::kClusterM, kInside> const load_b{m, uint16_t(column), kInside ? params.n : 0};
 
+    uint32_t const bytes = stage_bytes(params) + Groups::kBytes;
     Position at;
     bool waits = !kReadsGroups;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
@@ -280,7 +292,7 @@ struct TmaWgmmaGemm {
       int const batch_b = params.batched & 2 ? work.batch : 0;
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         if (!issues) continue;
-        pipeline.acquire(at, A::kBytes + B::kBytes + Groups::kBytes);
+        pipeline.acquire(at, bytes);
         uint64_t& full = pipeline.full[at.stage];
         char* const stage_a = shared + kOffsetRawA + at.stage * A::kBytes;
         char* const stage_b = shared + kOffsetRawB + at.stage * B::kBytes;
