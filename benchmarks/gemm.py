@@ -117,8 +117,9 @@ def main() -> None:
     if not arguments.json:
         print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
+    asked = [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"]
     measurements = sweep(
-        [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"],
+        asked,
         records,
         store=Store(arguments.store),
         options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
@@ -136,7 +137,8 @@ def main() -> None:
         print(json.dumps(summary, indent=2))
         return
     print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
-    print(f"geometric means of {len(summary['problems'])} problems; over a baseline: of those that it has")
+    problems = len({unit.problem for unit in asked})
+    print(f"geometric means of {len(summary['problems'])} of {problems} problems; over a baseline: of those that it has")
     for name in ("selected", "heuristics"):
         print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")
     for name in rivals():
