@@ -138,7 +138,9 @@ def main() -> None:
         return
     print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
     problems = len({unit.problem for unit in asked})
-    print(f"geometric means of {len(summary['problems'])} of {problems} problems; over a baseline: of those that it has")
+    print(
+        f"geometric means of {len(summary['problems'])} of {problems} problems; over a baseline: of those that it has"
+    )
     for name in ("selected", "heuristics"):
         print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")
     for name in rivals():

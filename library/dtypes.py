@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4"]
 """Names of :data:`DTYPES`, as a type that pydantic and the JSON Schema can list."""
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""Largest finite float32."""
 
 
 class DType(NamedTuple):

@@ -41,8 +41,8 @@ class TmaBox:
     rows, and a third one slides them over the tensor, starting that many rows before it. A box at row ``window - v`` of
     the window that starts ``i + v`` rows on has rows ``i``, ``i + 1``, …, and TMA clips all but the first ``v``."""
     clips: bool = False
-    """Whether the box is cut to a strided extent that is shorter: for each row beyond an operand, TMA takes as long as for
-    three of its rows. What the box leaves of a stage is not written, and nothing that is stored depends on it."""
+    """Whether the box is cut to a strided extent that is shorter: a row beyond an operand takes TMA as long as three of
+    its rows. What the box leaves of a stage is not written, and nothing that is stored depends on it."""
     anywhere: bool = False
     """Whether the matrices lie at addresses that the kernel knows. The descriptor then has rank 4 and begins at address
     0: its third extent steps 16 bytes, its fourth 2^35."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, NamedTuple, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
+from gemmill.library.dtypes import DTYPES, MAX_FLOAT32, DTypeName, default_accumulator, default_output
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import (
@@ -28,7 +28,7 @@ from gemmill.library.errors import (
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
-from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, read_passed, staged
+from gemmill.runtime.epilogues import NOTHING, Bound, Passed, bind_operands, read_passed, refuse_shared_memory, staged
 from gemmill.runtime.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.operands import Gemm, bind, d_shape, unpacked
@@ -37,11 +37,11 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import Candidate, Choice, Rows, faults, needs_swap
 from gemmill.runtime.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
 
+if TYPE_CHECKING:
+    from gemmill.runtime.pool import Outcome
+
 CACHED_LAUNCHERS = 1024
 """Signatures (shapes, strides, dtypes, ...) that :func:`matmul` keeps ready; the least recently used goes first."""
-
-MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""Largest finite float32."""
 
 _Call = ParamSpec("_Call")
 
@@ -469,8 +469,10 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
             return empty(shape, device=a.device)
     typestr = DTYPES[dtype].typestr
     if type(a).__module__.partition(".")[0] == "cupy" and typestr is not None:
-        with a.device:
-            return importlib.import_module("cupy").empty(shape, dtype=typestr)
+        cupy = importlib.import_module("cupy")
+        # CuPy, too, reuses memory in the order of a stream: here of the one that is to write it.
+        with a.device, cupy.cuda.ExternalStream(handle_of(a, stream)):
+            return cupy.empty(shape, dtype=typestr)
     raise OperandError(f"out is missing, and gemmill cannot allocate {dtype} for a {type(a).__qualname__}: pass out=")
 
 
@@ -482,13 +484,14 @@ def _choose(
     registry, sm_count = options.registry, options.sm_count
     _check_promises(options, passed.epilogue, "addresses" in tensors)
     beta_is_read = _check_factors(alpha, beta, "c" in tensors, passed)
-    for factor, value in (("alpha", alpha), ("beta", beta)):
-        if value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
-            raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
     if accumulator is None:
         accumulator = default_accumulator(_wider(tensors))
     elif accumulator not in DTYPES:
         raise OperandError(f"accumulator is {accumulator!r}; gemmill knows {', '.join(DTYPES)}")
+    for factor, value in (("alpha", alpha), ("beta", beta)):
+        # Kernels with sums of f64 take doubles.
+        if accumulator != "f64" and value is not None and isfinite(value) and abs(value) > MAX_FLOAT32:
+            raise OperandError(f"{factor} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
     if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
         raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if beta is None:
@@ -527,6 +530,7 @@ def _choose(
         len(tensors["b"].shape) > 1,
         gemm.problem.batch if gemm.problem.batching == "grouped" else None,
     )
+    refuse_shared_memory(tensors["out"], passed)
     gemm = _with_majors(gemm, passed.epilogue, extras, options.batch_invariant)
     device = tensors["a"].device
     if is_empty(gemm.problem):
@@ -614,16 +618,26 @@ def _time(
             "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with the same autotune "
             "and operands of these shapes, strides and dtypes"
         )
+    failed: dict[str, GemmillError] = {}
+
+    def note(outcome: Outcome) -> None:
+        if outcome.error is not None:
+            failed[outcome.name] = outcome.error
+
     with suppress(CompileError):  # told below, kernel by kernel
-        registry.warm([candidate.name for candidate in candidates])
+        registry.warm([candidate.name for candidate in candidates], on_done=note)
     launchers: dict[Candidate, Launcher] = {}
     errors: list[GemmillError] = []
     for candidate in candidates:
-        try:
-            launchers[candidate] = launcher(candidate.name, candidate.swapped)
-        except (CompileError, UnsupportedProblemError, DeviceError) as error:
-            logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.name, error)
-            errors.append(error)
+        error = failed.get(candidate.name)
+        if error is None:
+            try:
+                launchers[candidate] = launcher(candidate.name, candidate.swapped)
+                continue
+            except (CompileError, UnsupportedProblemError, DeviceError) as refusal:
+                error = refusal
+        logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.name, error)
+        errors.append(error)
     if not launchers:
         raise errors[0]
     written = {OPERANDS.index("out"): tensors["out"]}

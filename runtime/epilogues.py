@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from itertools import combinations
 from math import copysign, prod
 from typing import Any, NamedTuple
 
 from gemmill.library.domains import suggest
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
 from gemmill.library.epilogues.tree import (
     INDEX,
@@ -24,9 +25,6 @@ from gemmill.library.errors import ExpressionError, OperandError
 from gemmill.runtime import tma
 from gemmill.runtime.operands import broadcast, collapse, matrices
 from gemmill.runtime.tensors import TensorView, view
-
-MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""Largest finite float32."""
 
 Value = TensorView | float
 """A tensor, or the host's value of a scalar."""
@@ -213,6 +211,51 @@ def bind_operands(
             outer = batch if groups is None else () if o.kind == "row" else (groups,)
             bound.append(_vector(o.name, o.kind, value, outer, {"row": m, "column": n}.get(o.kind), output))
     return tuple(bound)
+
+
+def refuse_shared_memory(out: TensorView, passed: Passed) -> None:
+    """OperandError where an end of D or of an output lies in another: blocks would write there in any order.
+
+    Views that only interleave, as columns of one matrix do, pass; so do those that meet elsewhere than at an end.
+    """
+    written: list[tuple[str, Value]] = [
+        ("out", out),
+        *((o.name, passed.values[o.name]) for o in passed.epilogue.outputs),
+    ]
+    tensors = ((name, x) for name, x in written if isinstance(x, TensorView) and 0 not in x.shape)
+    for (one, x), (other, y) in combinations(tensors, 2):
+        if any(_holds(x, end) for end in _ends(y)) or any(_holds(y, end) for end in _ends(x)):
+            lies = " and ".join(f"{n} from {_ends(t)[0]:#x} to {_ends(t)[1]:#x}" for n, t in ((one, x), (other, y)))
+            raise OperandError(
+                f"{one} and {other} share memory, {lies}, and both are written: pass other memory for one"
+            )
+
+
+def _size(x: TensorView) -> int:
+    """Bytes of an element, of those of 4 bits of the two in a byte."""
+    return max(8, DTYPES[x.dtype].bits) // 8
+
+
+def _ends(x: TensorView) -> tuple[int, int]:
+    """Addresses of the first and the last byte of a tensor that has elements."""
+    size = _size(x)
+    reaches = [(extent - 1) * stride * size for extent, stride in zip(x.shape, x.strides, strict=True)]
+    return x.ptr + sum(min(0, r) for r in reaches), x.ptr + sum(max(0, r) for r in reaches) + size - 1
+
+
+def _holds(x: TensorView, address: int) -> bool:
+    """Whether a byte belongs to an element. Where each stride reaches beyond all shorter ones, as D's must, no byte is
+    missed: along the longest stride first, one index alone can reach it."""
+    first, last = _ends(x)
+    if not first <= address <= last:
+        return False
+    size = _size(x)
+    steps = [(1, size), *((abs(stride) * size, extent) for extent, stride in zip(x.shape, x.strides, strict=True))]
+    rest = address - first
+    for step, extent in sorted(steps, reverse=True):
+        if step:
+            rest -= min(rest // step, extent - 1) * step
+    return rest == 0
 
 
 def _matrix(

@@ -6,15 +6,17 @@ gives each member's name, offset, size and SHA-256; the prefix gives the index's
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType, NoneType
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import ConfigError, PackError
@@ -27,6 +29,20 @@ from gemmill.runtime.decisions import Decision
 _MAGIC = b"gempack\x01"
 _PREFIX = struct.Struct("<8sQ32s")
 """Magic, bytes of the index, SHA-256 of the index."""
+_LARGEST = 1 << 62
+"""Whole numbers of the index are at most this, so that sums of two can be offsets in a file."""
+_WORDS: Mapping[type, str] = MappingProxyType(
+    {
+        str: "a text",
+        int: "a whole number from 0 to 2^62",
+        float: "a number",
+        bool: "true or false",
+        NoneType: "null",
+        list: "a list",
+        dict: "a mapping",
+    }
+)
+"""The types of JSON in words."""
 
 
 class Member(NamedTuple):
@@ -80,16 +96,21 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
 class Pack:
     """An opened pack. Members are read, and their checksums compared, when asked for; the file stays open.
 
-    Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError.
+    Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError, one of
+    another type a PackError.
     """
 
-    def __init__(self, path: Path, file: int, start: int, *, members: Sequence[Any], decisions: Sequence[Any]) -> None:
+    def __init__(self, path: Path, file: int, start: int, *, members: Any, decisions: Any) -> None:
         self.path = path
         self._file = os.dup(file)  # what was opened stays, whatever takes its place
         weakref.finalize(self, os.close, self._file)
-        self.decisions = tuple(Decision(**{**row, "problem": GemmProblem(**row["problem"])}) for row in decisions)
+        damaged = f"{path}: the index is damaged: "
+        self.decisions = tuple(
+            Decision(**{**row, "problem": GemmProblem(**_row(f"{place}.problem", row["problem"], GemmProblem))})
+            for place, row in _rows(f"{damaged}decisions", decisions, Decision)
+        )
         """The decision table."""
-        self._members = {row["name"]: Member(**row) for row in members}
+        self._members = {row["name"]: Member(**row) for _, row in _rows(f"{damaged}members", members, Member)}
         self._start = start
 
     @classmethod
@@ -112,10 +133,11 @@ class Pack:
                     raise PackError(f"{path}: truncated: the index has {len(index)} of {size} bytes")
                 if hashlib.sha256(index).digest() != checksum:
                     raise PackError(f"{path}: the index is damaged (checksum mismatch)")
-                return cls(path, file.fileno(), _PREFIX.size + size, **json.loads(index))
+                content = _typed(json.loads(index), (dict,), f"{path}: the index is damaged: it")
+                return cls(path, file.fileno(), _PREFIX.size + size, **content)
         except OSError as error:
             raise PackError(f"{path}: {error.strerror or error}") from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 
     def names(self) -> list[str]:
@@ -146,7 +168,8 @@ class Pack:
             raise PackError(f"{self.path}: no kernel {name} among its {len(self._members)}")
         member = self._members[name]
         try:
-            data = os.pread(self._file, member.bytes, self._start + member.offset)
+            most = os.fstat(self._file).st_size  # whatever the index says, no more memory than this
+            data = os.pread(self._file, min(member.bytes, most), self._start + member.offset)
         except OSError as error:
             raise PackError(f"{self.path}: {error.strerror or error}") from error
         if len(data) != member.bytes:
@@ -170,6 +193,47 @@ class Pack:
             except PackError as error:
                 faults[name] = str(error)
         return faults
+
+
+def _rows(place: str, rows: Any, of: type) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of the index, each with its place; PackError as for :func:`_row`."""
+    for i, row in enumerate(_typed(rows, (list,), place)):
+        yield f"{place}[{i}]", _row(f"{place}[{i}]", row, of)
+
+
+def _row(place: str, row: Any, of: type) -> dict[str, Any]:
+    """A row of the index, to make a tuple or dataclass of; PackError names the place of a value of another type."""
+    types = _types(of)
+    fields: dict[str, Any] = _typed(row, (dict,), place)
+    for name, value in fields.items():
+        if name in types:
+            _typed(value, types[name], place, name)
+    return fields
+
+
+def _typed(value: Any, types: tuple[type, ...], *place: str) -> Any:
+    if type(value) not in types or (type(value) is int and not 0 <= value <= _LARGEST):
+        wanted = " or ".join(_WORDS[each] for each in types)
+        raise PackError(f"{'.'.join(place)} is {value!r:.80}; it must be {wanted}")
+    return value
+
+
+@functools.cache
+def _types(of: type) -> Mapping[str, tuple[type, ...]]:
+    """The types that JSON has for the fields of a tuple or dataclass."""
+    return {name: tuple(dict.fromkeys(_json_types(hint))) for name, hint in get_type_hints(of).items()}
+
+
+def _json_types(hint: Any) -> Iterator[type]:
+    if arguments := get_args(hint):  # of a union or a Literal
+        for argument in arguments:
+            yield from _json_types(argument)
+    elif not isinstance(hint, type):
+        yield type(hint)  # one word of a Literal
+    else:
+        yield hint if hint in _WORDS else dict
+        if hint is float:
+            yield int
 
 
 def _sha256(data: bytes) -> str:

@@ -14,7 +14,7 @@ from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver, parts, tma
 from gemmill.runtime.driver import Kernel
-from gemmill.runtime.epilogues import NOTHING, Bound, Passed
+from gemmill.runtime.epilogues import NOTHING, Bound, Passed, refuse_shared_memory
 from gemmill.runtime.exchange import Exchange
 from gemmill.runtime.groups import GROUPS
 from gemmill.runtime.operands import Gemm, unpacked
@@ -274,6 +274,14 @@ def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transp
     return tma.describe(box, matrix.address, *extents, batch, stride, outer, matrix.name)
 
 
+def _moved(launcher: Launcher) -> frozenset[str]:
+    """What the caller calls those beside A, B, C and D that TMA moves: matrices of the epilogue, scales of groups and
+    their zero points."""
+    narrow = "b" if launcher.swapped else "a"
+    scaling = (f"{narrow}_{box.operand}" for box in launcher.kernel.spec.boxes if box.operand in ("scale", "zero"))
+    return frozenset((*parse(launcher.kernel.config.epilogue).majors, *scaling))
+
+
 class Plan:
     """A GEMM on given tensors, selected, compiled, loaded and encoded: calling it is nothing but a launch.
 
@@ -305,7 +313,7 @@ class Plan:
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.out = out
         """The tensor it writes."""
-        self._moved = parse(self.kernel.epilogue).majors if self.kernel else {}
+        self._moved = _moved(bound) if bound else frozenset()
         self._tensors = tensors
         self._told = told
         self._passed = passed
@@ -367,8 +375,10 @@ class Plan:
             if 0 not in new.shape and (name in ("a", "b", "c", "out") or name in self._moved):
                 self._check_address(name, new.ptr)
             tensors[name] = new
+        passed = self._passed._replace(values={name: tensors.get(name, value) for name, value in values.items()})
+        refuse_shared_memory(tensors["out"], passed)
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
-        self._passed = self._passed._replace(values={name: tensors.get(name, value) for name, value in values.items()})
+        self._passed = passed
         self._addresses = self._current_addresses()
         if out is not None:
             self.out = out

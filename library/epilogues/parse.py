@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
 from gemmill.library.epilogues.tree import (
     FUNCTIONS,
     OPERAND_DTYPES,
@@ -102,7 +102,6 @@ _BINARY: Mapping[type[ast.AST], str] = MappingProxyType(
 _MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
 _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _FACTORS = ("alpha", "beta")
-_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @lru_cache(1024)
@@ -308,8 +307,8 @@ class _Parser:
             raise self.error(node, f"the epilogue has more than {MAX_NODES} operators, functions and names")
         match node:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
-                if not abs(value) <= _MAX_FLOAT32:
-                    raise self.error(node, f"a number is beyond float32, at most {_MAX_FLOAT32:.4g}")
+                if not abs(value) <= MAX_FLOAT32:
+                    raise self.error(node, f"a number is beyond float32, at most {MAX_FLOAT32:.4g}")
                 return Number(float(value))
             case ast.UnaryOp(ast.USub(), operand):
                 tree = self.number(operand)

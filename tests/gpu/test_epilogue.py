@@ -473,6 +473,17 @@ def test_reductions_in_a_graph_and_over_again() -> None:
     assert torch.isnan(rows).nonzero().flatten().tolist() == [3]
 
 
+def test_rebind_refuses_an_output_in_the_memory_of_another() -> None:
+    a = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.zeros(64, 128, device="cuda", dtype=torch.bfloat16)
+    out, aux = torch.empty(2, 64, 128, device="cuda", dtype=torch.bfloat16)
+    with gemmill.plan(a, b, out=out, epilogue="d = acc; aux = acc", aux=aux) as launch:
+        for changes in ({"aux": out}, {"out": aux}):
+            with pytest.raises(OperandError, match=r"^out and aux share memory"):
+                launch.rebind(**changes)
+        launch.rebind(out=aux, aux=out)
+
+
 @pytest.mark.parametrize(
     ("epilogue", "passed", "says"),
     [

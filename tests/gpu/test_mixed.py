@@ -171,6 +171,17 @@ def test_selected_kernels_and_a_rebound_plan() -> None:
         assert ((plain.double() - wanted).abs() <= bound).all()
 
 
+def test_rebound_scales_must_be_aligned() -> None:
+    a = torch.zeros(16, 256, device="cuda", dtype=torch.bfloat16)
+    packed = torch.zeros(64, 128, device="cuda", dtype=torch.uint8)
+    scale = torch.zeros(2, 64, device="cuda", dtype=torch.bfloat16)
+    shifted = torch.zeros(129, device="cuda", dtype=torch.bfloat16)[1:].view(2, 64)
+    with gemmill.plan(a, packed.T, b_dtype="u4", b_scale=scale, b_zero=scale.clone()) as launch:
+        for name in ("b_scale", "b_zero"):
+            with pytest.raises(OperandError, match=f"^{name}: its first element is at .* a multiple of 16 bytes"):
+                launch.rebind(**{name: shifted})
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
 def test_what_the_profiler_measures_is_verified(config: GemmConfig, registry: Registry) -> None:
     problem = problem_of(config, Shape(40, 264, 416))

@@ -7,12 +7,21 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gemmill.library.epilogues.parse import RESERVED, parse
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api import matmul, plan
-from gemmill.runtime.epilogues import Passed, bind_operands, read_epilogue, read_operands, staged, typed
+from gemmill.runtime.epilogues import (
+    Passed,
+    bind_operands,
+    read_epilogue,
+    read_operands,
+    refuse_shared_memory,
+    staged,
+    typed,
+)
 from gemmill.runtime.grouped import grouped_matmul
 from gemmill.runtime.plan import Plan
 from gemmill.runtime.tensors import TensorView
@@ -120,6 +129,59 @@ def test_an_output_of_tma_ends_with_whole_16_bytes() -> None:
 def test_what_does_not_fit_is_refused(text: str, values: dict[str, Any], says: str) -> None:
     with pytest.raises(OperandError, match=says):
         bound(text, tensor(3, 8, 16), **values)
+
+
+class OnGpu:
+    """Host memory that claims to be on GPU 0; what is refused is never read."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+@pytest.mark.parametrize("call", [matmul, plan])
+def test_outputs_in_the_same_memory_are_refused(call: Any) -> None:
+    a, b = OnGpu(np.zeros((8, 8), np.float16)), OnGpu(np.zeros((8, 16), np.float16))
+    memory = np.zeros((24, 32), np.float32)
+    out, below, free = memory[:8, :16], memory[7:15, 15:31], memory[16:, :16]
+    for x, y, says in ((below, free, "out and x"), (free, out, "out and y"), (free, free, "x and y")):
+        with pytest.raises(OperandError, match=f"^{says} share memory, .* both are written"):
+            call(a, b, out=OnGpu(out), epilogue="d = acc; x = acc; y = acc", x=OnGpu(x), y=OnGpu(y))
+
+
+def test_what_shares_memory() -> None:
+    def refused(x: TensorView, y: TensorView) -> bool:
+        passed = Passed(parse("d = acc; y = acc"), {"y": y}, None)
+        try:
+            refuse_shared_memory(x, passed)
+        except OperandError:
+            return True
+        return False
+
+    def at(elements: int, *shape: int, **fields: Any) -> TensorView:
+        x = tensor(*shape, **fields)
+        return replace(x, ptr=x.ptr + 4 * elements)
+
+    left = tensor(8, 16, strides=(32, 1))
+    cases = [
+        (at(128, 8, 16), tensor(8, 16), False),  # end to end
+        (at(127, 8, 16), tensor(8, 16), True),
+        (at(16, 8, 16, strides=(32, 1)), left, False),  # columns of one matrix
+        (at(15, 8, 16, strides=(32, 1)), left, True),
+        (at(1, 8, 16, strides=(32, 2)), tensor(8, 16, strides=(32, 2)), False),  # every other column
+        (at(224, 8, 16, strides=(-32, 1)), left, True),  # its rows from the last to the first
+        (at(240, 8, 16, strides=(-32, 1)), left, False),
+        (at(20, 4), left, False),  # between two rows
+        (at(33, 4), left, True),
+        (tensor(0, 16), tensor(8, 16), False),
+    ]
+    for x, y, wanted in cases:
+        assert refused(x, y) == refused(y, x) == wanted, (x, y)
 
 
 def test_types_come_from_tensors_unless_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.pack import Pack, write_pack
 
+PREFIX = struct.Struct("<8sQ32s")
 PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 
 
@@ -118,19 +120,67 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, artifact: Artifac
         lambda index: index["members"][0].pop("sha256"),
         lambda index: index["decisions"][0].update(watts=700),
         lambda index: index["decisions"][0]["problem"].pop("m"),
-        lambda index: index.update(members=None),
     ],
 )
 def test_an_index_of_another_version_is_refused(change: Callable[[dict[str, Any]], object], path: Path) -> None:
-    prefix, data = struct.Struct("<8sQ32s"), path.read_bytes()
-    magic, size, _ = prefix.unpack_from(data)
-    index = json.loads(data[prefix.size : prefix.size + size])
+    index = read_index(path)
     change(index)
-    changed = json.dumps(index).encode()
-    digest = hashlib.sha256(changed).digest()
-    path.write_bytes(prefix.pack(magic, len(changed), digest) + changed + data[prefix.size + size :])
+    write_index(path, index)
     with pytest.raises(PackError, match=rf"{path}: written by another version of gemmill: "):
         Pack.open(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "says"),
+    [
+        ((), [], "it is []; it must be a mapping"),
+        (("members",), {"name": "a"}, "members is {'name': 'a'}; it must be a list"),
+        (("members", 1), ["a", 0], "members[1] is ['a', 0]; it must be a mapping"),
+        (("members", 1, "name"), ["a"], "members[1].name is ['a']; it must be a text"),
+        (("members", 0, "bytes"), "12", "members[0].bytes is '12'; it must be a whole number from 0 to 2^62"),
+        (("members", 0, "offset"), -1, "members[0].offset is -1; it must be a whole number from 0 to 2^62"),
+        (("members", 0, "offset"), 1 << 64, "it must be a whole number from 0 to 2^62"),
+        (("decisions", 0), None, "decisions[0] is None; it must be a mapping"),
+        (("decisions", 0, "us"), "4.5", "decisions[0].us is '4.5'; it must be a number"),
+        (("decisions", 0, "final"), 1, "decisions[0].final is 1; it must be true or false"),
+        (("decisions", 0, "problem"), [512], "decisions[0].problem is [512]; it must be a mapping"),
+        (("decisions", 0, "problem", "m"), True, "decisions[0].problem.m is True; it must be a whole number"),
+        (("decisions", 0, "problem", "c_dtype"), 16, "decisions[0].problem.c_dtype is 16; it must be a text or null"),
+    ],
+)
+def test_an_index_of_wrong_types_is_damaged(entry: tuple[str | int, ...], value: object, says: str, path: Path) -> None:
+    whole = {"index": read_index(path)}
+    *outer, last = ("index", *entry)
+    place: Any = whole
+    for step in outer:
+        place = place[step]
+    place[last] = value
+    write_index(path, whole["index"])
+    with pytest.raises(PackError, match=re.escape(f"{path}: the index is damaged: ") + ".*" + re.escape(says)):
+        Pack.open(path)
+
+
+def test_a_member_longer_than_its_file_is_truncated(path: Path, artifact: Artifact) -> None:
+    index = read_index(path)
+    for row in index["members"]:
+        row["bytes"] = 1 << 60  # more than there is memory
+    write_index(path, index)
+    with pytest.raises(PackError, match=f"truncated: {artifact.name} has "):
+        Pack.open(path).get(artifact.name)
+
+
+def read_index(path: Path) -> Any:
+    data = path.read_bytes()
+    _, size, _ = PREFIX.unpack_from(data)
+    return json.loads(data[PREFIX.size : PREFIX.size + size])
+
+
+def write_index(path: Path, index: object) -> None:
+    """Another index in front of a pack's members, with a checksum that holds."""
+    data, changed = path.read_bytes(), json.dumps(index).encode()
+    magic, size, _ = PREFIX.unpack_from(data)
+    digest = hashlib.sha256(changed).digest()
+    path.write_bytes(PREFIX.pack(magic, len(changed), digest) + changed + data[PREFIX.size + size :])
 
 
 @pytest.mark.parametrize(

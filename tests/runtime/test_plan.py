@@ -81,6 +81,11 @@ class Weights(Empty):
     __cuda_array_interface__ = Empty.__cuda_array_interface__ | {"shape": (8, 8)}
 
 
+def array(rows: int, typestr: str) -> object:
+    interface = Empty.__cuda_array_interface__ | {"shape": (rows, 8), "typestr": typestr}
+    return type("Array", (), {"__cuda_array_interface__": interface})()
+
+
 def test_a_plan_keeps_its_stream_alive() -> None:
     stream = Stream()
     alive = weakref.ref(stream)
@@ -93,10 +98,6 @@ def test_a_plan_keeps_its_stream_alive() -> None:
 
 
 def test_rebind_takes_bytes_for_another_type_only_where_the_plan_was_told_so() -> None:
-    def array(rows: int, typestr: str) -> object:
-        interface = Empty.__cuda_array_interface__ | {"shape": (rows, 8), "typestr": typestr}
-        return type("Array", (), {"__cuda_array_interface__": interface})()
-
     signed, unsigned, out = array(8, "|i1"), array(8, "|u1"), array(0, "<i4")
     launch = plan(array(0, "|i1"), signed, out=out)
     launch.rebind(b=array(8, "|i1"))
@@ -104,6 +105,12 @@ def test_rebind_takes_bytes_for_another_type_only_where_the_plan_was_told_so() -
         launch.rebind(b=unsigned)
     told = plan(array(0, "|i1"), unsigned, out=out, b_dtype="s8")
     told.rebind(b=array(8, "|u1"))
+
+
+def test_factors_are_bounded_by_what_kernels_take() -> None:
+    plan(array(0, "<f8"), array(8, "<f8"), out=array(0, "<f8"), c=array(0, "<f8"), alpha=1e39, beta=-1e39)
+    with pytest.raises(OperandError, match=r"beta is -1e\+39; kernels take a float32, at most 3\.403e\+38"):
+        plan(Empty(), Weights(), out=Empty(), c=Empty(), beta=-1e39)
 
 
 @pytest.mark.parametrize("call", [matmul, plan])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 
 import typer
 
@@ -29,6 +31,23 @@ store_app = typer.Typer(
 app.add_typer(store_app, name="store")
 
 
+def _open(path: Path | None) -> Store:
+    """A store whose folders can be read, if there are any: to the runtime all others are empty, since they must never
+    cost it a kernel."""
+    store = Store(path)
+    for folder in (store.path, *filter(os.path.isdir, store.path.glob("??"))):
+        try:
+            os.listdir(f"{folder}/.")  # which takes the right to search the folder, too
+        except FileNotFoundError:  # made when first written to, or just evicted
+            continue
+        except OSError as error:
+            raise StoreError(
+                f"the store cannot be read: {folder}: {error.strerror or error}; check the folder and its permissions, "
+                "or name another with --store or GEMMILL_STORE"
+            ) from error
+    return store
+
+
 @store_app.command()
 def path(store: StorePath = None) -> None:
     """Print where the store is.
@@ -48,7 +67,7 @@ def list_(store: StorePath = None, as_json: Json = False) -> None:
     Examples:
       gemmill store list --json
     """
-    opened = Store(store)
+    opened = _open(store)
     rows = []
     for entry in opened.list():
         try:
@@ -72,7 +91,7 @@ def stats(store: StorePath = None, as_json: Json = False) -> None:
     Examples:
       gemmill store stats
     """
-    found = Store(store).stats()
+    found = _open(store).stats()
     if as_json:
         output.print_json({**asdict(found), "path": str(found.path)})
     else:
@@ -87,7 +106,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
     Examples:
       gemmill store verify
     """
-    opened = Store(store)
+    opened = _open(store)
     faults = opened.verify()
     if as_json:
         output.print_json({str(file): fault for file, fault in faults.items()})
@@ -107,7 +126,7 @@ def clear(store: StorePath = None) -> None:
     Examples:
       gemmill store clear --store /path/to/store
     """
-    opened = Store(store)
+    opened = _open(store)
     typer.echo(f"{opened.clear()} kernels removed")
     if left := opened.stats().entries:
         raise StoreError(f"{opened.path}: {left} kernels could not be removed; check the permissions of the folder")
@@ -121,4 +140,4 @@ def prune(store: StorePath = None) -> None:
     Examples:
       gemmill store prune
     """
-    typer.echo(f"{Store(store).prune()} kernels removed")
+    typer.echo(f"{_open(store).prune()} kernels removed")
