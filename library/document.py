@@ -19,7 +19,8 @@ INVALID = object()
 """Stands for a value that a fault has been recorded for."""
 
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_QUOTE_WIDTH = {"": 0, "'": 1, '"': 1}
+_OPENING = re.compile("""(?:[&!]\\S*\\s+)*(?P<quote>['"]?)""")
+_CHARACTERS = {"": re.compile("."), "'": re.compile("''|."), '"': re.compile(r"\\(?:x..|u.{4}|U.{8}|.)|.")}
 _MAX_NODES = 200_000
 _MAX_DEPTH = 50
 _TAG = "tag:yaml.org,2002:"
@@ -45,8 +46,10 @@ class Document:
     """Line and column of each value."""
     keys: dict[Location, tuple[int, int]] = field(default_factory=dict)
     """Line and column of each key of a mapping."""
-    text_offsets: dict[Location, int] = field(default_factory=dict)
-    """For text written on one line, the columns from the value's position to its first character."""
+    source: str = ""
+    """What the file holds."""
+    written: dict[Location, slice] = field(default_factory=dict)
+    """Where in the source text of one line stands, with anchor, quotes and escapes."""
     invalid: set[Location] = field(default_factory=set)
     """Where :data:`INVALID` stands."""
     faults: list[Fault] = field(default_factory=list)
@@ -58,8 +61,8 @@ class Document:
         while known not in self.values and known:
             known = known[:-1]
         line, start = position or self.values.get(known, (1, 1))
-        if column is not None and known in self.text_offsets:
-            start += self.text_offsets[known] + column
+        if column is not None and known in self.written:
+            start += _width(self.source[self.written[known]], column)
         self.faults.append(Fault(line, start, dotted(location), message))
 
     def report(self) -> str:
@@ -86,7 +89,7 @@ def read_document(path: Path) -> Document:
         ManifestError: the file cannot be read, is not UTF-8, or is not YAML.
     """
     document = Document(path)
-    text = _text(document)
+    text = document.source = _text(document)
     try:
         _check_depth(text)
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
@@ -210,8 +213,8 @@ class _Converter:
     def scalar(self, node: yaml.ScalarNode, location: Location) -> object:
         text, kind = node.value, node.tag.removeprefix(_TAG)
         if kind == "str":
-            if node.start_mark.line == node.end_mark.line and node.style in _QUOTE_WIDTH:
-                self.document.text_offsets[location] = _QUOTE_WIDTH[node.style]
+            if node.start_mark.line == node.end_mark.line and node.style not in ("|", ">"):
+                self.document.written[location] = slice(node.start_mark.index, node.end_mark.index)
             return text
         if kind == "int" and _INT.fullmatch(text):
             return int(text)
@@ -243,6 +246,14 @@ class _Converter:
 
 def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _width(written: str, characters: int) -> int:
+    """Columns that the first characters of a text take where it is written, with what stands before them."""
+    opening = _OPENING.match(written)
+    assert opening is not None, "it matches nothing, too"
+    units = _CHARACTERS[opening["quote"]].findall(written, opening.end())
+    return opening.end() + len("".join(units[:characters]))
 
 
 def _excerpt(node: yaml.Node) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.domains import OPEN, WORDS, one_of, suggest
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
 from gemmill.library.fields import FIELD_NAMES, Fields, Value
 
@@ -47,9 +48,9 @@ class Expression:
     text: str
     """The filter as written."""
     fields: tuple[str, ...]
-    """The fields it reads."""
+    """The fields it reads; where it divides by zero, those of the operands of ``and`` before it as well."""
     check: Callable[[Fields], bool]
-    """Whether a config passes. Raises ExpressionError when it divides by zero."""
+    """Whether a config passes. Raises ExpressionError when it divides by zero and all operands before it hold."""
 
 
 def parse(text: str) -> tuple[Expression, ...]:
@@ -69,16 +70,36 @@ def parse(text: str) -> tuple[Expression, ...]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             body = ast.parse(text.strip().replace("\n", " "), mode="eval").body
-        terms = body.values if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And) else [body]
-        return tuple(_compile(text, term, offset) for term in terms)
+        terms: list[Expression] = []
+        for term in body.values if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And) else [body]:
+            own = _compile(text, term, offset)
+            terms.append(replace(own, check=guarded(own.check, [earlier.check for earlier in terms])))
+        return tuple(terms)
     except SyntaxError as error:
         raise ExpressionError(error.msg, offset + error.offset - 1 if error.offset else len(text)) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"cannot be read: {error}", offset) from None
 
 
+def guarded(check: Callable[[Fields], bool], guards: Sequence[Callable[[Fields], bool]]) -> Callable[[Fields], bool]:
+    """A filter that is false, instead of dividing by zero, where one of those before it is false.
+
+    These are asked only where it divides by zero, so that a grid evaluates it apart from what they read.
+    """
+
+    def ask(fields: Fields) -> bool:
+        try:
+            return check(fields)
+        except ExpressionError:
+            if all(guard(fields) for guard in guards):
+                raise
+            return False
+
+    return ask if guards else check
+
+
 def _compile(text: str, term: ast.expr, offset: int) -> Expression:
-    compiler = _Compiler(offset)
+    compiler = _Compiler(text.strip(), offset)
     evaluate = compiler.boolean(term)
     if not compiler.fields:
         raise compiler.error(term, "reads no field")
@@ -98,12 +119,14 @@ def _compile(text: str, term: ast.expr, offset: int) -> Expression:
 class _Compiler:
     """Turns syntax nodes into closures over fields, checking types on the way."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, source: str, offset: int) -> None:
+        self.source = source.encode()
         self.offset = offset
         self.fields: dict[str, None] = {}
 
     def error(self, node: ast.expr, message: str) -> ExpressionError:
-        return ExpressionError(message, node.col_offset + self.offset)
+        before = self.source[: node.col_offset]  # ast counts bytes
+        return ExpressionError(message, len(before.decode()) + self.offset)
 
     def boolean(self, node: ast.expr) -> Callable[[Fields], bool]:
         match node:
@@ -192,12 +215,21 @@ class _Compiler:
     def check_word(self, field: ast.expr, word: ast.expr) -> None:
         """Refuses a text constant that the field on the other side can never hold."""
         if isinstance(field, ast.Name | ast.Attribute) and isinstance(word, ast.Constant):
-            allowed = WORDS.get(ast.unparse(field))
-            if allowed and word.value not in allowed and ast.unparse(field) not in OPEN:
-                hint = suggest(str(word.value), allowed)
-                raise self.error(
-                    word, f"{ast.unparse(field)} is never {word.value!r}{hint or ';'} it is {one_of(allowed)}"
-                )
+            name, value = ast.unparse(field), word.value
+            allowed = WORDS.get(name)
+            if name in OPEN:
+                self.check_epilogue(word, str(value))
+            elif allowed and value not in allowed:
+                hint = suggest(str(value), allowed)
+                raise self.error(word, f"{name} is never {value!r}{hint or ';'} it is {one_of(allowed)}")
+
+    def check_epilogue(self, word: ast.expr, text: str) -> None:
+        try:
+            spelling = canonical(text)
+        except ExpressionError as error:
+            raise self.error(word, f"epilogue is never {text!r}: {error}") from None
+        if spelling != text:
+            raise self.error(word, f"epilogue is never {text!r}; it is spelled {spelling!r}")
 
 
 def _kind(kind: Type) -> str:

@@ -65,7 +65,9 @@ class Candidates:
     @cached_property
     def members(self) -> tuple[Predicate, ...]:
         """What a config fulfils to be one of these candidates."""
-        return (*(member(axis.names, axis.values) for axis in self.grid.axes), *self.where)
+        axes = [member(axis.names, axis.values) for axis in self.grid.axes]
+        # Asked over grids of other sets: what divides by zero there alone is none of these candidates.
+        return (*axes, *(expression.guarded(predicate, axes) for predicate in self.where))
 
     def any(self, rules: bool = True) -> bool:
         """Whether any candidate passes the filters and, with ``rules``, breaks none of them."""

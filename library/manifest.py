@@ -165,14 +165,22 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
             if (number := resolve.candidates(spec)) > resolve.MAX_CANDIDATES:
                 document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
                 continue
+            if says := resolve.contradiction(spec):
+                document.fault(_given(document, at, "epilogue"), f"{which}{says}")
+                continue
             parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
             if ancestor is not source or _sound(document, parts, at, legal):
                 yield from (Candidates(part.grid, (*part.where, *outer)) if outer else part for part in parts)
 
 
+def _given(document: Document, at: Location, key: str) -> Location:
+    """Where a set gives a key, or the set, if it is inherited."""
+    return (*at, key) if (*at, key) in document.values else at
+
+
 def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal: bool) -> bool:
     """Whether sets hold a candidate, or with ``legal`` a kernel; if not, a fault says what is in the way."""
-    where = (*at, "where") if (*at, "where") in document.values else at
+    where = _given(document, at, "where")
     try:
         passing = [part for part in parts if part.any(rules=False)]
         if not passing:

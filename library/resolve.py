@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.expression import Expression
 from gemmill.library.families.wgmma import TMA_ALIGN
 from gemmill.library.fields import Fields, Value
 from gemmill.library.grid import Axis, Grid, Predicate
 from gemmill.library.kernelset import Preset, member
+from gemmill.library.rules import EPILOGUE_C
 from gemmill.library.schema import ClusterSpec, OutputSpec, PresetSpec, SchedulerSpec, SetSpec, Spec
 
 MAX_CANDIDATES = 10**8
@@ -81,6 +83,20 @@ def missing(spec: SetSpec) -> list[str]:
     return names
 
 
+def contradiction(spec: SetSpec) -> str | None:
+    """What is wrong with a merged set that writes out the linear epilogue otherwise than one of its C has it."""
+    for text, c in itertools.product(spec.epilogue or (), spec.c or ()):
+        if says := _misread(text, "none" if c == "none" else "same"):
+            change = "add c, drop beta * c" if c == "none" else "drop c, write + beta * c"
+            return f"{says}; {change}, or write {LINEAR}, which adds beta * C where there is a C"
+    return None
+
+
+def _misread(text: str, c_dtype: Value) -> str | None:
+    """What is wrong with the linear epilogue as it is written out; a config says ``linear`` and cannot tell."""
+    return EPILOGUE_C.says({"epilogue": text, "c.dtype": c_dtype}) if canonical(text) == LINEAR else None
+
+
 def candidates(spec: SetSpec) -> int:
     """How many candidates a merged set without missing fields has."""
     return math.prod(
@@ -107,6 +123,8 @@ def _axes(spec: SetSpec) -> Iterator[Axis]:
             yield Axis(leaves, tuple(dict.fromkeys(values)))
         elif name in _GROUPS:
             yield Axis(tuple(f"{name}.{leaf}" for leaf in _GROUPS[name]), tuple(dict.fromkeys(_values(name, parts))))
+        elif name == "epilogue":
+            yield Axis((name,), tuple((text,) for text in dict.fromkeys(map(canonical, parts))))
         else:
             yield Axis((name,), tuple((value,) for value in parts))
 
@@ -147,9 +165,16 @@ def matching(spec: SetSpec) -> tuple[Predicate, ...]:
             continue
         if name in _GROUPS:
             found.append(_any_part(name, parts))
+        elif name == "epilogue":
+            found.append(_any_epilogue(parts))
         else:
             found.append(member((name,), tuple((value,) for value in parts)))
     return tuple(found)
+
+
+def _any_epilogue(texts: tuple[str, ...]) -> Predicate:
+    """Whether a config has one of these epilogues, and C as it is written."""
+    return lambda f: any(canonical(x) == f["epilogue"] and not _misread(x, f["c.dtype"]) for x in texts)
 
 
 def _any_part(group: str, parts: tuple[Any, ...]) -> Predicate:

@@ -146,6 +146,11 @@ def _epilogue_gated(f: Fields) -> str | None:
     return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
 
 
+EPILOGUE_C = Rule(
+    "epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"
+)
+"""An expression reads C if and only if there is one; also asked of texts for which a config says ``linear``."""
+
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
     Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
@@ -175,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         _epilogue_groups,
         "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
     ),
-    Rule("epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"),
+    EPILOGUE_C,
     Rule(
         "epilogue-family",
         ("schedule", "epilogue", "arch"),

@@ -39,7 +39,7 @@ from gemmill.library.config import (
     ScheduleName,
 )
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.epilogues.parse import canonical
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.errors import ExpressionError
 from gemmill.library.expression import Expression
 
@@ -109,13 +109,14 @@ def _epilogue(value: object) -> str:
     if not isinstance(value, str):
         raise PydanticCustomError("epilogue", "must be text, as in `epilogue: d = relu(acc + bias[n])`")
     try:
-        return canonical(value)
+        return value if value == LINEAR else str(parse(value))
     except ExpressionError as error:
         raise PydanticCustomError("epilogue", "{reason}", {"reason": str(error), "column": error.column}) from None
 
 
 EpilogueSpec = Annotated[str, PlainValidator(_epilogue), WithJsonSchema({"type": "string"})]
-"""``linear``, or assignments such as ``d = silu(alpha * acc + bias[n])``."""
+"""``linear``, or assignments such as ``d = silu(alpha * acc + bias[n])``. Those that ``linear`` stands for remain as
+they are written, since they say whether there is a C."""
 
 
 class Spec(BaseModel):

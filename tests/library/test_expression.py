@@ -36,6 +36,7 @@ def holds(text: str, fields: dict[str, Value] = FIELDS) -> bool:
         ("c.dtype != d.dtype", True),
         ("tile.m == 128 or stages == 4 and tile.m == 64", True),
         ("  cluster.m == 2  ", True),
+        ("epilogue == 'linear' and epilogue != 'd = relu(acc)'", True),
         ("tile.m == 128\nand tile.n == 256\n", True),
     ],
 )
@@ -67,6 +68,10 @@ def test_a_filter_reads_only_the_fields_it_names_and_splits_at_its_outermost_and
         ),
         ("schedule in ['pingpong', 'x']", 25, "schedule is never 'x'"),
         ("'f8' == accumulator", 0, "accumulator is never 'f8'"),
+        ("epilogue == 'd = relu( acc )'", 12, "never 'd = relu( acc )'; it is spelled 'd = relu(acc)'"),
+        ("epilogue in ['linear', 'd = alpha * acc']", 23, "it is spelled 'linear'"),
+        ("epilogue == 'd = relu(acc'", 12, "never 'd = relu(acc': '(' was never closed"),
+        ("'é' == 3", 7, "'3' is an integer"),
         ("schedule == pingpong", 12, "text takes quotes: 'pingpong'"),
         ("tile.m == 'large'", 10, "'tile.m' is an integer"),
         ("schedule < 'pingpong'", 0, "is text: compare it with =="),

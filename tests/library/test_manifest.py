@@ -109,6 +109,34 @@ def test_presets_match_parts_of_configs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_linear_epilogue_written_out_is_that_with_c_or_that_without(tmp_path: Path) -> None:
+    text = GOOD + (
+        "    epilogue: d = alpha*acc\n  - {tile: 64x32x64, schedule: pingpong, c: [none, same]}\n"
+        "  - {tile: 64x16x64, schedule: pingpong, c: same, epilogue: d = alpha * acc + beta * c}\n"
+        "presets:\n  without: {match: {epilogue: d = alpha * acc}}\n  any: {match: {epilogue: linear}}\n"
+        "  with: {match: {epilogue: d = alpha * acc + beta * c}}\n"
+    )
+    kernel_set = load(tmp_path, text)
+    found = {preset: [config.c is not None for config in kernel_set.expand(preset)] for preset in kernel_set.presets}
+    assert found == {"without": [False, False], "with": [True, True], "any": [False, False, True, True]}
+
+
+def test_and_guards_against_division_by_zero(tmp_path: Path) -> None:
+    text = GOOD + (
+        "    stages: [2, 3, 4]\n    where: stages > 2 and 1 // (stages - 2) == 1\n"
+        "  - {tile: 64x64x64, schedule: pingpong, stages: [2, 3], where: stages == 2 or 1 // (stages - 2) == 1}\n"
+    )
+    assert [name.split("_")[9] for name in names(load(tmp_path, text))] == ["s3", "s2"]
+
+
+def test_a_set_s_filter_is_not_asked_about_candidates_of_others(tmp_path: Path) -> None:
+    text = GOOD + (
+        "    stages: [3, 4]\n    where: 1 // (stages - 2) == 1\n"
+        "  - {tile: 64x64x64, schedule: pingpong, stages: [2, 3]}\n"
+    )
+    assert [name.split("_")[9] for name in names(load(tmp_path, text))] == ["s3", "s2"]
+
+
 def test_extends_by_path_overrides_defaults_and_adds_sets(tmp_path: Path) -> None:
     load(tmp_path, GOOD + "presets: {one: {where: cluster.m == 1}, two: {where: stages > 2}}\n", "base.yaml")
     child = (
@@ -167,6 +195,16 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         (GOOD + "    where: 64 == tile.q\n", ["10:18: sets[0].where: unknown field 'tile.q', did you"]),
         (GOOD + '    where: "64 == tile.q"\n', ["10:19: sets[0].where: unknown field 'tile.q', did you mean"]),
         (GOOD + "    where: |\n      64 == tile.q\n", ["10:12: sets[0].where: unknown field 'tile.q', did you"]),
+        (
+            GOOD + "    c: [none, same]\n    epilogue: d = alpha*acc\n",
+            ["11:15: sets[0].epilogue: there is a C, which the epilogue never reads: d = alpha * acc; drop c, write +"],
+        ),
+        (
+            GOOD.replace("sets:", "  epilogue: d = alpha * acc + beta * c\nsets:"),
+            ["9:5: sets[0]: there is no C, which the epilogue reads: d = alpha * acc + beta * c; add c, drop beta * c"],
+        ),
+        (GOOD + "    where: &w 'arch != ''sm80'' and tile.q == 1'\n", ["10:37: sets[0].where: unknown field 'tile.q'"]),
+        (GOOD + '    epilogue: !!str "d =\\x20acc + bar(acc)"\n', ["10:35: sets[0].epilogue: unknown function 'bar'"]),
         (GOOD + "    where: 1 // (tile.m - 64) == 1\n", ["10:12: sets[0].where: divides by zero where tile.m"]),
         (GOOD + "where: tile.m == 128\n", ["10:8: where: no candidate passes"]),
         (GOOD.replace("64x64x64", "64x64x60"), ["8:5: sets[0]: every candidate is refused, the first one"]),
