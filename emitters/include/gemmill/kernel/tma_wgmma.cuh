@@ -141,6 +141,7 @@ struct TmaWgmmaGemm {
   enum : bool { kReadsGroups = kRowGroups || kGroupsK || kArray };
   /// Descriptors of A and B begin outside them. Every box then holds some of their K.
   static constexpr bool kInside = kGroupsK || kArray;
+  /// Operands whose boxes are cut to them where they have fewer rows than a tile (TmaBox.clips).
   static constexpr bool kClipsA = RawA::kMajor == MajorIn::K && Config::kClusterN == 1 && !kReadsGroups;
   static constexpr bool kClipsB = RawB::kMajor == MajorIn::K && Config::kClusterM == 1 && !kReadsGroups;
   static_assert(!kInside || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
