@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -36,6 +37,9 @@ SETS = ("bf16", "f16", "fp8", "int8", "tf32")
 """Whose kernels."""
 CHANGED = {"stream": datetime(2026, 11, 22, 12, tzinfo=UTC)}
 """Since when kernels of a decomposition share K as they do: earlier measurements do not count."""
+CUT = datetime(2026, 11, 22, 18, tzinfo=UTC)
+"""Since when boxes are cut to operands of fewer rows than a tile. Of the kernels that this changes earlier measurements
+do not count for the trees; for the tables they do, where the first few hardly changed."""
 RECENT = 2
 """Runs of a problem that tell which kernels were the fastest there."""
 FASTEST = 5
@@ -94,7 +98,7 @@ def main() -> None:
         parser.error(f"the records are of several GPUs: {', '.join(names)}")
     gpu = gpus.figures(names[0])
     # File by file: times of several runs do not compare.
-    rows = [row for measurements in files for row in read_rows(measurements, gpu)]
+    rows = [row for measurements in files for row in read_rows(filter(loads_as_measured, measurements), gpu)]
     folds = judge(rows)
     for types, figures in folds.items():
         print(
@@ -167,6 +171,29 @@ def counts(measurement: Any) -> bool:
         return True
     since = CHANGED.get(parse_name(measurement.kernel).scheduler.decomposition)
     return since is None or (measurement.time is not None and measurement.time >= since)
+
+
+def loads_as_measured(measurement: Any) -> bool:
+    """Whether the kernel's boxes are what they were on this problem (``TmaBox.clips``)."""
+    from gemmill.library.names import parse_name
+    from gemmill.profiler.baseline import BASELINES
+    from gemmill.runtime.selector import needs_swap
+
+    problem = measurement.problem
+    if measurement.kernel in BASELINES or (measurement.time is not None and measurement.time >= CUT):
+        return True
+    extents = {"m": problem.m, "n": problem.n}
+    if needs_swap(parse_name(measurement.kernel), problem):
+        extents = {"m": problem.n, "n": problem.m}
+    return not any(extents[box.strided] < box.box[1] for box in _cut_boxes(measurement.kernel))
+
+
+@cache
+def _cut_boxes(kernel: str) -> tuple[Any, ...]:
+    from gemmill.emitters.emit import launch_spec
+    from gemmill.library.names import parse_name
+
+    return tuple(box for box in launch_spec(parse_name(kernel)).boxes if box.clips)
 
 
 def by_problem(measurements: Iterable[Any]) -> dict[Any, dict[str, Any]]:
