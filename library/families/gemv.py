@@ -39,6 +39,8 @@ GATHERING_REGISTERS = 48
 """As many more where A is read element by element."""
 EXPRESSION_REGISTERS = 8
 """As many more for an expression."""
+MAX_GATHERED = 64
+"""Elements of A that a thread may read one by one for a step: twice as many, of 8 bits, do not fit its registers."""
 MIN_REGISTERS = 64
 """Registers that a thread has in any case."""
 
@@ -155,6 +157,15 @@ def _stages(f: Fields) -> str | None:
     return None
 
 
+def _gathered(f: Fields) -> str | None:
+    if not gathers(f) or thread_k(f) <= MAX_GATHERED:
+        return None
+    return (
+        f"A is read element by element, {thread_k(f)} by a thread at a time with {f['stages']} stages; it may hold "
+        f"{MAX_GATHERED}"
+    )
+
+
 def _warps(f: Fields) -> str | None:
     for name, extent in (("tile.n", warp_n(f)), ("tile.k", warp_k(f))):
         if integer(f, name) % max(1, extent):
@@ -186,6 +197,13 @@ RULES: tuple[Rule, ...] = (
     *direct.rules("gemv"),
     Rule("gemv-tile-m", ("tile.m",), _tile_m, "PTX ISA, mma: N, which the rows of A are, is 8", "gemv"),
     Rule("gemv-stages", _SHAPE, _stages, "PTX ISA, mma: fragments of A and B", "gemv"),
+    Rule(
+        "gemv-gathered",
+        (*_SHAPE, "a.major", "a.align"),
+        _gathered,
+        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+        "gemv",
+    ),
     Rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), _warps, "gemmill: a block is whole warps", "gemv"),
     Rule(
         "gemv-threads",

@@ -202,6 +202,13 @@ GEMV = [
 ]
 
 
+def test_gemv_gathers_no_more_elements_than_registers_hold() -> None:
+    config = parse_name("sm90a_e4m3any1_e4m3k16_f32_none_bf16any2_8x32x512_1x1_gemv_s8_m1_k1_linear")
+    assert compiler().compile(emit(config), config).resources.spill_stores == 0
+    assert not legal(replace(config, stages=16))
+    assert legal(replace(config, stages=16, a=config.b))
+
+
 @pytest.mark.parametrize("name", GEMV)
 def test_gemv_loads_vectors_into_mmas(name: str, tmp_path: Path) -> None:
     config = parse_name(name)
