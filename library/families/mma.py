@@ -111,9 +111,10 @@ def _converts(f: Fields) -> bool:
 
 def _registers(f: Fields) -> str | None:
     registers, why = accumulator_registers(f), ""
+    loaded, across = _through_registers(f), max(TILE_MN) in (f["tile.m"], f["tile.n"]) and not _is_n_major(f)
     if f["a.dtype"] in FP8:
         why = ", as their MMAs of fp8 are several of f16 on sm_90"
-    elif loaded := _through_registers(f):
+    elif loaded:
         why = f", as {' and '.join(loaded).upper()} is loaded through registers"
     elif integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES and f["a.dtype"] == "f64":
         why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
@@ -122,10 +123,10 @@ def _registers(f: Fields) -> str | None:
     elif f["b.dtype"] == "f64" and f["b.major"] == "mn" and f["b.align"] == 8 and f["tile.n"] == max(TILE_MN):
         # ptxas spills them with four stages and more.
         why = f" beside the addresses of rows of {f['tile.n']} elements of B that are copied 8 bytes at a time"
-    elif f["epilogue"] != LINEAR and max(TILE_MN) in (f["tile.m"], f["tile.n"]) and not _is_n_major(f):
+    elif f["epilogue"] != LINEAR and across:
         why = f" beside an expression whose D has {max(TILE_MN)} rows or columns and is not n-major"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
-    if f["epilogue"] != LINEAR and (_converts(f) or _is_deep_or_wide(f)):
+    if f["epilogue"] != LINEAR and (_converts(f) or _is_deep_or_wide(f) or (loaded and across)):
         limit, why = limit // 2, f"{why}; an expression leaves half"
     if registers <= limit:
         return None

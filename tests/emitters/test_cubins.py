@@ -109,6 +109,7 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
             "d = gelu(acc * rows[m] * columns[n] + bias[n]); amax = max(abs(d))",
         ),
         ("sm90_e4m3any1_e4m3any1_f32_none_bf16any2_64x64x32_1x1_multistage_s4_m8_k1_linear", "d = silu(acc + bias[n])"),
+        ("sm80_s8mn1_s8mn8_s32_none_bf16m16_64x128x128_1x1_multistage_s4_m4_k1_linear", "d = acc + bias[n]"),
     ],
 )
 def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(name: str, epilogue: str) -> None:
