@@ -182,10 +182,9 @@ def loads_as_measured(measurement: Any) -> bool:
     problem = measurement.problem
     if measurement.kernel in BASELINES or (measurement.time is not None and measurement.time >= CUT):
         return True
-    extents = {"m": problem.m, "n": problem.n}
     if needs_swap(parse_name(measurement.kernel), problem):
-        extents = {"m": problem.n, "n": problem.m}
-    return not any(extents[box.strided] < box.box[1] for box in _cut_boxes(measurement.kernel))
+        problem = problem.transposed
+    return not any(getattr(problem, box.strided) < box.box[1] for box in _cut_boxes(measurement.kernel))
 
 
 @cache

@@ -218,6 +218,8 @@ def refuse_shared_memory(out: TensorView, passed: Passed) -> None:
 
     Views that only interleave, as columns of one matrix do, pass; so do those that meet elsewhere than at an end.
     """
+    if not passed.values:  # every rebinding asks
+        return
     written: list[tuple[str, Value]] = [
         ("out", out),
         *((o.name, passed.values[o.name]) for o in passed.epilogue.outputs),

@@ -59,8 +59,8 @@ def grouped_matmul(
 
     ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
     may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices
-    are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in
-    :func:`gemmill.matmul`; ``batch_invariant`` is for groups of rows.
+    are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in :func:`gemmill.matmul`;
+    ``batch_invariant`` is for groups of rows.
     """
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")

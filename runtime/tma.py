@@ -134,7 +134,9 @@ def check_address(name: str, address: int) -> None:
 
 def replace_address(destination: int, address: int, device: int) -> None:
     """Point an encoded descriptor, for a GPU, at another tensor of the same extents and strides."""
-    status = _in_context(device, _libcuda().cuTensorMapReplaceAddress, destination, address)
+    move = _libcuda().cuTensorMapReplaceAddress
+    # On the way of every launch of tensors that have moved: nothing more is called unless this fails.
+    status = move(destination, address) and _in_context(device, move, destination, address)
     if status:
         raise DeviceError(f"cuTensorMapReplaceAddress refused {address:#x} with status {status}")
 
