@@ -25,7 +25,7 @@ from gemmill.library.resources import integer
 
 SWIZZLES = (1, 2, 4, 8, 16)
 MAX_SPLITS = 256
-CLUSTER_SPLITS = (2, 4)
+CLUSTER_SPLITS = (2, 3, 4)
 """Blocks of a cluster that share K of a tile."""
 DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

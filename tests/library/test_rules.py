@@ -157,9 +157,9 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             {"scheduler.batching": "strided"},
         ),
         (
-            {"scheduler.decomposition": "cluster", "scheduler.splits": 3, "cluster.m": 1, "tile.n": 192, "stages": 2},
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 6, "cluster.m": 1, "tile.n": 192, "stages": 2},
             "scheduler-splits",
-            "splits is 3; cluster kernels take 2 or 4",
+            "splits is 6; cluster kernels take 2, 3 or 4",
             {"scheduler.splits": 4},
         ),
         (
