@@ -19,7 +19,7 @@ from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M
+from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, swizzle_bytes
 from gemmill.runtime import model_parts, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
@@ -50,6 +50,10 @@ CORRECTED = 1.7
 """How far behind the analytically fastest kernel trees are still asked: the best of 6,328 problems was never as far."""
 _LAUNCH_NS = 310.0
 """A launch in a train of launches."""
+_ROW_CYCLES = 2.2
+"""What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
+_WIDE_ROW = 128
+"""Bytes of a row of a box at most."""
 _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _TILE_NS = 1020.0
@@ -111,6 +115,8 @@ class Columns(NamedTuple):
     """Clocks in which an SM multiplies one step along K of a tile."""
     step_bytes: Floats
     """What is loaded for it, as far as multicast does not save it."""
+    step_rows: Floats
+    """Rows of boxes that a block asks TMA for in a step, as far as they set its pace; else 0."""
     latency_ns: Floats
     """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
     whose rates include what they do not."""
@@ -161,6 +167,7 @@ class Columns(NamedTuple):
         wgmma = multiply_adds == 0
         loaded_a = tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n)
         loaded_b = tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m)
+        rows_a, rows_b = (column([*rows]) for rows in zip(*map(_rows, configs), strict=True))
         streams = [_stream(c) for c in configs]
         return cls(
             tile_m=tile_m,
@@ -185,6 +192,7 @@ class Columns(NamedTuple):
                 wgmma, mmas * mma_cycles / _SUSTAINED, tile * tile_k / np.where(wgmma, 1, multiply_adds)
             ),
             step_bytes=tile_k * (loaded_a + loaded_b),
+            step_rows=rows_a / cluster_n + rows_b / cluster_m,
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
@@ -201,6 +209,20 @@ class Columns(NamedTuple):
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """The figures of kernels of several."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _rows(config: GemmConfig) -> tuple[float, float]:
+    """Rows of the boxes of a stage of A and of B where those of one are narrow, as of mn-major operands whose tile is no
+    multiple of 128 bytes. (Where all are wide the constants were fitted to what they take.)"""
+    if config.family != "wgmma":
+        return 0, 0
+    tile, rows, narrow = config.tile, [], False
+    for operand, extent in ((config.a, tile.m), (config.b, tile.n)):
+        bits = operand.type.bits
+        span = swizzle_bytes((tile.k if operand.major == "k" else extent) * bits // 8)
+        rows.append(extent * tile.k * bits / 8 / span)
+        narrow |= span < _WIDE_ROW
+    return (rows[0], rows[1]) if narrow else (0, 0)
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:
@@ -328,7 +350,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
 
     # Tiles and waves.
-    large = np.where(k.blocks <= 4, gpu.clusters_of_4, gpu.clusters_of_8)
+    large = np.where(k.blocks <= 4, gpu.clusters_of_4 * 4 // k.blocks, gpu.clusters_of_8)
     resident = np.maximum(np.where(k.blocks <= 2, gpu.sms // k.blocks, large), 1)
     clusters_m = np.ceil(np.ceil(m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
@@ -341,7 +363,8 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # One step along K of one tile.
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
-    paces = np.stack([k.step_cycles / gpu.clock_ghz, k.step_bytes / load_rate, k.latency_ns])
+    load_ns = np.maximum(k.step_bytes / load_rate, k.step_rows * _ROW_CYCLES / gpu.clock_ghz)
+    paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     steps = np.ceil(problem.k / k.splits / k.tile_k)
     loop_ns = steps * step_ns
