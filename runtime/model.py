@@ -212,8 +212,8 @@ class Columns(NamedTuple):
 
 
 def _rows(config: GemmConfig) -> tuple[float, float]:
-    """Rows of the boxes of a stage of A and of B where those of one are narrow, as of mn-major operands whose tile is no
-    multiple of 128 bytes. (Where all are wide the constants were fitted to what they take.)"""
+    """Rows of the boxes of a stage of A and of B where those of one are narrow, as of mn-major operands whose tile is
+    no multiple of 128 bytes. (Where all are wide the constants were fitted to what they take.)"""
     if config.family != "wgmma":
         return 0, 0
     tile, rows, narrow = config.tile, [], False
