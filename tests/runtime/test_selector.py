@@ -377,6 +377,20 @@ def test_blocks_that_share_k_take_sms_together() -> None:
     assert selector.times(full)[choice.name] < selector.times(replace(full, m=128 * 31))[choice.name]
 
 
+def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
+    """4096x4096x4096 with tiles of 112 columns took 410 us where B was row-major, and 210 where they had 128."""
+    name = "sm90a_bf16k16_bf16{}16_f32_none_bf16n16_128x{}x64_1x1_pingpong_s6_m8_k1_linear"
+    square = problem(4096, 4096, 4096)
+
+    def us(major: Any, columns: int) -> float:
+        config = parse_name(name.format(major, columns))
+        (found,) = Selector({kernel_name(config): config}, H200).times(replace(square, b_major=major)).values()
+        return found
+
+    assert us("mn", 128) == us("k", 128)
+    assert us("mn", 112) > 1.5 * us("k", 112)
+
+
 def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> None:
     gemm = problem(4096, 4096, 4096)
     times = [selector.select(gemm, sms).predicted_us for sms in (1, 8, 66, 131)]
