@@ -37,6 +37,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "e4m3", "b.dtype": "e4m3", "a.scale": "1x128", "b.scale": "128x128", "tile.n": 96},
     {"a.dtype": "s8", "b.dtype": "u8", "c.dtype": "s32", "d.dtype": "s32"},
     {"a.dtype": "s8", "b.dtype": "s8", "c.dtype": "none", "d.dtype": "s8", "d.major": "n"},
+    {"scheduler.decomposition": "cluster", "scheduler.splits": 3},
     {"a.dtype": "f64"},
 )
 """What a kernel is asked for; a schedule that has none such is passed over."""

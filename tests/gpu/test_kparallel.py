@@ -34,7 +34,7 @@ def cluster(splits: int, tile: str = "128x128x64", *options: str, **fields: Any)
     return kernel(tile, *options, scheduler__decomposition="cluster", scheduler__splits=splits, **fields)
 
 
-SIMPLE = (split(4), fused(4), stream(), cluster(4))
+SIMPLE = (split(4), fused(4), stream(), cluster(3, "128x96x64"), cluster(4))
 """One of each."""
 BLOCK_SCALED: dict[str, Any] = {"ab": "e4m3", "promote": 4, "a__scale": "1x128", "b__scale": "128x128"}
 SHARED = (
@@ -101,6 +101,8 @@ KERNELS: tuple[GemmConfig, ...] = (
     cluster(4, "128x32x64"),
     cluster(2, "128x80x64", scheduler__raster="n", scheduler__swizzle=4),
     cluster(2, "64x128x64", "pingpong"),
+    cluster(3, "128x72x64"),
+    cluster(3, "64x144x64", "pingpong"),
     cluster(4, "64x192x64", "pingpong"),
     cluster(2, "128x128x64", "pingpong"),
     # The same: majors of A and B, C and D.
@@ -109,10 +111,12 @@ KERNELS: tuple[GemmConfig, ...] = (
     cluster(2, "128x96x64", d__dtype="f32"),
     cluster(2, "64x96x64", "pingpong", d__dtype="f32", d__major="m"),
     cluster(2, "128x192x64", c__dtype="bf16"),
+    cluster(3, "64x72x64", "pingpong", c__dtype="bf16", d__major="m"),
     cluster(4, "64x128x64", "pingpong", c__dtype="f32", c__major="m"),
     # The same: other types.
     cluster(2, "128x256x128", ab="s8"),
     cluster(4, "128x128x128", ab="s8", d__dtype="bf16"),
+    cluster(3, "128x48x128", ab="s8"),
     cluster(4, "128x64x128", ab="u8", c__dtype="s32"),
     cluster(2, "128x64x128", ab="s8", a__major="mn", b__major="mn"),
     cluster(2, "128x128x128", ab="e4m3"),
@@ -188,7 +192,10 @@ def test_a_thousand_runs_are_equal_bit_for_bit(config: GemmConfig, registry: Reg
 
 @pytest.mark.parametrize(
     "config",
-    [cluster(2), cluster(4), cluster(2, "64x128x64", "pingpong"), cluster(4, "64x96x64", "pingpong")],
+    [
+        *(cluster(2), cluster(3, "128x96x64"), cluster(4)),
+        *(cluster(2, "64x128x64", "pingpong"), cluster(4, "64x96x64", "pingpong")),
+    ],
     ids=kernel_name,
 )
 @pytest.mark.parametrize("clusters", [1, 3])
