@@ -145,6 +145,12 @@ def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(arguments: tup
     assert "Error" in result.stderr
 
 
+def test_a_misspelt_command_of_pack_is_no_manifest() -> None:
+    result = gemmill("pack", "verfy", "quick.pack")
+    assert result.exit_code == 2
+    assert "'verfy' is neither a command nor a manifest, did you mean verify?" in result.stderr
+
+
 def test_validate_checks_the_others_where_one_is_missing(manifest: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(MANIFEST.replace("f32", "f33"))

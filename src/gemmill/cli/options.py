@@ -87,6 +87,11 @@ def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | s
         taken.add(path.resolve())
 
 
+def is_manifest(source: str) -> bool:
+    """Whether a MANIFEST argument means a file, or one that ships."""
+    return _is_file(source) or source in shipped_manifests()
+
+
 def manifest_path(source: str) -> Path:
     """The file that a MANIFEST argument means."""
     if _is_file(source):
@@ -105,7 +110,7 @@ def kernel_set(source: str) -> KernelSet:
 
 def kernel(source: str) -> GemmConfig:
     """The config that a KERNEL argument means; it may break a legality rule."""
-    if not _is_file(source) and source not in shipped_manifests():
+    if not is_manifest(source):
         if "/" in source or source.endswith((".yaml", ".yml")):
             raise typer.BadParameter(f"there is no file {source!r}")
         return parse_name(source)

@@ -21,6 +21,7 @@ from gemmill.cli.options import (
     Records,
     StorePath,
     Where,
+    is_manifest,
     kernel_set,
     refuse_overwriting,
     shape_suite,
@@ -30,6 +31,7 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
+from gemmill.library.wording import suggest
 from gemmill.profiler.sweep import units
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.cover import cover, regrets
@@ -45,8 +47,10 @@ class PackCommands(Commands):
     """``pack MANIFEST`` is short for ``pack make MANIFEST``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Put ``make`` in front of what starts with no command of this group."""
+        """Put ``make`` in front of what starts with no command of this group, but for one that is misspelt."""
         if args and args[0] not in (*self.commands, "--help", "-h"):
+            if (meant := suggest(args[0], self.commands)) and not is_manifest(args[0]):
+                ctx.fail(f"{args[0]!r} is neither a command nor a manifest{meant}")
             args = ["make", *args]
         return super().parse_args(ctx, args)
 
