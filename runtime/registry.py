@@ -95,7 +95,7 @@ class Registry:
     @cached_property
     def selector(self) -> Selector:
         """The selector over the kernels that run on this GPU."""
-        return Selector(self._selectable(DTYPES) or self._configs, self.gpu, self._decisions)
+        return self._selector_of(self._selectable(DTYPES) or self._configs)
 
     def _selectable(self, types: Collection[str]) -> dict[str, GemmConfig]:
         """The kernels for the GPU at hand with A and B of some types: of the others, which manifests hold for every
@@ -134,8 +134,12 @@ class Registry:
         """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
-            selector = self._selectors[types] = Selector(self._selectable(types), self.gpu, self._decisions)
+            selector = self._selectors[types] = self._selector_of(self._selectable(types))
         return selector
+
+    def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:
+        """A selector over kernels: packs alone run as they are, of manifests there may be others."""
+        return Selector(configs, self.gpu, self._decisions, varies=bool(self.kernel_sets))
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.

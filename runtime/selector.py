@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,8 @@ _FORMATS = (
     *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
     *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
 )
+_OUTPUTS = slice(_FORMATS.index("c_dtype"), _FORMATS.index("d_major") + 1)
+_EPILOGUE = _FORMATS.index("epilogue")
 _formats: Callable[[GemmProblem], Format] = attrgetter(*_FORMATS)
 """The formats of a problem."""
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
@@ -135,9 +137,18 @@ class Selector:
         gpu: the GPU's figures.
         decisions: measured times; those of other GPUs and of kernels that are not here are passed over. Problems
             without any have those that ship (runtime/measured.py).
+        varies: whether kernels of the set may also be taken with another C and D, of formats that some kernel of it has
+            for the same A and B. Whoever asks must be able to compile them.
     """
 
-    def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, decisions: Iterable[Decision] = ()) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, GemmConfig],
+        gpu: Gpu,
+        decisions: Iterable[Decision] = (),
+        *,
+        varies: bool = False,
+    ) -> None:
         self.gpu = gpu
         self.configs = configs
         """The kernels by name."""
@@ -146,8 +157,9 @@ class Selector:
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
         self._members = {key: {name: configs[name] for name in names} for key, names in members.items()}
-        self._fused: dict[Format, dict[str, GemmConfig]] = {}
-        """Linear kernels with the epilogues of problems, as they are asked for."""
+        self._varies = varies
+        self._varied: dict[Format, Mapping[str, GemmConfig]] = {}
+        """Kernels with the C, D and epilogues of problems, as they are asked for."""
         self._groups: dict[Format, tuple[_Group, ...]] = {}
         """Kernels for the formats of problems, as they are asked for; see :meth:`_groups_for`."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
@@ -284,16 +296,34 @@ class Selector:
                 yield members
 
     def _members_of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
-        """The kernels of some formats: those declared with their epilogue, or else, for the epilogue of a problem, the
-        linear ones with it in place of theirs, as far as rules allow."""
-        if (declared := self._members.get(formats)) is not None or formats[-1] != epilogue:
-            return declared or {}
-        if formats not in self._fused:
-            linear = self._members.get((*formats[:-1], LINEAR), {})
-            configs = filter(None, (with_epilogue(config, epilogue) for config in linear.values()))
-            own = {kernel_name(config): config for config in configs}
-            self._fused[formats] = {name: own[name] for name in sorted(own)}
-        return self._fused[formats]
+        """The kernels of some formats: for the epilogue of a problem those declared with it, or else the linear ones
+        with it in place of theirs, as far as rules allow."""
+        declared = self._members.get(formats, {})
+        if formats[_EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
+            return declared
+        if formats not in self._varied:
+            if epilogue == LINEAR:
+                found = {**declared, **self._with_outputs_of(formats)} if declared and self._varies else declared
+            else:
+                linear = self._members_of((*formats[:_EPILOGUE], LINEAR), LINEAR)
+                found = _named(with_epilogue(config, epilogue) for config in linear.values())
+            self._varied[formats] = {name: found[name] for name in sorted(found)}
+        return self._varied[formats]
+
+    def _with_outputs_of(self, formats: Format) -> Mapping[str, GemmConfig]:
+        """The kernels without C for A, B and a major of D, of D's type that most of them have, with C and D of some
+        formats in place of theirs."""
+        c_dtype, c_major, d_dtype, d_major = formats[_OUTPUTS]
+        alike = [
+            members
+            for own, members in self._members.items()
+            if own[: _OUTPUTS.start] == formats[: _OUTPUTS.start]
+            and own[_OUTPUTS.stop :] == formats[_OUTPUTS.stop :]
+            and own[_OUTPUTS][0] is None
+            and own[_OUTPUTS][3] == d_major != "any"
+        ]
+        most = max(alike, key=len, default={})
+        return _named(with_outputs(config, c_dtype, c_major, d_dtype) for config in most.values())
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
@@ -391,21 +421,39 @@ def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
 def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     """A linear kernel with an epilogue in place of its own; None where rules refuse it.
 
-    It has no more stages than ``stages: auto`` then gives, unless it was deeper than that before and still fits.
-    Matrices that TMA cannot move for it are read and written at any strides.
+    Matrices that TMA cannot move for it are read and written at any strides. Stages are as :func:`_refitted` says.
     """
+    for text in dict.fromkeys((epilogue, unstaged(epilogue))):
+        if changed := _refitted(config, replace(config, epilogue=text)):
+            return changed
+    return None
+
+
+def with_outputs(config: GemmConfig, c_dtype: Any, c_major: Any, d_dtype: Any) -> GemmConfig | None:
+    """A kernel with another C, None for none, and another type of D; None where rules refuse it.
+
+    C is aligned as D is. Stages are as :func:`_refitted` says.
+    """
+    c = None if c_dtype is None else replace(config.d, dtype=c_dtype, major=c_major)
+    return _refitted(config, replace(config, c=c, d=replace(config.d, dtype=d_dtype)))
+
+
+def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
+    """A changed kernel that has no more stages than ``stages: auto`` then gives, unless it was deeper than that before
+    and still fits; None where rules refuse it."""
     from gemmill.library.footprint import auto_stages
     from gemmill.library.rules import legal
 
-    for text in dict.fromkeys((epilogue, unstaged(epilogue))):
-        changed = replace(config, epilogue=text)
-        if (stages := auto_stages(fields_of(changed))) < config.stages:
-            deeper = config.stages > auto_stages(fields_of(config))
-            if not (deeper and legal(changed)):
-                changed = replace(changed, stages=stages)
-        if legal(changed):
-            return changed
-    return None
+    if (stages := auto_stages(fields_of(changed))) < config.stages:
+        deeper = config.stages > auto_stages(fields_of(config))
+        if not (deeper and legal(changed)):
+            changed = replace(changed, stages=stages)
+    return changed if legal(changed) else None
+
+
+def _named(configs: Iterable[GemmConfig | None]) -> dict[str, GemmConfig]:
+    """Those that there are, by name."""
+    return {kernel_name(config): config for config in configs if config is not None}
 
 
 def _served_by(problem: GemmProblem) -> Iterator[Format]:

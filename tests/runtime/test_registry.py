@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import CompileError, ConfigError, ManifestError, PackError, UnsupportedProblemError
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.gpus import figures
@@ -155,6 +156,26 @@ def test_a_choice_among_kernels_of_a_problem_s_types_is_that_among_all() -> None
         registry.selector.select(nowhere)
     with pytest.raises(UnsupportedProblemError, match=re.escape(str(among_all.value))):
         registry.select(nowhere)
+
+
+def test_packs_run_as_they_are_and_manifests_with_another_d_as_well(
+    tmp_path: Path, configs: tuple[GemmConfig, ...], artifacts: tuple[Artifact, ...]
+) -> None:
+    wide = replace(configs[0], d=replace(configs[0].d, dtype="f32"))
+    write_pack(tmp_path / "three.pack", [*artifacts, Registry(manifests=()).get(wide)])
+    manifest = """
+        name: three
+        defaults: {arch: sm90a, a: {dtype: bf16, major: k}, b: {dtype: bf16, major: k}, accumulator: f32, c: none}
+        sets:
+          - {d: {dtype: [bf16, f32], major: n}, tile: 64x32x64, schedule: pingpong, stages: 4}
+          - {d: {dtype: bf16, major: n}, tile: 128x32x64, cluster: 2x1, schedule: cooperative, stages: 4}
+    """
+    (tmp_path / "three.yaml").write_text(textwrap.dedent(manifest))
+    packed, declared = Registry(packs=[tmp_path / "three.pack"]), Registry(manifests=[tmp_path / "three.yaml"])
+    asked = replace(PROBLEM, d_dtype="f32")
+    assert [candidate.name for candidate in packed.candidates(asked, 9)] == [kernel_name(wide)]
+    tiles = {parse_name(candidate.name).tile for candidate in declared.candidates(asked, 9)}
+    assert tiles == {config.tile for config in configs}
 
 
 def test_files_that_are_wrong_are_refused_at_once(tmp_path: Path) -> None:

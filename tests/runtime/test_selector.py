@@ -421,6 +421,33 @@ def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> Non
         selector.select(replace(plain, epilogue="d = acc + c"))
 
 
+@pytest.mark.parametrize(
+    ("d_dtype", "c_dtype", "epilogue"),
+    [("f32", None, "linear"), ("bf16", "bf16", "linear"), ("f32", "f32", "linear"), ("f32", None, "d = relu(acc)")],
+)
+def test_kernels_of_a_set_are_taken_with_another_c_and_d(
+    kernels: dict[str, GemmConfig], d_dtype: DTypeName, c_dtype: DTypeName | None, epilogue: str
+) -> None:
+    asked = replace(
+        problem(256, 7168, 2048),
+        d_dtype=d_dtype,
+        c_dtype=c_dtype,
+        c_major="n" if c_dtype else None,
+        c_align=16 if c_dtype else 0,
+        epilogue=epilogue,
+    )
+    fixed, varied = Selector(kernels, H200), Selector(kernels, H200, varies=True)
+    choice = varied.select(asked)
+    assert needs_swap(choice.config, asked) is choice.swapped
+    assert legal(choice.config)
+    assert choice.name == kernel_name(choice.config) not in kernels
+    assert choice.predicted_us < fixed.select(asked).predicted_us
+    assert fixed.times(asked).keys() < varied.times(asked).keys()
+    # Formats of which the set has none stay out of it.
+    with pytest.raises(UnsupportedProblemError):
+        varied.select(replace(problem(256, 7168, 2048), d_dtype="e5m2"))
+
+
 def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None:
     plain = problem(4096, 4096, 4096)
     epilogue = "d = acc + r.n[m, n]"
