@@ -323,6 +323,8 @@ class Selector:
             and own[_OUTPUTS][3] == d_major != "any"
         ]
         most = max(alike, key=len, default={})
+        if most is self._members[formats]:
+            return {}
         return _named(with_outputs(config, c_dtype, c_major, d_dtype) for config in most.values())
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:

@@ -421,6 +421,7 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
     ("arguments", "environment", "status", "says"),
     [
         (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
+        (("run", "--mnkl", "256,7168,2048", "--d-dtype", "f32"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
         (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "gemmill[cu12]"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
         (("list",), {"GEMMILL_STOER": "/tmp"}, 2, "GEMMILL_STOER"),

@@ -31,7 +31,7 @@ from gemmill.cli.options import (
 )
 from gemmill.cli.output import Status
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem, widens_a
 from gemmill.library.records import Measurement
 from gemmill.profiler.baseline import BASELINES
@@ -140,7 +140,7 @@ def run(
             raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
     else:
         chosen = registry(manifest, [], records)
-        configs = [chosen.configs()[name] for name in best(chosen.select(problem), top)]
+        configs = [parse_name(name) for name in best(chosen.select(problem), top)]
     if widens_a(problem.b_dtype, problem.a_dtype):
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
     with tempfile.TemporaryDirectory() as folder:
