@@ -137,9 +137,8 @@ def main() -> None:
         print(json.dumps(summary, indent=2))
         return
     print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
-    problems = len({unit.problem for unit in asked})
     print(
-        f"geometric means of {len(summary['problems'])} of {problems} problems; over a baseline: of those that it has"
+        f"geometric means of {len(summary['problems'])} of {len(asked)} problems; over a baseline: of those that it has"
     )
     for name in ("selected", "heuristics"):
         print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")

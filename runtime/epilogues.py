@@ -233,16 +233,10 @@ def refuse_shared_memory(out: TensorView, passed: Passed) -> None:
             )
 
 
-def _size(x: TensorView) -> int:
-    """Bytes of an element, of those of 4 bits of the two in a byte."""
-    return max(8, DTYPES[x.dtype].bits) // 8
-
-
 def _ends(x: TensorView) -> tuple[int, int]:
     """Addresses of the first and the last byte of a tensor that has elements."""
-    size = _size(x)
-    reaches = [(extent - 1) * stride * size for extent, stride in zip(x.shape, x.strides, strict=True)]
-    return x.ptr + sum(min(0, r) for r in reaches), x.ptr + sum(max(0, r) for r in reaches) + size - 1
+    before, behind = x.reach
+    return x.ptr - before, x.ptr + behind - 1
 
 
 def _holds(x: TensorView, address: int) -> bool:
@@ -251,7 +245,7 @@ def _holds(x: TensorView, address: int) -> bool:
     first, last = _ends(x)
     if not first <= address <= last:
         return False
-    size = _size(x)
+    size = DTYPES[x.dtype].bytes
     steps = [(1, size), *((abs(stride) * size, extent) for extent, stride in zip(x.shape, x.strides, strict=True))]
     rest = address - first
     for step, extent in sorted(steps, reverse=True):

@@ -19,7 +19,7 @@ from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, swizzle_bytes
+from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, operand_swizzle
 from gemmill.runtime import model_parts, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
@@ -116,7 +116,8 @@ class Columns(NamedTuple):
     step_bytes: Floats
     """What is loaded for it, as far as multicast does not save it."""
     step_rows: Floats
-    """Rows of boxes that a block asks TMA for in a step, as far as they set its pace; else 0."""
+    """Rows of boxes that a block asks TMA for in a step where those of A or B are narrow, as of an mn-major operand
+    whose tile is no multiple of 128 bytes; else 0, since the constants were fitted to what wide ones take."""
     latency_ns: Floats
     """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
     whose rates include what they do not."""
@@ -167,7 +168,8 @@ class Columns(NamedTuple):
         wgmma = multiply_adds == 0
         loaded_a = tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n)
         loaded_b = tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m)
-        rows_a, rows_b = (column([*rows]) for rows in zip(*map(_rows, configs), strict=True))
+        row_a, row_b = (column([*sizes]) for sizes in zip(*map(_row_bytes, configs), strict=True))
+        rows_a, rows_b = tile_m * tile_k * bytes_a / row_a, tile_n * tile_k * bytes_b / row_b
         streams = [_stream(c) for c in configs]
         return cls(
             tile_m=tile_m,
@@ -192,7 +194,7 @@ class Columns(NamedTuple):
                 wgmma, mmas * mma_cycles / _SUSTAINED, tile * tile_k / np.where(wgmma, 1, multiply_adds)
             ),
             step_bytes=tile_k * (loaded_a + loaded_b),
-            step_rows=rows_a / cluster_n + rows_b / cluster_m,
+            step_rows=np.where(np.minimum(row_a, row_b) < _WIDE_ROW, rows_a / cluster_n + rows_b / cluster_m, 0.0),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
@@ -211,18 +213,12 @@ class Columns(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _rows(config: GemmConfig) -> tuple[float, float]:
-    """Rows of the boxes of a stage of A and of B where those of one are narrow, as of mn-major operands whose tile is
-    no multiple of 128 bytes. (Where all are wide the constants were fitted to what they take.)"""
+def _row_bytes(config: GemmConfig) -> tuple[int, int]:
+    """Bytes of a row of the boxes of A and of B; in families without TMA, those of a wide one."""
     if config.family != "wgmma":
-        return 0, 0
-    tile, rows, narrow = config.tile, [], False
-    for operand, extent in ((config.a, tile.m), (config.b, tile.n)):
-        bits = operand.type.bits
-        span = swizzle_bytes((tile.k if operand.major == "k" else extent) * bits // 8)
-        rows.append(extent * tile.k * bits / 8 / span)
-        narrow |= span < _WIDE_ROW
-    return (rows[0], rows[1]) if narrow else (0, 0)
+        return _WIDE_ROW, _WIDE_ROW
+    own = fields_of(config)
+    return operand_swizzle(own, "a"), operand_swizzle(own, "b")
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
@@ -314,16 +315,10 @@ class Selector:
         """The kernels without C for A, B and a major of D, of D's type that most of them have, with C and D of some
         formats in place of theirs."""
         c_dtype, c_major, d_dtype, d_major = formats[_OUTPUTS]
-        alike = [
-            members
-            for own, members in self._members.items()
-            if own[: _OUTPUTS.start] == formats[: _OUTPUTS.start]
-            and own[_OUTPUTS.stop :] == formats[_OUTPUTS.stop :]
-            and own[_OUTPUTS][0] is None
-            and own[_OUTPUTS][3] == d_major != "any"
-        ]
-        most = max(alike, key=len, default={})
-        if most is self._members[formats]:
+        before, behind = formats[: _OUTPUTS.start], formats[_OUTPUTS.stop :]
+        alike = (self._members.get((*before, None, None, dtype, d_major, *behind), {}) for dtype in DTYPES)
+        most = max(alike, key=len)
+        if d_major == "any" or most is self._members[formats]:
             return {}
         return _named(with_outputs(config, c_dtype, c_major, d_dtype) for config in most.values())
 

@@ -37,6 +37,13 @@ class TensorView:
     owner: object = None
     """What keeps the memory alive."""
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Bytes before its first element, and from there on, in which it lies; it has elements."""
+        size = DTYPES[self.dtype].bytes
+        steps = [(extent - 1) * stride * size for extent, stride in zip(self.shape, self.strides, strict=True)]
+        return -sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + size
+
     def same_layout(self, other: TensorView) -> bool:
         """Whether another tensor differs in nothing but its address. Strides along extents of 0 and 1 do not count."""
         return (

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import bindings, check, current
 from gemmill.runtime.tensors import TensorView
@@ -87,10 +86,8 @@ def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
     with current(device), ExitStack() as stack:
         addresses = []
         for tensor in tensors:
-            reaches = [(extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True)]
-            before, behind = -sum(min(0, reach) for reach in reaches), 1 + sum(max(0, reach) for reach in reaches)
-            element = DTYPES[tensor.dtype].bytes
-            size = (before + behind) * element + _ADDRESS_BYTES
+            before, behind = tensor.reach
+            size = before + behind + _ADDRESS_BYTES
             status, memory = driver.cuMemAlloc(size)
             if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
                 raise DeviceError(
@@ -99,6 +96,6 @@ def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
                 )
             start = int(check((status, memory), f"allocating {size:,} bytes to write results to"))
             stack.callback(driver.cuMemFree, start)
-            lowest = tensor.ptr - before * element
-            addresses.append(start + (lowest - start) % _ADDRESS_BYTES + before * element)
+            lowest = tensor.ptr - before
+            addresses.append(start + (lowest - start) % _ADDRESS_BYTES + before)
         yield addresses
