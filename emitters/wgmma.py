@@ -13,7 +13,14 @@ from string import Template
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.fields import fields_of
-from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP, atom_parts
+from gemmill.library.resources import (
+    INSTRUCTION_K_BYTES,
+    SUBTILE_M,
+    WARPGROUP,
+    atom_parts,
+    is_mixed,
+    multiplies_from_registers,
+)
 
 _TEMPLATE = Template("""\
 struct Atom {
@@ -43,13 +50,15 @@ _REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t"
 def wgmma_atom(config: GemmConfig) -> str:
     """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async").
 
-    A and B come from shared memory, but A from registers where it is narrower than B and has been widened.
+    A and B come from shared memory, but A from registers where :func:`multiplies_from_registers` says so; one that is
+    narrower than B has been widened.
     """
-    mixed = config.a.type.bits < config.b.type.bits
-    words = A_REGISTERS if mixed else 1
+    fields = fields_of(config)
+    from_registers = multiplies_from_registers(fields)
+    words = A_REGISTERS if from_registers else 1
     accumulator = DTYPES[config.accumulator]
     k = INSTRUCTION_K_BYTES // config.b.type.bytes
-    n = config.tile.n // atom_parts(fields_of(config))
+    n = config.tile.n // atom_parts(fields)
     count = SUBTILE_M * n * accumulator.bits // (32 * WARPGROUP)
     register, constraint = _REGISTERS[config.accumulator]
     return _TEMPLATE.substitute(
@@ -58,15 +67,15 @@ def wgmma_atom(config: GemmConfig) -> str:
         k=k,
         instruction=(
             f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
-            f".{config.accumulator}.{config.b.dtype if mixed else config.a.dtype}.{config.b.dtype}"
+            f".{config.accumulator}.{config.b.dtype if is_mixed(fields) else config.a.dtype}.{config.b.dtype}"
         ),
         registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
         operands=textwrap.indent(
             "\n".join(_wrapped((f'"+{constraint}"(d[{i}])' for i in range(count)), ": ", "")), " " * 8
         ),
-        type_a=f"uint32_t const (&a)[{words}]" if mixed else "uint64_t a",
-        operand_a=", ".join(f'"r"(a[{i}])' for i in range(words)) if mixed else '"l"(a)',
-        a="{" + ", ".join(f"%{count + i}" for i in range(words)) + "}" if mixed else f"%{count}",
+        type_a=f"uint32_t const (&a)[{words}]" if from_registers else "uint64_t a",
+        operand_a=", ".join(f'"r"(a[{i}])' for i in range(words)) if from_registers else '"l"(a)',
+        a="{" + ", ".join(f"%{count + i}" for i in range(words)) + "}" if from_registers else f"%{count}",
         b=count + words,
         accumulate=count + words + 1,
         modifiers="".join(f", {immediate}" for immediate in _modifiers(config)),

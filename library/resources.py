@@ -96,9 +96,17 @@ def has_zeros(fields: Fields) -> bool:
     return str(fields["a.scale"]).endswith("z")
 
 
+@part
+def multiplies_from_registers(fields: Fields) -> bool:
+    """Whether WGMMA takes A from registers: a narrow one, widened, and one of 32 bits that is not K-major."""
+    return is_mixed(fields) or (fields["a.major"] == "mn" and element_bits(fields, "a") == 32)
+
+
 def transposes(fields: Fields, operand: str) -> bool:
-    """Whether an operand's stages are transposed in shared memory: WGMMA reads all but 16-bit ones K-major alone."""
-    return fields[f"{operand}.major"] == "mn" and element_bits(fields, operand) != 16 and not is_mixed(fields)
+    """Whether an operand's stages are transposed in shared memory, from where WGMMA reads all but 16-bit ones K-major
+    alone."""
+    in_registers = operand == "a" and multiplies_from_registers(fields)
+    return fields[f"{operand}.major"] == "mn" and element_bits(fields, operand) != 16 and not in_registers
 
 
 def slices(fields: Fields) -> int:
@@ -113,10 +121,11 @@ def storing_warpgroups(fields: Fields) -> int:
 
 
 def fragment_registers(fields: Fields) -> int:
-    """Registers of a consumer thread that hold narrow A widened: those MMAs read and those of the next stage."""
-    if not is_mixed(fields):
+    """Registers of a consumer thread for A, where MMAs read it there: of the stage they read and of the next."""
+    if not multiplies_from_registers(fields):
         return 0
-    return 2 * warpgroup_m(fields) * (integer(fields, "tile.k") // slices(fields)) * 16 // (32 * WARPGROUP)
+    bits = element_bits(fields, "b")
+    return 2 * warpgroup_m(fields) * (integer(fields, "tile.k") // slices(fields)) * bits // (32 * WARPGROUP)
 
 
 def consumer_warpgroups(fields: Fields) -> int:

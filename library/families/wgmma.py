@@ -81,11 +81,11 @@ ACCUMULATOR_LIMIT = {
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
-MIXED_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
-"""The same of accumulators and widened fragments together, by consumer warpgroups and most fragments: with more of them
-ptxas holds more of the narrow words at a time. Of four warpgroups, C takes 8 more; of any, an odd multiple of 8
-columns, which are staged in many narrow subtiles, takes 8, as does an m-major D of split kernels in clusters, and a D
-of 8 bits 16."""
+FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
+"""The same of accumulators and fragments of A together where MMAs read A from registers, by consumer warpgroups and
+most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
+takes 8 more; of any, an odd multiple of 8 columns, which are staged in many narrow subtiles, takes 8, as does an
+m-major D of split kernels in clusters, a D of 8 bits 16, and the exchange of fused kernels 64."""
 NARROW_D_LIMIT = {2: 176, 3: 88}
 """The same where D has 8 bits, whose conversion takes more."""
 STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
@@ -440,9 +440,9 @@ def _cluster_blocks(f: Fields) -> int:
 
 def _accumulator_registers(f: Fields) -> str | None:
     registers = resources.accumulator_registers(f)
-    if resources.is_mixed(f):
-        refused = _mixed_registers(f, registers)
-        if refused or f["epilogue"] == LINEAR:
+    if resources.multiplies_from_registers(f):
+        refused = _fragment_registers(f, registers)
+        if refused or (resources.is_mixed(f) and f["epilogue"] == LINEAR):
             return refused
         registers += resources.fragment_registers(f)
     limit = accumulator_limit(f)
@@ -460,9 +460,9 @@ def _accumulator_registers(f: Fields) -> str | None:
     )
 
 
-def _mixed_registers(f: Fields, accumulators: int) -> str | None:
+def _fragment_registers(f: Fields, accumulators: int) -> str | None:
     fragments, consumers = resources.fragment_registers(f), resources.consumer_warpgroups(f)
-    limit = next((MIXED_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
+    limit = next((FRAGMENT_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
     if consumers == 4 and f["c.dtype"] != "none":
         limit -= 8
     if integer(f, "tile.n") % 16:
@@ -470,11 +470,14 @@ def _mixed_registers(f: Fields, accumulators: int) -> str | None:
     if f["scheduler.decomposition"] == "split" and f["d.major"] == "m" and _cluster_blocks(f) > 1:
         limit -= 8
     if resources.element_bytes(f, "d") == 1:
-        limit = max(0, limit - 16)
+        limit -= 16
+    if f["scheduler.decomposition"] == "fused":
+        limit -= 64
+    limit = max(0, limit)
     if accumulators + fragments <= limit:
         return None
     return (
-        f"{resources.warpgroup_m(f)}x{f['tile.n']} sums and two stages of A, widened, take {accumulators + fragments} "
+        f"{resources.warpgroup_m(f)}x{f['tile.n']} sums and two stages of A take {accumulators + fragments} "
         f"registers a thread; {consumers} consumer warpgroups have at most {limit} free for them"
     )
 

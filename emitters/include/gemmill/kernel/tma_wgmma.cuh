@@ -15,6 +15,7 @@
 #include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
 #include <gemmill/kernel/reduction.cuh>
+#include <gemmill/mma/columns.cuh>
 #include <gemmill/mma/narrow.cuh>
 #include <gemmill/mma/promoted.cuh>
 #include <gemmill/mma/transpose.cuh>
@@ -65,10 +66,13 @@ struct TmaWgmmaGemm {
   /// A is widened to B's type on its way to the tensor cores; its stages are bytes.
   static constexpr bool kMixed = bits_of<typename Config::A> < bits_of<typename Config::B>;
   static constexpr int kBitsA = bits_of<typename Config::A>;
+  /// An M-major A of 32 bits goes to the tensor cores from registers, as A does that is widened.
+  static constexpr bool kColumns = kBitsA == 32 && Config::kMajorA == MajorIn::MN;
+  static constexpr bool kRegistersA = kMixed || kColumns;
   using StagesA =
-      cute::conditional_t<kMixed, OperandStages<uint8_t, MajorIn::K, Config::kTileM, Config::kTileK * kBitsA / 8>,
-                          OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK>>;
-  using StagesB = OperandStages<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK>;
+      cute::conditional_t<kMixed, OperandStages<uint8_t, MajorIn::K, Config::kTileM, Config::kTileK * kBitsA / 8, false>,
+                          OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK, !kColumns>>;
+  using StagesB = OperandStages<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK, true>;
   static constexpr bool kTransposes = StagesA::kTransposed || StagesB::kTransposed;
   using RawA = typename StagesA::Raw;
   using RawB = typename StagesB::Raw;
@@ -445,14 +449,20 @@ struct TmaWgmmaGemm {
       if constexpr (Config::kPromote) {
         accumulators.template multiply<kAhead>(a, b, stages(), work.k_tiles, scales(shared, m - work.m, work.n));
         begin_ahead(index + stride);
-      } else if constexpr (kMixed) {
+      } else if constexpr (kRegistersA) {
         if (work.k_tiles == 0) accumulators.clear();
-        Narrow const narrow(shared + kOffsetA, shared + kOffsetScales, first_row, first_k);
-        typename Narrow::Fragment even, odd;
-        // One set of fragments is widened while MMAs read the other.
+        auto const operand = [&] {
+          if constexpr (kMixed) {
+            return Narrow(shared + kOffsetA, shared + kOffsetScales, first_row, first_k);
+          } else {
+            return ColumnOperand<A, kBlocks, Config::kTileK>(shared + kOffsetA, first_row);
+          }
+        }();
+        typename decltype(operand)::Fragment even, odd;
+        // One set of fragments is read from shared memory while MMAs read the other.
         auto const step = [&](auto& fragment, auto& before, bool first) {
           wait_stage(pipeline, ready, at);
-          narrow.load(fragment, at.stage);
+          operand.load(fragment, at.stage);
           accumulators.multiply(fragment, b, at.stage, first);
           wgmma_wait<1>();
           before.pin();

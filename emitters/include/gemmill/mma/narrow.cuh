@@ -35,22 +35,6 @@ struct GroupLayout {
   }
 };
 
-/// The fragments of A that one thread holds for one stage: `Blocks` of 64 rows by `K`.
-template <int Blocks, int K>
-struct Fragments {
-  uint32_t values[Blocks][K / 16][4];
-
-  /// Keeps the registers from being used for anything else before this point.
-  __device__ void pin() {
-#pragma unroll
-    for (auto& block : values)
-#pragma unroll
-      for (auto& step : block)
-#pragma unroll
-        for (auto& value : step) gemmill::pin(value);
-  }
-};
-
 /// Where one thread finds its part of every stage. `Layout` is A's in bytes, one panel; `K` what a warpgroup multiplies of
 /// a stage, which may be a slice of it.
 ///
@@ -65,7 +49,7 @@ struct NarrowOperand {
   static constexpr int kEightWords = kBits / 4;
   static_assert(Layout::kPanels == 1, "a row of narrow A must lie within one swizzle span");
   static_assert(K % kChunkK == 0, "a warpgroup reads chunks of 16 bytes along K");
-  using Fragment = Fragments<Blocks, K>;
+  using Fragment = RegisterFragments<Blocks, K / 16>;
 
   char const* rows;
   char const* groups;

@@ -22,11 +22,15 @@ __device__ inline void transpose_bytes(uint32_t (&words)[4]) {
   words[3] = __byte_perm(high01, high23, 0x7632);
 }
 
+/// Words of a lane on their way: what 56 registers have room for.
+constexpr int kWordsAtATime = 16;
+
 /// Reads a stage as TMA wrote it (`Raw`, MN-major) and writes it as WGMMA reads it (`Ready`, K-major).
 ///
 /// A lane reads one word of each of the rows along K that fill 16 bytes, so 4 x 16 elements of 8 bits or 1 x 4 of 32, and
 /// writes whole 16-byte chunks. Lanes whose words are neighbours work on different chunks along K, so that neither side
-/// has bank conflicts where the stage is 128 bytes wide both ways.
+/// has bank conflicts where the stage is 128 bytes wide both ways. Places of a lane's words differ by constants under
+/// exclusive or, which swizzles are linear in: addresses cost little, and a batch is read before any of it is written.
 template <class Raw, class Ready, int Warps>
 struct StageTranspose {
   using Element = typename Raw::Element;
@@ -38,41 +42,58 @@ struct StageTranspose {
   static constexpr int kWords = Raw::kSpan / 4;
   static constexpr int kLaneGroups = 32 / kWords;
   static constexpr int kChunks = Raw::kRows / kChunkRows;
-  static_assert(kChunks % kLaneGroups == 0 && (kChunks & (kChunks - 1)) == 0, "chunks along K are dealt out to lanes");
+  static constexpr int kPanelChunks = Ready::kSpan / 16;
+  static_assert((kChunks & (kChunks - 1)) == 0 && kPanelChunks % kLaneGroups == 0 && kChunks % kPanelChunks == 0,
+                "chunks along K are dealt out to lanes");
+  /// Chunks of a lane in a panel of Raw, and how many of them it reads at a time.
+  static constexpr int kLaneChunks = kChunks / kLaneGroups;
+  static constexpr int kBatch = kLaneChunks < kWordsAtATime / kChunkRows ? kLaneChunks : kWordsAtATime / kChunkRows;
+  static constexpr int kBatches = kLaneChunks / kBatch;
 
   /// Warp `warp` of `Warps` does its share.
   __device__ static void run(char const* raw, char* ready, int warp) {
     int const lane = threadIdx.x % 32;
     int const word = lane % kWords;
-    int const first_chunk = lane / kWords + word / 2 * kLaneGroups;
+    int const first_chunk = (lane / kWords + word / 2 * kLaneGroups) % kPanelChunks;
+    int const source = from(first_chunk, 0) ^ word * 4;
+    int const target = to(first_chunk, word * kWordElements);
 #pragma unroll 1
-    for (int unit = warp; unit < Raw::kPanels * (kChunks / kLaneGroups); unit += Warps) {
-      int const panel = unit / (kChunks / kLaneGroups);
-      int const chunk = (unit * kLaneGroups + first_chunk) % kChunks;
-      int const mn = panel * Raw::kPanelExtent + word * kWordElements;
-      char const* const source = raw + panel * Raw::kPanelBytes;
-      uint32_t rows[kChunkRows];
+    for (int unit = warp; unit < Raw::kPanels * kBatches; unit += Warps) {
+      int const panel = unit / kBatches;
+      int const batch = unit % kBatches * kBatch * kLaneGroups;
+      char const* const panel_source = raw + panel * Raw::kPanelBytes;
+      char* const panel_target = ready + panel * Raw::kPanelExtent * Ready::kSpan + batch / kPanelChunks * Ready::kPanelBytes;
+      int const batch_source = source ^ from(batch, 0);
+      int const batch_target = target ^ to(batch % kPanelChunks, 0);
+      uint32_t rows[kBatch][kChunkRows];
 #pragma unroll
-      for (int i = 0; i < kChunkRows; ++i)
-        rows[i] = *reinterpret_cast<uint32_t const*>(
-            source + swizzled<Raw::kSpan>((chunk * kChunkRows + i) * Raw::kSpan + word * 4));
-      if constexpr (kSize == 1) {
+      for (int j = 0; j < kBatch; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(rows[4 * i]));
+        for (int i = 0; i < kChunkRows; ++i)
+          rows[j][i] = *reinterpret_cast<uint32_t const*>(panel_source + (batch_source ^ from(j * kLaneGroups, i)));
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        auto& words = rows[j];
+        if constexpr (kSize == 1) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(words[4 * i]));
+        }
+#pragma unroll
+        for (int i = 0; i < kWordElements; ++i)
+          *reinterpret_cast<uint4*>(panel_target + (batch_target ^ to(j * kLaneGroups, i))) = make_uint4(
+              words[i], words[i + kWordElements], words[i + 2 * kWordElements], words[i + 3 * kWordElements]);
       }
-#pragma unroll
-      for (int i = 0; i < kWordElements; ++i)
-        *reinterpret_cast<uint4*>(ready + target(mn + i, chunk)) =
-            make_uint4(rows[i], rows[i + kWordElements], rows[i + 2 * kWordElements], rows[i + 3 * kWordElements]);
     }
   }
 
  private:
-  /// Byte of a chunk of 16 bytes along K in a K-major stage.
-  __device__ static int target(int mn, int chunk) {
-    constexpr int kPanelChunks = Ready::kSpan / 16;
-    return chunk / kPanelChunks * Ready::kPanelBytes +
-           swizzled<Ready::kSpan>(mn * Ready::kSpan + chunk % kPanelChunks * 16);
+  /// Byte in a panel of Raw of the first word of a row of a chunk along K.
+  __device__ static constexpr int from(int chunk, int row) {
+    return swizzled<Raw::kSpan>((chunk * kChunkRows + row) * Raw::kSpan);
+  }
+  /// Byte in a panel of Ready of a chunk along K, the panel's own.
+  __device__ static constexpr int to(int chunk, int mn) {
+    return swizzled<Ready::kSpan>(mn * Ready::kSpan + chunk * 16);
   }
 };
 
@@ -96,9 +117,9 @@ struct ReadyStages {
 };
 
 /// An operand's stages as they are loaded and as they are multiplied; both are one where WGMMA takes them as they are.
-template <class Element, MajorIn Major, int TileMN, int TileK>
+template <class Element, MajorIn Major, int TileMN, int TileK, bool Transposes>
 struct OperandStages {
-  static constexpr bool kTransposed = Major == MajorIn::MN && sizeof(Element) != 2;
+  static constexpr bool kTransposed = Transposes && Major == MajorIn::MN && sizeof(Element) != 2;
   using Raw = StageLayout<Element, Major, TileMN, TileK>;
   using Ready = StageLayout<Element, kTransposed ? MajorIn::K : Major, TileMN, TileK>;
   /// Shared memory of a stage beside what is multiplied.

@@ -46,6 +46,23 @@ __device__ inline void pin(float& value) { asm volatile("" : "+f"(value)::"memor
 __device__ inline void pin(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 __device__ inline void pin(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
+/// The fragments of A that one thread holds of one stage where MMAs read A from registers: `Blocks` of 64 rows by `Steps`
+/// of 32 bytes along K.
+template <int Blocks, int Steps>
+struct RegisterFragments {
+  uint32_t values[Blocks][Steps][4];
+
+  /// Keeps the registers from being used for anything else before this point.
+  __device__ void pin() {
+#pragma unroll
+    for (auto& block : values)
+#pragma unroll
+      for (auto& step : block)
+#pragma unroll
+        for (auto& value : step) gemmill::pin(value);
+  }
+};
+
 /// Accumulators of one consumer warpgroup: `Blocks` stacked 64 x N fragments, and the MMAs that fill them.
 template <class Atom, class LayoutA, class LayoutB, int Blocks, int TileK>
 struct Accumulators {
