@@ -22,78 +22,87 @@ __device__ inline void transpose_bytes(uint32_t (&words)[4]) {
   words[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-/// Words of a lane on their way: what 56 registers have room for.
-constexpr int kWordsAtATime = 16;
-
 /// Reads a stage as TMA wrote it (`Raw`, MN-major) and writes it as WGMMA reads it (`Ready`, K-major).
 ///
-/// A lane reads one word of each of the rows along K that fill 16 bytes, so 4 x 16 elements of 8 bits or 1 x 4 of 32, and
-/// writes whole 16-byte chunks. Lanes whose words are neighbours work on different chunks along K, so that neither side
-/// has bank conflicts where the stage is 128 bytes wide both ways. Places of a lane's words differ by constants under
-/// exclusive or, which swizzles are linear in: addresses cost little, and a batch is read before any of it is written.
+/// A lane reads vectors of the rows along K that fill 16 bytes, of one word where elements have 8 bits (4 x 16 of them)
+/// and of four where they have 32 (4 x 4), and writes whole 16-byte chunks. Lanes whose vectors are neighbours work on
+/// different chunks along K, so that neither side has bank conflicts where the stage is 128 bytes wide both ways. Places
+/// of a lane's vectors differ by constants under exclusive or, which swizzles are linear in: addresses cost little.
 template <class Raw, class Ready, int Warps>
 struct StageTranspose {
   using Element = typename Raw::Element;
   static constexpr int kSize = sizeof(Element);
   static_assert(kSize == 1 || kSize == 4, "16-bit operands need no transposing");
-  /// Elements of a word along MN, rows of a chunk along K, words of a panel's row, lanes that share a row.
-  static constexpr int kWordElements = 4 / kSize;
+  /// Rows of a chunk along K, chunks of a panel of Raw and of one of Ready.
   static constexpr int kChunkRows = 16 / kSize;
-  static constexpr int kWords = Raw::kSpan / 4;
-  static constexpr int kLaneGroups = 32 / kWords;
   static constexpr int kChunks = Raw::kRows / kChunkRows;
   static constexpr int kPanelChunks = Ready::kSpan / 16;
+  /// Words of a vector (four, if a panel then has one for each lane), its elements along MN.
+  static constexpr int kWords = kSize == 4 && kChunks * Raw::kSpan / 16 >= 32 ? 4 : 1;
+  static constexpr int kElements = kWords * 4 / kSize;
+  /// Vectors of a panel's row, lanes that share a row.
+  static constexpr int kVectors = Raw::kSpan / (4 * kWords);
+  static constexpr int kLaneGroups = 32 / kVectors;
+  /// Chunks of a lane in a panel of Raw, and how many of them it reads before it writes the first: 56 registers have room
+  /// for 16 words.
+  static constexpr int kLaneChunks = kChunks / kLaneGroups;
+  static constexpr int kBatch = kLaneChunks < 16 / (kChunkRows * kWords) ? kLaneChunks : 16 / (kChunkRows * kWords);
+  static constexpr int kBatches = kLaneChunks / kBatch;
   static_assert((kChunks & (kChunks - 1)) == 0 && kPanelChunks % kLaneGroups == 0 && kChunks % kPanelChunks == 0,
                 "chunks along K are dealt out to lanes");
-  /// Chunks of a lane in a panel of Raw, and how many of them it reads at a time.
-  static constexpr int kLaneChunks = kChunks / kLaneGroups;
-  static constexpr int kBatch = kLaneChunks < kWordsAtATime / kChunkRows ? kLaneChunks : kWordsAtATime / kChunkRows;
-  static constexpr int kBatches = kLaneChunks / kBatch;
+
+  struct alignas(4 * kWords) Vector {
+    uint32_t words[kWords];
+  };
 
   /// Warp `warp` of `Warps` does its share.
   __device__ static void run(char const* raw, char* ready, int warp) {
     int const lane = threadIdx.x % 32;
-    int const word = lane % kWords;
-    int const first_chunk = (lane / kWords + word / 2 * kLaneGroups) % kPanelChunks;
-    int const source = from(first_chunk, 0) ^ word * 4;
-    int const target = to(first_chunk, word * kWordElements);
+    int const vector = lane % kVectors;
+    int const first_chunk = (lane / kVectors ^ vector / 2 * (kWords == 1 ? kLaneGroups : 1)) % kPanelChunks;
+    int const source = from(first_chunk, 0) ^ vector * int(sizeof(Vector));
+    int const target = to(first_chunk, vector * kElements);
 #pragma unroll 1
-    for (int unit = warp; unit < Raw::kPanels * kBatches; unit += Warps) {
-      int const panel = unit / kBatches;
-      int const batch = unit % kBatches * kBatch * kLaneGroups;
+    for (unsigned unit = warp; unit < Raw::kPanels * kBatches; unit += Warps) {
+      unsigned const panel = unit / kBatches;
+      unsigned const batch = unit % kBatches * kBatch * kLaneGroups;
       char const* const panel_source = raw + panel * Raw::kPanelBytes;
-      char* const panel_target = ready + panel * Raw::kPanelExtent * Ready::kSpan + batch / kPanelChunks * Ready::kPanelBytes;
+      char* const panel_target =
+          ready + panel * Raw::kPanelExtent * Ready::kSpan + batch / kPanelChunks * Ready::kPanelBytes;
       int const batch_source = source ^ from(batch, 0);
       int const batch_target = target ^ to(batch % kPanelChunks, 0);
-      uint32_t rows[kBatch][kChunkRows];
+      Vector rows[kBatch][kChunkRows];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j)
 #pragma unroll
         for (int i = 0; i < kChunkRows; ++i)
-          rows[j][i] = *reinterpret_cast<uint32_t const*>(panel_source + (batch_source ^ from(j * kLaneGroups, i)));
+          rows[j][i] = *reinterpret_cast<Vector const*>(panel_source + (batch_source ^ from(j * kLaneGroups, i)));
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        auto& words = rows[j];
         if constexpr (kSize == 1) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(words[4 * i]));
+          for (int i = 0; i < kChunkRows; i += 4) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(rows[j][i]));
         }
 #pragma unroll
-        for (int i = 0; i < kWordElements; ++i)
-          *reinterpret_cast<uint4*>(panel_target + (batch_target ^ to(j * kLaneGroups, i))) = make_uint4(
-              words[i], words[i + kWordElements], words[i + 2 * kWordElements], words[i + 3 * kWordElements]);
+        for (int i = 0; i < kElements; ++i)
+          *reinterpret_cast<uint4*>(panel_target + (batch_target ^ to(j * kLaneGroups, i))) =
+              make_uint4(word(rows[j], i, 0), word(rows[j], i, 1), word(rows[j], i, 2), word(rows[j], i, 3));
       }
     }
   }
 
  private:
-  /// Byte in a panel of Raw of the first word of a row of a chunk along K.
+  /// Byte in a panel of Raw of the first element of a row of a chunk along K.
   __device__ static constexpr int from(int chunk, int row) {
     return swizzled<Raw::kSpan>((chunk * kChunkRows + row) * Raw::kSpan);
   }
   /// Byte in a panel of Ready of a chunk along K, the panel's own.
   __device__ static constexpr int to(int chunk, int mn) {
     return swizzled<Ready::kSpan>(mn * Ready::kSpan + chunk * 16);
+  }
+  /// Word `index` of the chunk of element `mn`: four rows of it, which transpose_bytes has made a word, or one.
+  __device__ static uint32_t word(Vector const (&rows)[kChunkRows], int mn, int index) {
+    return kSize == 1 ? rows[index * 4 + mn].words[0] : rows[index].words[mn];
   }
 };
 
