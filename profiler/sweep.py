@@ -37,7 +37,7 @@ from gemmill.runtime.store import Store
 DEFAULT_OPTIONS = Options()
 MAX_PARTIAL_BYTES = 1 << 30
 """Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
-TRANSPOSED_ROWS = 128
+TRANSPOSED_ROWS = 1024
 """Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
 
 

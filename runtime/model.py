@@ -19,7 +19,7 @@ from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, operand_swizzle
+from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, element_bytes, operand_swizzle, transposes
 from gemmill.runtime import model_parts, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
@@ -54,6 +54,8 @@ _ROW_CYCLES = 2.2
 """What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
 _WIDE_ROW = 128
 """Bytes of a row of a box at most."""
+_TRANSPOSED_BYTES_PER_CYCLE = 13.0
+"""What three warps transpose in shared memory."""
 _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _TILE_NS = 1020.0
@@ -118,6 +120,8 @@ class Columns(NamedTuple):
     step_rows: Floats
     """Rows of boxes that a block asks TMA for in a step where those of A or B are narrow, as of an mn-major operand
     whose tile is no multiple of 128 bytes; else 0, since the constants were fitted to what wide ones take."""
+    step_transposed: Floats
+    """Bytes of it that a block transposes in shared memory."""
     latency_ns: Floats
     """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
     whose rates include what they do not."""
@@ -195,6 +199,7 @@ class Columns(NamedTuple):
             ),
             step_bytes=tile_k * (loaded_a + loaded_b),
             step_rows=np.where(np.minimum(row_a, row_b) < _WIDE_ROW, rows_a / cluster_n + rows_b / cluster_m, 0.0),
+            step_transposed=column([_transposed_bytes(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
@@ -219,6 +224,15 @@ def _row_bytes(config: GemmConfig) -> tuple[int, int]:
         return _WIDE_ROW, _WIDE_ROW
     own = fields_of(config)
     return operand_swizzle(own, "a"), operand_swizzle(own, "b")
+
+
+def _transposed_bytes(config: GemmConfig) -> int:
+    """Bytes of a stage that are transposed in shared memory."""
+    if config.family != "wgmma" or config.a.major == config.b.major == "k":
+        return 0
+    own = fields_of(config)
+    tile = {"a": config.tile.m, "b": config.tile.n}
+    return sum(tile[x] * config.tile.k * element_bytes(own, x) for x in tile if transposes(own, x))
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:
@@ -359,7 +373,8 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # One step along K of one tile.
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
-    load_ns = np.maximum(k.step_bytes / load_rate, k.step_rows * _ROW_CYCLES / gpu.clock_ghz)
+    own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.step_transposed / _TRANSPOSED_BYTES_PER_CYCLE)
+    load_ns = np.maximum(k.step_bytes / load_rate, own_cycles / gpu.clock_ghz)
     paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     steps = np.ceil(problem.k / k.splits / k.tile_k)

@@ -68,7 +68,7 @@ def test_a_row_vector_is_as_aligned_as_its_address() -> None:
 
 
 def test_kernels_of_equal_formats_are_measured_side_by_side() -> None:
-    found = units(CONFIGS, [Shape(256, 64, 64), Shape(512, 64, 64)])
+    found = units(CONFIGS, [Shape(2048, 64, 64), Shape(4096, 64, 64)])
     plain = [config for config in CONFIGS if is_measured(config)]
     assert sum(len(unit.configs) for unit in found) == 2 * len(plain)
     assert len(plain) < len(CONFIGS)
