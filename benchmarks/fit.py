@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,10 +46,10 @@ FASTEST = 5
 """How many kernels of a problem: what a choice names, its runners-up among them."""
 SETTINGS = {
     "objective": "l2",
-    "learning_rate": 0.15,
+    "learning_rate": 0.25,
     "max_depth": DEPTH,
     "num_leaves": 2**DEPTH,
-    "min_data_in_leaf": 20,
+    "min_data_in_leaf": 10,
     "lambda_l2": 1e-3,
     "deterministic": True,
     "force_row_wise": True,
@@ -297,10 +297,12 @@ def fit(rows: Sequence[Rows]) -> Any:
     """A LightGBM model of measured over analytic time, logarithms."""
     import lightgbm
 
+    # A problem that many runs have weighs more than one that a single run has, but not as many times as much.
+    runs = Counter(r.problem for r in rows)
     data = lightgbm.Dataset(
         np.concatenate([r.features for r in rows]),
         np.concatenate([r.measured - r.analytic for r in rows]),
-        weight=np.concatenate([r.weights for r in rows]) * 1e3,
+        weight=np.concatenate([r.weights / math.sqrt(runs[r.problem]) for r in rows]) * 1e3,
     )
     return lightgbm.train(SETTINGS, data, TREES)
 

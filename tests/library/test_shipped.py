@@ -58,6 +58,15 @@ def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
     assert len(served) == 32
 
 
+@pytest.mark.parametrize("name", ["bf16", "f16", "fp8", "int8", "tf32"])
+def test_tiles_fit_any_number_of_tokens(name: str) -> None:
+    """As rows of tiles, or as columns of D^T; 65 tokens in tiles of 128 are computed as twice as many."""
+    where = "a.major == 'k' and b.major == 'k' and c.dtype == 'none' and scheduler.batching == 'strided'"
+    extents = {c.tile.m if c.d.major == "n" else c.tile.n for c in load_manifest(name).expand(where=where)}
+    wasted = {m: min(-(-m // extent) * extent / m for extent in extents if extent >= 48) for m in range(65, 1025)}
+    assert max(wasted.values()) < 1.25
+
+
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_few_rows_of_any_strides_and_alignment_are_served(name: str) -> None:
     gemv = [*load_manifest(name).expand(where="schedule == 'gemv'")]

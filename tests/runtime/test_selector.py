@@ -24,7 +24,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.rules import legal
 from gemmill.runtime.decisions import Decision, read_decisions
 from gemmill.runtime.measured import measured
-from gemmill.runtime.model import Columns, estimate
+from gemmill.runtime.model import Columns, analytic, estimate
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.selector import RUNNERS_UP, Selector, faults, needs_swap, with_epilogue
 
@@ -389,6 +389,31 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
 
     assert us("mn", 128) == us("k", 128)
     assert us("mn", 112) > 1.5 * us("k", 112)
+
+
+def _us(name: str, asked: GemmProblem) -> float:
+    """What the analytic model says of one kernel."""
+    figures, _ = analytic(Columns.of([parse_name(name)]), asked, H200)
+    return float(figures.us[0])
+
+
+def test_rows_outside_an_operand_cost_time_but_where_boxes_are_cut() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x144x64_{}_pingpong_s5_m8_k1_linear"
+    alone, shared = name.format("1x1"), name.format("1x2")
+    wide = problem(128, 9216, 8192)
+    for rows in (136, 192):  # of a second tile, 120 rows and 64 lie outside
+        assert _us(alone, replace(wide, m=rows)) > 1.05 * _us(alone, replace(wide, m=256))
+    assert _us(alone, replace(wide, m=136)) > _us(alone, replace(wide, m=192))
+    assert _us(alone, replace(wide, m=80)) <= _us(alone, wide)
+    assert _us(shared, replace(wide, m=80)) > _us(shared, wide)
+
+
+def test_transposing_takes_time_and_registers_do_not() -> None:
+    name = "sm90a_tf32{}16_tf32{}16_f32_none_f32n16_128x128x32_1x1_cooperative_s4_m8_k1_linear"
+    square = GemmProblem(4096, 4096, 4096, 1, "tf32", "k", "tf32", "k", "f32", "f32", "n")
+    k_major = _us(name.format("k", "k"), square)
+    assert _us(name.format("mn", "k"), square) == pytest.approx(k_major, rel=0.01)
+    assert _us(name.format("k", "mn"), square) > 1.5 * k_major
 
 
 def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> None:
