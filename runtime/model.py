@@ -366,7 +366,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     ``last wave``: the part of the GPU that it fills. ``outside``: a step in the mean of an SM's tiles, over one of a
     tile that lies inside the operands.
     """
-    uneven = problem.batching == "grouped"
+    uneven, strided = problem.batching == "grouped", problem.batching == "strided"
     k, problem = columns, problem.typical()
     m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
 
@@ -385,13 +385,15 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     # One step along K of one tile.
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
     own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.step_transposed / _TRANSPOSED_BYTES_PER_CYCLE)
-    step_bytes = k.step_bytes_a * _inside(m, k.tile_m, k.cluster_n, k.panels_a)
-    step_bytes += k.step_bytes_b * _inside(n, k.tile_n, k.cluster_m, k.panels_b)
+    step_bytes, outside_ns = k.step_bytes_a + k.step_bytes_b, np.zeros_like(m)
+    if strided:  # groups and arrays have neighbours, and boxes that are not cut
+        step_bytes = k.step_bytes_a * _inside(m, k.tile_m, k.cluster_n, k.panels_a)
+        step_bytes += k.step_bytes_b * _inside(n, k.tile_n, k.cluster_m, k.panels_b)
+        outside_ns = _outside_cycles(k, m, n, clusters_m, clusters_n) / gpu.clock_ghz
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
     paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     # Of the tiles of an SM, one may reach outside an operand.
-    outside_ns = _outside_cycles(k, m, n, clusters_m, clusters_n) / gpu.clock_ghz * (problem.batching == "strided")
     paces_outside = np.stack([paces[0], load_ns + outside_ns, paces[2]])
     steps = np.ceil(problem.k / k.splits / k.tile_k)
     mean_step_ns = step_ns + (_norm(paces_outside, _STEP_SHARPNESS) - step_ns) / waves
