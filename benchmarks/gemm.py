@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
     arguments = parser.parse_args()
 
+    from gemmill.library.errors import UnsupportedProblemError
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
@@ -106,8 +107,16 @@ def main() -> None:
     def picked(problem: GemmProblem) -> str | None:
         return None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
 
+    @cache
+    def selected(problem: GemmProblem) -> str | None:
+        try:
+            return selector.select(problem).name
+        except UnsupportedProblemError as error:
+            note(str(error))
+            return None
+
     def choices(problem: GemmProblem) -> dict[str, str | None]:
-        return {"selected": selector.select(problem).name, "heuristics": picked(problem)}
+        return {"selected": selected(problem), "heuristics": picked(problem)}
 
     def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
         if not arguments.json:
