@@ -44,6 +44,8 @@ SAMPLE = [
     "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear",
     "sm90a_e4m3k16_f16mn16_f32_f16n16_f16n16_128x256x64_1x1_cooperative_s3_m8_k1_linear",
     "sm90a_tf32mn16_tf32mn16_f32_none_f32n16_128x64x32_1x2_pingpong_s3_m8_k1_linear",
+    # A from registers, with as many accumulators beside its fragments as there may be.
+    "sm90a_tf32mn16_tf32k16_f32_none_f32m16_128x256x32_2x1_cooperative_s4_m8_k1_linear",
     # No register to spare beside 192 accumulators, nor for any of four consumers.
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_1x2_cooperative_s3_m8_k1_linear",
     "sm90a_u4k16s1x64_bf16k16_f32_none_bf16m16_64x32x256_1x1_cooperative_s7_m8_k1_linear",
