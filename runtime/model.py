@@ -209,8 +209,8 @@ class Columns(NamedTuple):
             step_bytes_a=tile_k * loaded_a,
             step_bytes_b=tile_k * loaded_b,
             step_rows=np.where(np.minimum(row_a, row_b) < _WIDE_ROW, rows_a / cluster_n + rows_b / cluster_m, 0.0),
-            panels_a=np.where(wgmma & [c.a.major == "k" for c in configs], tile_k * bytes_a / row_a, 0.0),
-            panels_b=np.where(wgmma & [c.b.major == "k" for c in configs], tile_k * bytes_b / row_b, 0.0),
+            panels_a=np.where(wgmma & [c.a.major == "k" for c in configs], rows_a / tile_m, 0.0),
+            panels_b=np.where(wgmma & [c.b.major == "k" for c in configs], rows_b / tile_n, 0.0),
             step_transposed=column([_transposed_bytes(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
@@ -393,9 +393,10 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.step_transposed / _TRANSPOSED_BYTES_PER_CYCLE)
     step_bytes, outside_ns = k.step_bytes_a + k.step_bytes_b, np.zeros_like(m)
     if strided:  # groups and arrays have neighbours, and boxes that are not cut
-        step_bytes = k.step_bytes_a * _inside(m, k.tile_m, k.cluster_n, k.panels_a)
-        step_bytes += k.step_bytes_b * _inside(n, k.tile_n, k.cluster_m, k.panels_b)
-        outside_ns = _outside_cycles(k, m, n, clusters_m, clusters_n) / gpu.clock_ghz
+        inside_a, outside_a = _boxes(m, k.tile_m, clusters_m * k.cluster_m, k.cluster_n, k.panels_a)
+        inside_b, outside_b = _boxes(n, k.tile_n, clusters_n * k.cluster_n, k.cluster_m, k.panels_b)
+        step_bytes = k.step_bytes_a * inside_a + k.step_bytes_b * inside_b
+        outside_ns = _OUTSIDE_CYCLES * (outside_a + outside_b) / gpu.clock_ghz
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
     paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
@@ -457,25 +458,16 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     }
 
 
-def _inside(extent: Floats, tile: Floats, peers: Floats, panels: Floats) -> Floats:
-    """The part of an operand's rows in a tile that its boxes have: those that no block shares are cut to operands of
-    fewer rows than a tile (``TmaBox.clips``)."""
-    return np.where((peers == 1) & (panels > 0), np.minimum(extent / tile, 1.0), 1.0)
+def _boxes(extent: Floats, tile: Floats, tiles: Floats, peers: Floats, panels: Floats) -> tuple[Floats, Floats]:
+    """Of an operand with so many rows, in tiles that cover them: the part of a tile's rows that boxes have, and the
+    rows of boxes outside the operand in a step of the tile that reaches furthest beyond it.
 
-
-def _outside_cycles(k: Columns, m: Floats, n: Floats, clusters_m: Floats, clusters_n: Floats) -> Floats:
-    """What a step of the tile that reaches furthest outside A and B takes longer for the rows of boxes that do.
-
-    Blocks that share an operand load a slice of its rows each. Boxes that are cut have no such rows.
+    Boxes that no block shares are cut to operands of fewer rows than a tile (``TmaBox.clips``); blocks that share an
+    operand load a slice of a tile's rows each.
     """
-
-    def rows(extent: Floats, tile: Floats, clusters: Floats, along: Floats, peers: Floats) -> Floats:
-        beyond = np.minimum(clusters * along * tile - extent, tile / peers)
-        return np.where((extent <= tile) & (peers == 1), 0.0, beyond)  # as _inside
-
-    rows_a = rows(m, k.tile_m, clusters_m, k.cluster_m, k.cluster_n)
-    rows_b = rows(n, k.tile_n, clusters_n, k.cluster_n, k.cluster_m)
-    return _OUTSIDE_CYCLES * (rows_a * k.panels_a + rows_b * k.panels_b)
+    cut = (peers == 1) & (panels > 0) & (extent <= tile)
+    beyond = np.minimum(tiles * tile - extent, tile / peers) * panels
+    return np.where(cut, extent / tile, 1.0), np.where(cut, 0.0, beyond)
 
 
 def _norm(times: Floats, sharpness: float) -> Floats:
