@@ -37,9 +37,12 @@ SETS = ("bf16", "f16", "fp8", "int8", "tf32")
 """Whose kernels."""
 CHANGED = {"stream": datetime(2026, 11, 22, 12, tzinfo=UTC)}
 """Since when kernels of a decomposition share K as they do: earlier measurements do not count."""
-CUT = datetime(2026, 11, 22, 18, tzinfo=UTC)
-"""Since when boxes are cut to operands of fewer rows than a tile. Of the kernels that this changes earlier measurements
-do not count for the trees; for the tables they do, where the first few hardly changed."""
+CUT = datetime(2026, 11, 23, tzinfo=UTC)
+"""Since when boxes end with the operands. Of the kernels that this changes earlier measurements do not count for the
+trees; for the tables they do, where the first few hardly changed."""
+BEYOND = 1 / 16
+"""Rows of a tile, and of the others of its cluster, that may lie beyond A and B for a kernel to count as unchanged; of
+the rows of A and B in a tile."""
 RECENT = 2
 """Runs of a problem that tell which kernels were the fastest there."""
 FASTEST = 5
@@ -174,7 +177,7 @@ def counts(measurement: Any) -> bool:
 
 
 def loads_as_measured(measurement: Any) -> bool:
-    """Whether the kernel's boxes are what they were on this problem (``TmaBox.clips``)."""
+    """Whether the kernel's boxes are about what they were on this problem (``TmaBox.part``)."""
     from gemmill.library.names import parse_name
     from gemmill.profiler.baseline import BASELINES
     from gemmill.runtime.selector import needs_swap
@@ -184,15 +187,20 @@ def loads_as_measured(measurement: Any) -> bool:
         return True
     if needs_swap(parse_name(measurement.kernel), problem):
         problem = problem.transposed
-    return not any(getattr(problem, box.strided) < box.box[1] for box in _cut_boxes(measurement.kernel))
+    rows, tiles = _cut_tiles(measurement.kernel)
+    return sum(-getattr(problem, extent) % tile for extent, tile in tiles.items()) <= BEYOND * rows
 
 
 @cache
-def _cut_boxes(kernel: str) -> tuple[Any, ...]:
+def _cut_tiles(kernel: str) -> tuple[int, dict[str, int]]:
+    """The rows of A and B in a tile; and by extent the rows of a cluster's tiles, where boxes end with the operand."""
     from gemmill.emitters.emit import launch_spec
     from gemmill.library.names import parse_name
 
-    return tuple(box for box in launch_spec(parse_name(kernel)).boxes if box.clips)
+    spec = launch_spec(parse_name(kernel))
+    cut = {box.strided for box in spec.boxes if box.part == "tail"}
+    rows = zip("mn", spec.tile, spec.cluster, strict=True)
+    return sum(spec.tile), {extent: tile * blocks for extent, tile, blocks in rows if extent in cut}
 
 
 def by_problem(measurements: Iterable[Any]) -> dict[Any, dict[str, Any]]:

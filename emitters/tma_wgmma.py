@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from string import Template
 from typing import Literal
@@ -75,12 +76,15 @@ _PARAMETERS = {
     **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
     "groups_pointer": 8,
 }
-"""Bytes of each scalar of ``GemmParams``, in their order after the four descriptors."""
+"""Bytes of each scalar of ``GemmParams``, in their order after the descriptors."""
+
+_DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
+"""The descriptors of ``GemmParams``, in their order."""
 
 
 def _offsets(config: GemmConfig) -> dict[str, int]:
     """Byte offset of each scalar: naturally aligned, as C++ lays them out."""
-    offsets, end = {}, 4 * TMA_BYTES
+    offsets, end = {}, len(_DESCRIPTORS) * TMA_BYTES
     for name, size in _PARAMETERS.items():
         offsets[name] = resources.align_up(end, size)
         end = offsets[name] + size
@@ -90,26 +94,36 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     return offsets
 
 
-def _box(fields: Fields, operand: Literal["a", "b"], index: int) -> TmaBox:
-    """Box of an input: one panel, this block's slice of its rows."""
+def _at(descriptor: str) -> int:
+    """Byte offset of a descriptor of ``GemmParams``."""
+    return _DESCRIPTORS.index(descriptor) * TMA_BYTES
+
+
+def _boxes(fields: Fields, operand: Literal["a", "b"]) -> Iterator[TmaBox]:
+    """Boxes of an input: one panel, this block's slice of its rows; and what these leave of the operand's rows."""
     mn: Literal["m", "n"] = "m" if operand == "a" else "n"
     k_major = fields[f"{operand}.major"] == "k"
     peers = resources.integer(fields, "cluster.n" if operand == "a" else "cluster.m")
     span = resources.operand_swizzle(fields, operand)
-    groups_k = fields["scheduler.batching"] == "kgrouped"
+    batching = fields["scheduler.batching"]
+    # The rows of a group have neighbours, which boxes reach into, and those of arrays and along K are found otherwise.
+    cut = k_major and batching in (("strided",) if operand == "a" else ("strided", "grouped", "masked"))
     rows = resources.integer(fields, f"tile.{mn}" if k_major else "tile.k")
-    return TmaBox(
+    box = TmaBox(
         operand=operand,
         dtype=fields[f"{operand}.dtype"],  # type: ignore[arg-type]
         contiguous="k" if k_major else mn,
         strided=mn if k_major else "k",
         box=(span // resources.element_bytes(fields, operand), rows // peers),
         swizzle=span,
-        offset=index * TMA_BYTES,
-        window=rows if groups_k else 0,
-        clips=k_major and peers == 1 and fields["scheduler.batching"] == "strided",
-        anywhere=fields["scheduler.batching"] == "array",
+        offset=_at(operand),
+        window=rows if batching == "kgrouped" else 0,
+        part="whole" if cut else "",
+        anywhere=batching == "array",
     )
+    yield box
+    if cut:
+        yield replace(box, part="tail", offset=_at(f"{operand}_tail"))
 
 
 def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -> TmaBox:
@@ -126,12 +140,12 @@ def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -
     )
 
 
-def _subtile_box(fields: Fields, operand: Literal["c", "d"], index: int) -> TmaBox:
+def _subtile_box(fields: Fields, operand: Literal["c", "d"]) -> TmaBox:
     """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
     row_groups = fields["scheduler.batching"] in ("grouped", "masked")
     staged = resources.stored_dtype(fields, operand), str(fields[f"{operand}.major"])
     box = _staged_box(
-        fields, "partials" if fields["scheduler.decomposition"] == "split" else operand, staged, index * TMA_BYTES
+        fields, "partials" if fields["scheduler.decomposition"] == "split" else operand, staged, _at(operand)
     )
     window = resources.SUBTILE_M if operand == "d" and row_groups else 0
     return replace(box, window=window, anywhere=fields["scheduler.batching"] == "array")
@@ -154,10 +168,10 @@ def _staged_box(fields: Fields, name: str, staged: resources.Format, offset: int
 def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a config's kernel."""
     fields = fields_of(config)
-    boxes = [_box(fields, "a", 0), _box(fields, "b", 1)]
+    boxes = [*_boxes(fields, "a"), *_boxes(fields, "b")]
     if resources.stored_dtype(fields, "c") != "none":
-        boxes.append(_subtile_box(fields, "c", 2))
-    boxes.append(_subtile_box(fields, "d", 3))
+        boxes.append(_subtile_box(fields, "c"))
+    boxes.append(_subtile_box(fields, "d"))
     offsets = _offsets(config)
     entry = f"gemmill_{kernel_name(config)}"
     params_bytes = resources.align_up(max(offsets.values()) + 8, 64)
@@ -196,9 +210,10 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         "cluster_n": launch.cluster[1],
         "params_bytes": launch.params_bytes,
     }
-    constants.update({f"offset_{operand}": i * TMA_BYTES for i, operand in enumerate("abcd")})
+    constants.update({f"offset_{operand}": _at(operand) for operand in "abcd"})
     constants.update({f"offset_{name}": launch.offsets[name] for name in _PARAMETERS})
-    boxes = {"d" if box.operand == "partials" else box.operand: box for box in launch.boxes}
+    tails = {box.operand: box for box in launch.boxes if box.part == "tail"}
+    boxes = {"d" if box.operand == "partials" else box.operand: box for box in launch.boxes if box.part != "tail"}
     for operand in ("a", "b", "c", "d"):
         box = boxes.get(operand)
         constants[f"box_{operand}_contiguous"] = box.box[0] if box else 0
@@ -208,7 +223,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     for operand in ("scale", "zero"):
         constants[f"offset_{operand}"] = boxes[operand].offset if operand in boxes else 0
     constants["groups"] = boxes["scale"].box[1] if "scale" in boxes else 0
-    constants |= {f"clips_{operand}": int(boxes[operand].clips) for operand in ("a", "b")}
+    constants |= {f"offset_{x}_tail": tails[x].offset if x in tails else 0 for x in ("a", "b")}
     constants["offset_epilogue"] = launch.offsets["epilogue"]
     if launch.cluster_k > 1:
         constants["splits"] = launch.cluster_k

@@ -40,12 +40,18 @@ class TmaBox:
     """Where not 0, the kernel clips boxes at any row, not only at the tensor's last: the strided extent is this many
     rows, and a third one slides them over the tensor, starting that many rows before it. A box at row ``window - v`` of
     the window that starts ``i + v`` rows on has rows ``i``, ``i + 1``, …, and TMA clips all but the first ``v``."""
-    clips: bool = False
-    """Whether the box is cut to a strided extent that is shorter: a row beyond an operand takes TMA as long as three of
-    its rows. What the box leaves of a stage is not written, and nothing that is stored depends on it."""
+    part: Literal["", "whole", "tail"] = ""
+    """Boxes that end with the operand, since a row beyond it takes TMA as long as three of its rows, have two
+    descriptors: ``whole`` boxes, of which the strided extent may have none, and the ``tail`` of rows that these leave,
+    if they do. What a cut box leaves of a stage is not written, and nothing that is stored depends on it."""
     anywhere: bool = False
     """Whether the matrices lie at addresses that the kernel knows. The descriptor then has rank 4 and begins at address
     0: its third extent steps 16 bytes, its fourth 2^35."""
+
+    def rows(self, strided: int) -> int:
+        """Rows of the box where the operand has so many; 0 where no box is like this."""
+        rows = self.box[1]
+        return {"": rows, "whole": rows if strided >= rows else 0, "tail": strided % rows}[self.part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,7 @@ class LaunchSpec:
     parts: Parts | None = None
     """None where one block, or one cluster, sums all of K for a tile."""
     boxes: tuple[TmaBox, ...]
-    """TMA descriptors, in the order of their offsets."""
+    """TMA descriptors. Those of A and B come first."""
     params_bytes: int
     """Size of the parameter struct."""
     offsets: dict[str, int]

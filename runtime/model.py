@@ -57,8 +57,6 @@ _ROW_CYCLES = 2.2
 """What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
 _WIDE_ROW = 128
 """Bytes of a row of a box at most."""
-_OUTSIDE_CYCLES = 2.5
-"""What it takes for a row of 128 bytes that lies outside its operand, beyond one inside (docs/performance.md)."""
 _TRANSPOSED_BYTES_PER_CYCLE = 13.0
 """What three warps transpose in shared memory."""
 _LATENCY_NS = 1430.0
@@ -126,9 +124,6 @@ class Columns(NamedTuple):
     step_rows: Floats
     """Rows of boxes that a block asks TMA for in a step where those of A or B are narrow, as of an mn-major operand
     whose tile is no multiple of 128 bytes; else 0, since the constants were fitted to what wide ones take."""
-    panels_a: Floats
-    """Rows of boxes of a K-major A for each of its own rows in a step, 0 of another; so of B."""
-    panels_b: Floats
     step_transposed: Floats
     """Bytes of it that a block transposes in shared memory."""
     latency_ns: Floats
@@ -209,8 +204,6 @@ class Columns(NamedTuple):
             step_bytes_a=tile_k * loaded_a,
             step_bytes_b=tile_k * loaded_b,
             step_rows=np.where(np.minimum(row_a, row_b) < _WIDE_ROW, rows_a / cluster_n + rows_b / cluster_m, 0.0),
-            panels_a=np.where(wgmma & [c.a.major == "k" for c in configs], rows_a / tile_m, 0.0),
-            panels_b=np.where(wgmma & [c.b.major == "k" for c in configs], rows_b / tile_n, 0.0),
             step_transposed=column([_transposed_bytes(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
@@ -324,7 +317,6 @@ FEATURES = (
     ),
     *("splits", "pingpong", "split", "fused", "stream", "raster M", "swizzle", "gemv", "us", "tiles", "waves"),
     *("utilisation", "bound", "loads", "DRAM", "power", "filled M", "filled N", "steps", "active", "last wave"),
-    "outside",
 )
 """Names of the figures that trees may ask for."""
 
@@ -369,8 +361,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     ``loads``: of a step, over its MMAs. ``DRAM``, ``power``: over all of the time. ``filled M``, ``filled N``: the part
     of the tiles that lies inside the problem. ``steps``: along K, of a tile. ``active``: SMs that have work.
-    ``last wave``: the part of the GPU that it fills. ``outside``: a step in the mean of an SM's tiles, over one of a
-    tile that lies inside the operands.
+    ``last wave``: the part of the GPU that it fills.
     """
     uneven, strided = problem.batching == "grouped", problem.batching == "strided"
     k, problem = columns, problem.typical()
@@ -391,20 +382,14 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     # One step along K of one tile.
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
     own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.step_transposed / _TRANSPOSED_BYTES_PER_CYCLE)
-    step_bytes, outside_ns = k.step_bytes_a + k.step_bytes_b, np.zeros_like(m)
-    if strided:  # groups and arrays have neighbours, and boxes that are not cut
-        inside_a, outside_a = _boxes(m, k.tile_m, clusters_m * k.cluster_m, k.cluster_n, k.panels_a)
-        inside_b, outside_b = _boxes(n, k.tile_n, clusters_n * k.cluster_n, k.cluster_m, k.panels_b)
-        step_bytes = k.step_bytes_a * inside_a + k.step_bytes_b * inside_b
-        outside_ns = _OUTSIDE_CYCLES * (outside_a + outside_b) / gpu.clock_ghz
+    step_bytes = k.step_bytes_a + k.step_bytes_b
+    if strided:  # boxes end with the operands
+        step_bytes = k.step_bytes_a * np.minimum(m / k.tile_m, 1) + k.step_bytes_b * np.minimum(n / k.tile_n, 1)
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
     paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
-    # Of the tiles of an SM, one may reach outside an operand.
-    paces_outside = np.stack([paces[0], load_ns + outside_ns, paces[2]])
     steps = np.ceil(problem.k / k.splits / k.tile_k)
-    mean_step_ns = step_ns + (_norm(paces_outside, _STEP_SHARPNESS) - step_ns) / waves
-    loop_ns = steps * mean_step_ns
+    loop_ns = steps * step_ns
 
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
@@ -412,9 +397,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
     if k.stream.any():
-        sm_ns = np.where(
-            k.stream, model_parts.stream_ns(clusters, resident, steps, mean_step_ns, store_ns, k.tile), sm_ns
-        )
+        sm_ns = np.where(k.stream, model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, k.tile), sm_ns)
     sm_ns += _LATENCY_NS
 
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
@@ -454,20 +437,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
         "steps": steps,
         "active": active,
         "last wave": clusters / slots - waves + 1,
-        "outside": mean_step_ns / step_ns,
     }
-
-
-def _boxes(extent: Floats, tile: Floats, tiles: Floats, peers: Floats, panels: Floats) -> tuple[Floats, Floats]:
-    """Of an operand with so many rows, in tiles that cover them: the part of a tile's rows that boxes have, and the
-    rows of boxes outside the operand in a step of the tile that reaches furthest beyond it.
-
-    Boxes that no block shares are cut to operands of fewer rows than a tile (``TmaBox.clips``); blocks that share an
-    operand load a slice of a tile's rows each.
-    """
-    cut = (peers == 1) & (panels > 0) & (extent <= tile)
-    beyond = np.minimum(tiles * tile - extent, tile / peers) * panels
-    return np.where(cut, extent / tile, 1.0), np.where(cut, 0.0, beyond)
 
 
 def _norm(times: Floats, sharpness: float) -> Floats:

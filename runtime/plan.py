@@ -119,6 +119,8 @@ def _encode_descriptors(
         n = problem.d_columns if box.operand in ("c", "d") else problem.n
         sizes = {"m": problem.m, "n": n, "k": problem.k}
         extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
+        if not box.rows(extents[1]):
+            continue
         name = gemm.name(box.operand)
         batch = problem.batch if operand.batch_stride else 1
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr

@@ -110,8 +110,7 @@ def describe(
     for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
         if extent > MAX_EXTENT:
             raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
-    if box.clips:
-        box = replace(box, box=(box.box[0], min(box.box[1], extents[1])))
+    box = replace(box, box=(box.box[0], box.rows(extents[1])))
     if box.anywhere:
         return Descriptor(box, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
     if not box.window:

@@ -62,12 +62,17 @@ def test_a_window_clips_at_any_row(valid: int, first: int) -> None:
         assert at == plain.address + 64 * 208 + (first + i) * plain.strides[0]
 
 
-@given(rows=st.integers(1, 200))
-def test_a_box_is_cut_to_an_operand_of_fewer_rows(rows: int) -> None:
-    assert described(strided=rows).box.box == BOX.box
-    cut = describe(replace(BOX, clips=True), 4096, 100, rows, 3, 104, 104 * 200)
-    assert cut.box.box == (BOX.box[0], min(rows, BOX.box[1]))
-    assert cut.extents == (100, rows, 3)
+@given(rows=st.integers(1, 1000))
+def test_whole_boxes_and_the_tail_are_the_operand(rows: int) -> None:
+    assert described(strided=rows).box.box == BOX.box, "boxes of no part reach beyond"
+    whole, tail = replace(BOX, part="whole"), replace(BOX, part="tail")
+    boxes = rows // BOX.box[1]
+    assert boxes * whole.rows(rows) + tail.rows(rows) == rows
+    for box in (whole, tail):
+        if box.rows(rows):
+            cut = describe(box, 4096, 100, rows, 3, 104, 104 * 1000)
+            assert cut.box.box == (BOX.box[0], box.rows(rows))
+            assert cut.extents == (100, rows, 3)
 
 
 def test_a_window_below_address_0_is_refused() -> None:

@@ -29,6 +29,7 @@ template <class Element_, MajorIn Major_, int TileMN, int TileK>
 struct StageLayout {
   using Element = Element_;
   static constexpr MajorIn kMajor = Major_;
+  static constexpr int kTileMN = TileMN;
   static constexpr int kContiguous = kMajor == MajorIn::K ? TileK : TileMN;
   static constexpr int kRows = kMajor == MajorIn::K ? TileMN : TileK;
   static constexpr int kSpan = swizzle_span(kContiguous * sizeof(Element));

@@ -8,28 +8,60 @@
 
 namespace gemmill {
 
+/// Where boxes of A or B end that would reach beyond the operand along MN: TMA makes zeros of rows outside, and takes two
+/// to three times as long for one as for a row that it reads.
+enum class Reach {
+  /// With the operand. What they leave of a stage holds what was there before; it ends in rows or columns of D that are
+  /// not stored.
+  Cut,
+  /// Anywhere: in other groups, whose rows they load.
+  Beyond,
+  /// TMA reads at the start of a descriptor's tensor where a box lies wholly outside, and that is no memory of the
+  /// operand: boxes are moved into it, and what they load must not be used.
+  Inside,
+};
+
 /// Loads this block's share of one stage of A or B, and multicasts it to the `Peers` blocks that need the same tile.
 ///
 /// Each peer loads 1/Peers of the rows of every panel; `slice` is this block's index among them, `mask` their ranks in
 /// the cluster. The full barrier of each receiving block counts the bytes.
 ///
-/// TMA reads at the start of a descriptor's tensor where a box lies wholly outside. With `Inside` that is no memory of the
-/// operand: boxes beyond its `extent` along MN are moved into it, and what they load must not be used.
-template <class Layout, int Peers, bool Inside = false>
+/// What happens beyond the operand's `extent` along MN is `Reach`'s to say. Peers release stages to each other, and none
+/// may be a lap ahead, which waiting for a load of each of the others ensures: a slice beyond the operand is loaded from
+/// its start, and the first panel always.
+template <class Layout, int Peers, Reach Beyond>
 struct StageLoad {
+  static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
   static constexpr int kRows = Layout::kRows / Peers;
   static_assert(Layout::kRows % (8 * Peers) == 0, "a multicast slice must hold whole groups of eight rows");
+  /// Whether some boxes have fewer rows, and so a descriptor of their own.
+  static constexpr bool kTails = Beyond == Reach::Cut && kAlongK;
 
   int slice;
   uint16_t mask;
-  int extent = 0;
+  int extent;
 
+  /// What arrives in a stage of the tile at `mn`, from all peers.
+  __device__ int bytes(int mn) const {
+    if constexpr (Beyond != Reach::Cut) return Layout::kBytes;
+    int const inside = max(min(extent - mn, Layout::kTileMN), 0);
+    if constexpr (!kAlongK) return max(ceil_div(inside, Layout::kPanelExtent), 1) * Layout::kPanelBytes;
+    int const elsewhere = Peers == 1 ? 0 : (Peers - ceil_div(inside, kRows)) * min(extent, kRows);
+    return (inside + elsewhere) * (Layout::kBytes / Layout::kTileMN);
+  }
+
+  /// `tail` is the descriptor of boxes of the rows that are left beyond whole ones; any, where there are no `kTails`.
   template <class... Outer>
-  __device__ void operator()(cute::TmaDescriptor const& descriptor, uint64_t& full, char* stage, int mn, int k,
-                             Outer... outer) const {
-    int const along = Layout::kMajor == MajorIn::K ? k : mn;
-    int row = (Layout::kMajor == MajorIn::K ? mn : k) + slice * kRows;
-    if constexpr (Inside && Layout::kMajor == MajorIn::K) row = min(row, extent - 1);
+  __device__ void operator()(cute::TmaDescriptor const& whole, cute::TmaDescriptor const& tail, uint64_t& full,
+                             char* stage, int mn, int k, Outer... outer) const {
+    int const along = kAlongK ? k : mn;
+    int row = (kAlongK ? mn : k) + slice * kRows;
+    if (kTails && row >= extent) {
+      if (Peers == 1) return;
+      row = 0;
+    }
+    cute::TmaDescriptor const& descriptor = kTails && row + kRows > extent ? tail : whole;
+    if constexpr (Beyond == Reach::Inside && kAlongK) row = min(row, extent - 1);
     constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     // Many narrow panels, unrolled, would cost the producer more registers than it has.
     constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;
@@ -37,7 +69,10 @@ struct StageLoad {
     for (int panel = 0; panel < Layout::kPanels; ++panel) {
       char* const target = stage + panel * Layout::kPanelBytes + slice * kRows * Layout::kSpan;
       int contiguous = along + panel * Layout::kPanelExtent;
-      if constexpr (Inside && Layout::kMajor == MajorIn::MN) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
+      if constexpr (!kAlongK) {
+        if (Beyond == Reach::Cut && panel > 0 && contiguous >= extent) break;
+        if (Beyond == Reach::Inside) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
+      }
       if constexpr (Peers == 1) {
         cute::SM90_TMA_LOAD::copy(&descriptor, &full, hint, target, contiguous, row, outer...);
       } else {

@@ -15,6 +15,8 @@ struct ScaleParams {
 /// What every GEMM takes. Descriptors first: they need 64-byte alignment.
 struct GemmParams {
   cute::TmaDescriptor a, b, c, d;
+  /// Of the rows that boxes of A and B leave over.
+  cute::TmaDescriptor a_tail, b_tail;
   int m, n, k, batch;
   /// Bit 0: A has a batch extent, bit 1: B, bit 2: C, further ones: matrices that the epilogue reads by TMA. A clear bit
   /// broadcasts the operand over the batch.

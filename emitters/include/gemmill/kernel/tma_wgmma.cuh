@@ -43,8 +43,8 @@ struct KernelSpec {
   uint32_t box_c_contiguous, box_c_strided, swizzle_c, window_c, box_d_contiguous, box_d_strided, swizzle_d, window_d;
   /// Of a's group scales and zero points, 0 without: where their descriptors are, and the groups of a stage.
   uint32_t offset_scale, offset_zero, groups;
-  /// Whether the boxes of an operand with fewer rows than a tile are cut to it.
-  uint32_t clips_a, clips_b;
+  /// Descriptors of the rows that boxes leave over, 0 where boxes reach beyond the operand.
+  uint32_t offset_a_tail, offset_b_tail;
   uint32_t offset_epilogue;
 };
 
@@ -145,9 +145,8 @@ struct TmaWgmmaGemm {
   enum : bool { kReadsGroups = kRowGroups || kGroupsK || kArray };
   /// Descriptors of A and B begin outside them. Every box then holds some of their K.
   static constexpr bool kInside = kGroupsK || kArray;
-  /// Operands whose boxes are cut to them where they have fewer rows than a tile (TmaBox.clips).
-  static constexpr bool kClipsA = RawA::kMajor == MajorIn::K && Config::kClusterN == 1 && !kReadsGroups;
-  static constexpr bool kClipsB = RawB::kMajor == MajorIn::K && Config::kClusterM == 1 && !kReadsGroups;
+  using LoadA = StageLoad<RawA, Config::kClusterN, kInside ? Reach::Inside : kRowGroups ? Reach::Beyond : Reach::Cut>;
+  using LoadB = StageLoad<RawB, Config::kClusterM, kInside ? Reach::Inside : Reach::Cut>;
   static_assert(!kInside || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
   static_assert(!kInside || ((RawA::kMajor == MajorIn::MN || RawA::kPanels == 1) &&
                              (RawB::kMajor == MajorIn::MN || RawB::kPanels == 1)),
@@ -187,8 +186,6 @@ struct TmaWgmmaGemm {
   static constexpr uint32_t kOffsetScale = sizeof(typename Scheduler::Params);
 
   static constexpr KernelSpec spec() {
-    using LoadA = StageLoad<RawA, Config::kClusterN>;
-    using LoadB = StageLoad<RawB, Config::kClusterM>;
     return {kThreads, kSharedBytes, Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN,
             sizeof(Params), offsetof(GemmParams, a), offsetof(GemmParams, b), offsetof(GemmParams, c),
             offsetof(GemmParams, d), offsetof(GemmParams, m), offsetof(GemmParams, n), offsetof(GemmParams, k),
@@ -202,7 +199,8 @@ struct TmaWgmmaGemm {
             SubtileC::kBoxStrided, SubtileC::kSpan, 0, SubtileD::kBoxContiguous, SubtileD::kBoxStrided, SubtileD::kSpan,
             kRowGroups ? kSubtileM : 0, Groups::kGroups > 0 ? kOffsetScale : 0,
             Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0, Groups::kGroups,
-            kClipsA, kClipsB, offsetof(Params, epilogue)};
+            LoadA::kTails ? uint32_t(offsetof(GemmParams, a_tail)) : 0,
+            LoadB::kTails ? uint32_t(offsetof(GemmParams, b_tail)) : 0, offsetof(Params, epilogue)};
   }
 
   template <class Reduction>
@@ -228,6 +226,8 @@ struct TmaWgmmaGemm {
     if (warp == 0 && cute::elect_one_sync()) {
       cute::prefetch_tma_descriptor(&params.a);
       cute::prefetch_tma_descriptor(&params.b);
+      if constexpr (LoadA::kTails) cute::prefetch_tma_descriptor(&params.a_tail);
+      if constexpr (LoadB::kTails) cute::prefetch_tma_descriptor(&params.b_tail);
       cute::prefetch_tma_descriptor(&params.d);
       pipeline.init();
       for (int i = 0; i < kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
@@ -269,13 +269,6 @@ struct TmaWgmmaGemm {
     }
   }
 
-  /// What arrives of A and B in a stage: boxes are cut to an operand of fewer rows than a tile.
-  __device__ static uint32_t stage_bytes(Params const& params) {
-    int const m = kClipsA ? min(params.m, Config::kTileM) : Config::kTileM;
-    int const n = kClipsB ? min(params.n, Config::kTileN) : Config::kTileN;
-    return m * (A::kBytes / Config::kTileM) + n * (B::kBytes / Config::kTileN);
-  }
-
   /// One thread issues the loads; where a warp shares the scheduler, the others follow it.
   __device__ static void produce(Params const& params, char* shared, StagePipeline& pipeline, Scheduler& scheduler) {
     bool const issues = !kRowGroups || cute::elect_one_sync();
@@ -285,16 +278,16 @@ struct TmaWgmmaGemm {
     uint32_t row = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
     uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
-    StageLoad<RawA, Config::kClusterN, kInside> const load_a{n, uint16_t(row), kInside ? params.m : 0};
-    StageLoad<RawB, Config::kClusterM, kInside> const load_b{m, uint16_t(column), kInside ? params.n : 0};
+    LoadA const load_a{n, uint16_t(row), params.m};
+    LoadB const load_b{m, uint16_t(column), params.n};
 
-    uint32_t const bytes = stage_bytes(params) + Groups::kBytes;
     Position at;
     bool waits = !kReadsGroups;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
       int const batch_a = params.batched & 1 ? work.batch : 0;
       int const batch_b = params.batched & 2 ? work.batch : 0;
+      uint32_t const bytes = load_a.bytes(work.m) + load_b.bytes(work.n) + Groups::kBytes;
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         if (!issues) continue;
         pipeline.acquire(at, bytes);
@@ -308,15 +301,15 @@ struct TmaWgmmaGemm {
           // A window of tile K rows: what is beyond the group's end arrives as zeros.
           int const rows = min(work.end - work.begin - k, Config::kTileK);
           int const place = work.begin + k + rows;
-          load_a(params.a, full, stage_a, work.m, Config::kTileK - rows, place, 0);
-          load_b(params.b, full, stage_b, work.n, Config::kTileK - rows, place, 0);
+          load_a(params.a, params.a, full, stage_a, work.m, Config::kTileK - rows, place, 0);
+          load_b(params.b, params.b, full, stage_b, work.n, Config::kTileK - rows, place, 0);
         } else if constexpr (kArray) {
           ArrayMatrix const matrix_a(params, Operand::A, work.batch), matrix_b(params, Operand::B, work.batch);
-          load_a(params.a, full, stage_a, work.m, k, matrix_a.low(), matrix_a.high());
-          load_b(params.b, full, stage_b, work.n, k, matrix_b.low(), matrix_b.high());
+          load_a(params.a, params.a, full, stage_a, work.m, k, matrix_a.low(), matrix_a.high());
+          load_b(params.b, params.b, full, stage_b, work.n, k, matrix_b.low(), matrix_b.high());
         } else {
-          load_a(params.a, full, stage_a, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
-          load_b(params.b, full, stage_b, work.n, k, batch_b);
+          load_a(params.a, params.a_tail, full, stage_a, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
+          load_b(params.b, params.b_tail, full, stage_b, work.n, k, batch_b);
         }
         if constexpr (Groups::kGroups > 0)
           Groups::load(params, full, shared + kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);

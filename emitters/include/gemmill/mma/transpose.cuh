@@ -43,11 +43,8 @@ struct StageTranspose {
   /// Vectors of a panel's row, lanes that share a row.
   static constexpr int kVectors = Raw::kSpan / (4 * kWords);
   static constexpr int kLaneGroups = 32 / kVectors;
-  /// Chunks of a lane in a panel of Raw, and how many of them it reads before it writes the first: 56 registers have room
-  /// for 16 words.
+  /// Chunks of a lane in a panel of Raw.
   static constexpr int kLaneChunks = kChunks / kLaneGroups;
-  static constexpr int kBatch = kLaneChunks < 16 / (kChunkRows * kWords) ? kLaneChunks : 16 / (kChunkRows * kWords);
-  static constexpr int kBatches = kLaneChunks / kBatch;
   static_assert((kChunks & (kChunks - 1)) == 0 && kPanelChunks % kLaneGroups == 0 && kChunks % kPanelChunks == 0,
                 "chunks along K are dealt out to lanes");
 
@@ -63,31 +60,26 @@ struct StageTranspose {
     int const source = from(first_chunk, 0) ^ vector * int(sizeof(Vector));
     int const target = to(first_chunk, vector * kElements);
 #pragma unroll 1
-    for (unsigned unit = warp; unit < Raw::kPanels * kBatches; unit += Warps) {
-      unsigned const panel = unit / kBatches;
-      unsigned const batch = unit % kBatches * kBatch * kLaneGroups;
+    for (unsigned unit = warp; unit < Raw::kPanels * kLaneChunks; unit += Warps) {
+      unsigned const panel = unit / kLaneChunks;
+      unsigned const chunk = unit % kLaneChunks * kLaneGroups;
       char const* const panel_source = raw + panel * Raw::kPanelBytes;
       char* const panel_target =
-          ready + panel * Raw::kPanelExtent * Ready::kSpan + batch / kPanelChunks * Ready::kPanelBytes;
-      int const batch_source = source ^ from(batch, 0);
-      int const batch_target = target ^ to(batch % kPanelChunks, 0);
-      Vector rows[kBatch][kChunkRows];
+          ready + panel * Raw::kPanelExtent * Ready::kSpan + chunk / kPanelChunks * Ready::kPanelBytes;
+      int const chunk_source = source ^ from(chunk, 0);
+      int const chunk_target = target ^ to(chunk % kPanelChunks, 0);
+      Vector rows[kChunkRows];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
+      for (int i = 0; i < kChunkRows; ++i)
+        rows[i] = *reinterpret_cast<Vector const*>(panel_source + (chunk_source ^ from(0, i)));
+      if constexpr (kSize == 1) {
 #pragma unroll
-        for (int i = 0; i < kChunkRows; ++i)
-          rows[j][i] = *reinterpret_cast<Vector const*>(panel_source + (batch_source ^ from(j * kLaneGroups, i)));
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if constexpr (kSize == 1) {
-#pragma unroll
-          for (int i = 0; i < kChunkRows; i += 4) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(rows[j][i]));
-        }
-#pragma unroll
-        for (int i = 0; i < kElements; ++i)
-          *reinterpret_cast<uint4*>(panel_target + (batch_target ^ to(j * kLaneGroups, i))) =
-              make_uint4(word(rows[j], i, 0), word(rows[j], i, 1), word(rows[j], i, 2), word(rows[j], i, 3));
+        for (int i = 0; i < kChunkRows; i += 4) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(rows[i]));
       }
+#pragma unroll
+      for (int i = 0; i < kElements; ++i)
+        *reinterpret_cast<uint4*>(panel_target + (chunk_target ^ to(0, i))) =
+            make_uint4(word(rows, i, 0), word(rows, i, 1), word(rows, i, 2), word(rows, i, 3));
     }
   }
 
