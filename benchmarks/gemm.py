@@ -28,6 +28,7 @@ FORMATS = {
         name: f"a.dtype == '{name}' and b.dtype == '{name}' and accumulator == 'f32' and d.dtype == '{d}'"
         for name, d in (("bf16", "bf16"), ("f16", "f16"), ("tf32", "f32"), ("f32", "f32"))
     },
+    "bf16-f32": "a.dtype == 'bf16' and b.dtype == 'bf16' and accumulator == 'f32' and d.dtype == 'f32'",
     "f16-f16": "a.dtype == 'f16' and b.dtype == 'f16' and accumulator == 'f16' and d.dtype == 'f16'",
     "f64": "a.dtype == 'f64' and b.dtype == 'f64' and accumulator == 'f64' and d.dtype == 'f64'",
     "int8": "a.dtype == 's8' and b.dtype == 's8' and d.dtype == 's32'",
