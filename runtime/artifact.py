@@ -16,7 +16,7 @@ from gemmill.library.fields import config_of, fields_of
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.names import kernel_name
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever the meaning of a stored field changes: older entries then become misses."""
 
 _MAGIC = b"gemmill\x01"
