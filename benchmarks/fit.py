@@ -188,7 +188,8 @@ def loads_as_measured(measurement: Any) -> bool:
     if needs_swap(parse_name(measurement.kernel), problem):
         problem = problem.transposed
     rows, tiles = _cut_tiles(measurement.kernel)
-    return sum(-getattr(problem, extent) % tile for extent, tile in tiles.items()) <= BEYOND * rows
+    beyond: int = sum(-getattr(problem, extent) % tile for extent, tile in tiles.items())
+    return beyond <= BEYOND * rows
 
 
 @cache
