@@ -57,7 +57,9 @@ _ROW_CYCLES = 2.2
 """What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
 _WIDE_ROW = 128
 """Bytes of a row of a box at most."""
-_TRANSPOSED_BYTES_PER_CYCLE = 13.0
+_TRANSPOSING_CYCLES = 250.0
+"""What transposing a stage takes beside the bytes: waiting for it, a fence and a barrier, one stage after the other."""
+_TRANSPOSED_BYTES_PER_CYCLE = 24.0
 """What three warps transpose in shared memory."""
 _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
@@ -124,8 +126,8 @@ class Columns(NamedTuple):
     step_rows: Floats
     """Rows of boxes that a block asks TMA for in a step where those of A or B are narrow, as of an mn-major operand
     whose tile is no multiple of 128 bytes; else 0, since the constants were fitted to what wide ones take."""
-    step_transposed: Floats
-    """Bytes of it that a block transposes in shared memory."""
+    transposing_cycles: Floats
+    """Clocks in which a block transposes what it must of a step, in shared memory."""
     latency_ns: Floats
     """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
     whose rates include what they do not."""
@@ -144,8 +146,8 @@ class Columns(NamedTuple):
     fused: Floats
     """Parts of K whose sums blocks add up within the kernel; 1 where there is but one."""
     fitted: Bools
-    """Whether trees correct the kernel: WGMMA and gemv kernels that multiply what they load, of certain majors, as
-    those that were measured do. The others serve what these cannot, or compete among themselves."""
+    """Whether trees correct the kernel: WGMMA and gemv kernels that multiply what they load. The others serve what
+    these cannot, or compete among themselves."""
 
     @classmethod
     def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> Columns:
@@ -204,7 +206,7 @@ class Columns(NamedTuple):
             step_bytes_a=tile_k * loaded_a,
             step_bytes_b=tile_k * loaded_b,
             step_rows=np.where(np.minimum(row_a, row_b) < _WIDE_ROW, rows_a / cluster_n + rows_b / cluster_m, 0.0),
-            step_transposed=column([_transposed_bytes(c) for c in configs]),
+            transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
@@ -214,7 +216,7 @@ class Columns(NamedTuple):
             swapped=np.full(len(configs), swapped),
             stages=stages,
             fused=np.where(fused, splits, 1.0),
-            fitted=wgmma & (bytes_a == bytes_b) & np.array(["any" not in (c.a.major, c.b.major) for c in configs]),
+            fitted=wgmma & (bytes_a == bytes_b) & np.array([_multiplies_as_loaded(c) for c in configs]),
         )
 
     @classmethod
@@ -231,13 +233,19 @@ def _row_bytes(config: GemmConfig) -> tuple[int, int]:
     return operand_swizzle(own, "a"), operand_swizzle(own, "b")
 
 
-def _transposed_bytes(config: GemmConfig) -> int:
-    """Bytes of a stage that are transposed in shared memory."""
+def _transposing_cycles(config: GemmConfig) -> float:
+    """Clocks in which a stage is transposed in shared memory, where it is."""
     if config.family != "wgmma" or config.a.major == config.b.major == "k":
-        return 0
+        return 0.0
     own = fields_of(config)
     tile = {"a": config.tile.m, "b": config.tile.n}
-    return sum(tile[x] * config.tile.k * element_bytes(own, x) for x in tile if transposes(own, x))
+    transposed = sum(tile[x] * config.tile.k * element_bytes(own, x) for x in tile if transposes(own, x))
+    return _TRANSPOSING_CYCLES + transposed / _TRANSPOSED_BYTES_PER_CYCLE if transposed else 0.0
+
+
+def _multiplies_as_loaded(config: GemmConfig) -> bool:
+    """Whether WGMMA reads the stages of A and B as TMA writes them: K-major, or of 16 bits."""
+    return all(x.major == "k" or (x.major == "mn" and x.type.bits == 16) for x in (config.a, config.b))
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:
@@ -381,7 +389,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # One step along K of one tile.
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
-    own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.step_transposed / _TRANSPOSED_BYTES_PER_CYCLE)
+    own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.transposing_cycles)
     step_bytes = k.step_bytes_a + k.step_bytes_b
     if strided:  # boxes end with the operands
         step_bytes = k.step_bytes_a * np.minimum(m / k.tile_m, 1) + k.step_bytes_b * np.minimum(n / k.tile_n, 1)

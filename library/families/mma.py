@@ -93,15 +93,9 @@ def _through_registers(f: Fields) -> tuple[str, ...]:
     return tuple(operand for operand in "ab" if f["arch"] in QUADPAIR_ARCHS or unit(operand) < ASYNC_BYTES)
 
 
-def _is_n_major(f: Fields) -> bool:
-    """Whether D, and C where there is one, are."""
-    return f["d.major"] == "n" and (f["c.dtype"] == "none" or f["c.major"] == "n")
-
-
-def _is_deep_or_wide(f: Fields) -> bool:
-    """Whether sums of f64 have stages too deep, or a tile too wide, to leave an expression as many registers."""
-    deep = integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES
-    return f["accumulator"] == "f64" and (deep or f["tile.n"] == max(TILE_MN))
+def _is_deep(f: Fields) -> bool:
+    """Whether sums of f64 have stages too deep to leave an expression as many registers."""
+    return f["accumulator"] == "f64" and integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES
 
 
 def _converts(f: Fields) -> bool:
@@ -111,7 +105,7 @@ def _converts(f: Fields) -> bool:
 
 def _registers(f: Fields) -> str | None:
     registers, why = accumulator_registers(f), ""
-    loaded, across = _through_registers(f), max(TILE_MN) in (f["tile.m"], f["tile.n"]) and not _is_n_major(f)
+    loaded, wide = _through_registers(f), max(TILE_MN) in (f["tile.m"], f["tile.n"])
     if f["a.dtype"] in FP8:
         why = ", as their MMAs of fp8 are several of f16 on sm_90"
     elif loaded:
@@ -123,10 +117,10 @@ def _registers(f: Fields) -> str | None:
     elif f["b.dtype"] == "f64" and f["b.major"] == "mn" and f["b.align"] == 8 and f["tile.n"] == max(TILE_MN):
         # ptxas spills them with four stages and more.
         why = f" beside the addresses of rows of {f['tile.n']} elements of B that are copied 8 bytes at a time"
-    elif f["epilogue"] != LINEAR and across:
-        why = f" beside an expression whose D has {max(TILE_MN)} rows or columns and is not n-major"
+    elif f["epilogue"] != LINEAR and wide:
+        why = f" beside a tile of {max(TILE_MN)} rows or columns"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
-    if f["epilogue"] != LINEAR and (_converts(f) or _is_deep_or_wide(f) or (loaded and across)):
+    if f["epilogue"] != LINEAR and (_converts(f) or _is_deep(f) or wide):
         limit, why = limit // 2, f"{why}; an expression leaves half"
     if registers <= limit:
         return None
@@ -242,10 +236,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-sync-registers",
-        (
-            *("tile.n", "tile.m", "tile.k", "accumulator", "epilogue", *_LOADED, "arch"),
-            *("d.major", "c.dtype", "c.major"),
-        ),
+        ("tile.n", "tile.m", "tile.k", "accumulator", "epilogue", *_LOADED, "arch"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",
