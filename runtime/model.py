@@ -19,7 +19,14 @@ from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
-from gemmill.library.resources import INSTRUCTION_K_BYTES, SUBTILE_M, element_bytes, operand_swizzle, transposes
+from gemmill.library.resources import (
+    INSTRUCTION_K_BYTES,
+    SUBTILE_M,
+    element_bytes,
+    multiplies_from_registers,
+    operand_swizzle,
+    transposes,
+)
 from gemmill.runtime import model_parts, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
@@ -244,8 +251,12 @@ def _transposing_cycles(config: GemmConfig) -> float:
 
 
 def _multiplies_as_loaded(config: GemmConfig) -> bool:
-    """Whether WGMMA reads the stages of A and B as TMA writes them: K-major, or of 16 bits."""
-    return all(x.major == "k" or (x.major == "mn" and x.type.bits == 16) for x in (config.a, config.b))
+    """Whether WGMMA reads the stages of A and B as TMA writes them."""
+    if config.a.major == config.b.major == "k":
+        return True
+    own = fields_of(config)
+    moved = multiplies_from_registers(own) or any(transposes(own, x) for x in "ab")
+    return not moved and "any" not in (config.a.major, config.b.major)
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:

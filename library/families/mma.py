@@ -94,8 +94,8 @@ def _through_registers(f: Fields) -> tuple[str, ...]:
 
 
 def _is_deep(f: Fields) -> bool:
-    """Whether sums of f64 have stages too deep to leave an expression as many registers."""
-    return f["accumulator"] == "f64" and integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES
+    """Whether operands of f64 have stages too deep to leave as many registers."""
+    return f["a.dtype"] == "f64" and integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES
 
 
 def _converts(f: Fields) -> bool:
@@ -110,7 +110,7 @@ def _registers(f: Fields) -> str | None:
         why = ", as their MMAs of fp8 are several of f16 on sm_90"
     elif loaded:
         why = f", as {' and '.join(loaded).upper()} is loaded through registers"
-    elif integer(f, "tile.k") * element_bytes(f, "a") > MAX_F64_K_BYTES and f["a.dtype"] == "f64":
+    elif _is_deep(f):
         why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
     elif f["accumulator"] == "f64" and f["epilogue"] != LINEAR:
         why = " beside an expression of f64"

@@ -29,13 +29,13 @@ enum class Reach {
 /// What happens beyond the operand's `extent` along MN is `Reach`'s to say. Peers release stages to each other, and none
 /// may be a lap ahead, which waiting for a load of each of the others ensures: a slice beyond the operand is loaded from
 /// its start, and the first panel always.
-template <class Layout, int Peers, Reach Beyond>
+template <class Layout, int Peers, Reach Boxes>
 struct StageLoad {
   static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
   static constexpr int kRows = Layout::kRows / Peers;
   static_assert(Layout::kRows % (8 * Peers) == 0, "a multicast slice must hold whole groups of eight rows");
   /// Whether some boxes have fewer rows, and so a descriptor of their own.
-  static constexpr bool kTails = Beyond == Reach::Cut && kAlongK;
+  static constexpr bool kTails = Boxes == Reach::Cut && kAlongK;
 
   int slice;
   uint16_t mask;
@@ -43,7 +43,7 @@ struct StageLoad {
 
   /// What arrives in a stage of the tile at `mn`, from all peers.
   __device__ int bytes(int mn) const {
-    if constexpr (Beyond != Reach::Cut) return Layout::kBytes;
+    if constexpr (Boxes != Reach::Cut) return Layout::kBytes;
     int const inside = max(min(extent - mn, Layout::kTileMN), 0);
     if constexpr (!kAlongK) return max(ceil_div(inside, Layout::kPanelExtent), 1) * Layout::kPanelBytes;
     int const elsewhere = Peers == 1 ? 0 : (Peers - ceil_div(inside, kRows)) * min(extent, kRows);
@@ -61,7 +61,7 @@ struct StageLoad {
       row = 0;
     }
     cute::TmaDescriptor const& descriptor = kTails && row + kRows > extent ? tail : whole;
-    if constexpr (Beyond == Reach::Inside && kAlongK) row = min(row, extent - 1);
+    if constexpr (Boxes == Reach::Inside && kAlongK) row = min(row, extent - 1);
     constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     // Many narrow panels, unrolled, would cost the producer more registers than it has.
     constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;
@@ -70,8 +70,8 @@ struct StageLoad {
       char* const target = stage + panel * Layout::kPanelBytes + slice * kRows * Layout::kSpan;
       int contiguous = along + panel * Layout::kPanelExtent;
       if constexpr (!kAlongK) {
-        if (Beyond == Reach::Cut && panel > 0 && contiguous >= extent) break;
-        if (Beyond == Reach::Inside) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
+        if (Boxes == Reach::Cut && panel > 0 && contiguous >= extent) break;
+        if (Boxes == Reach::Inside) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
       }
       if constexpr (Peers == 1) {
         cute::SM90_TMA_LOAD::copy(&descriptor, &full, hint, target, contiguous, row, outer...);
