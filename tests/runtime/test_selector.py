@@ -142,8 +142,7 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
     predicted = gemm.flops / estimate(columns, gemm, H200).us / 1e6
     measured = np.array(MEASURED[size])
     assert np.abs(predicted / measured - 1).max() < 0.2
-    # At 4096x4096x4096 the first is at 0.96 to 1.11 of the second, by run and clock.
-    assert measured[predicted.argmax()] > 0.95 * measured.max(), "what it picks is about as fast as any"
+    assert measured[predicted.argmax()] > 0.97 * measured.max(), "what it picks is as fast as any"
 
 
 # What is not served.
@@ -411,7 +410,7 @@ def test_transposing_takes_time_and_registers_do_not() -> None:
     square = GemmProblem(4096, 4096, 4096, 1, "tf32", "k", "tf32", "k", "f32", "f32", "n")
     k_major = _us(name.format("k", "k"), square)
     assert _us(name.format("mn", "k"), square) == pytest.approx(k_major, rel=0.01)
-    assert _us(name.format("k", "mn"), square) > 1.1 * k_major
+    assert _us(name.format("k", "mn"), square) > 1.15 * k_major
 
 
 def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> None:
