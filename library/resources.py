@@ -172,7 +172,7 @@ def atom_parts(fields: Fields) -> int:
 
 def swizzle_bytes(contiguous_bytes: int) -> int:
     """The widest swizzle span (128, 64, 32; 16 means none) that divides a contiguous extent."""
-    return next(span for span in (128, 64, 32, 16) if contiguous_bytes % span == 0)
+    return next((span for span in (128, 64, 32) if contiguous_bytes % span == 0), 16)
 
 
 def operand_swizzle(fields: Fields, operand: str) -> int:
@@ -183,12 +183,18 @@ def operand_swizzle(fields: Fields, operand: str) -> int:
 
 @part
 def stage_bytes(fields: Fields) -> tuple[int, int]:
-    """Bytes of one stage of A and of B; transposed ones lie there twice."""
+    """Bytes of one stage of A and of B; one that is not transposed in its place lies there twice."""
     m, n, k = (integer(fields, f"tile.{extent}") for extent in "mnk")
     return (
-        m * k * element_bits(fields, "a") // 8 * (2 if transposes(fields, "a") else 1),
-        n * k * element_bits(fields, "b") // 8 * (2 if transposes(fields, "b") else 1),
+        m * k * element_bits(fields, "a") // 8 * (2 if _is_copied(fields, "a") else 1),
+        n * k * element_bits(fields, "b") // 8 * (2 if _is_copied(fields, "b") else 1),
     )
+
+
+def _is_copied(fields: Fields, operand: str) -> bool:
+    """Whether an operand is transposed to another place: its panels are not as deep along K as they are wide."""
+    depth = integer(fields, "tile.k") * element_bits(fields, operand) // 8
+    return transposes(fields, operand) and depth != operand_swizzle(fields, operand)
 
 
 def cluster_parts(fields: Fields) -> int:

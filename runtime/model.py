@@ -66,7 +66,7 @@ _WIDE_ROW = 128
 """Bytes of a row of a box at most."""
 _TRANSPOSING_CYCLES = 250.0
 """What transposing a stage takes beside the bytes: waiting for it, a fence and a barrier, one stage after the other."""
-_TRANSPOSED_BYTES_PER_CYCLE = 24.0
+_TRANSPOSED_BYTES_PER_CYCLE = 32.0
 """What three warps transpose in shared memory."""
 _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
@@ -241,13 +241,21 @@ def _row_bytes(config: GemmConfig) -> tuple[int, int]:
 
 
 def _transposing_cycles(config: GemmConfig) -> float:
-    """Clocks in which a stage is transposed in shared memory, where it is."""
+    """Clocks in which a stage is transposed in shared memory, where it is: by warps, or what is read and written there.
+
+    The latter are what TMA writes, what transposing reads and writes, and what WGMMAs of 64 rows read: A once, B each.
+    """
     if config.family != "wgmma" or config.a.major == config.b.major == "k":
         return 0.0
     own = fields_of(config)
-    tile = {"a": config.tile.m, "b": config.tile.n}
-    transposed = sum(tile[x] * config.tile.k * element_bytes(own, x) for x in tile if transposes(own, x))
-    return _TRANSPOSING_CYCLES + transposed / _TRANSPOSED_BYTES_PER_CYCLE if transposed else 0.0
+    a, b = (
+        extent * config.tile.k * element_bytes(own, x) for x, extent in (("a", config.tile.m), ("b", config.tile.n))
+    )
+    transposed = sum(size for x, size in (("a", a), ("b", b)) if transposes(own, x))
+    if not transposed:
+        return 0.0
+    moved = (a + b) + 2 * transposed + (a + b * config.tile.m // SUBTILE_M)
+    return max(_TRANSPOSING_CYCLES + transposed / _TRANSPOSED_BYTES_PER_CYCLE, moved / _SHARED_BYTES_PER_CYCLE)
 
 
 def _multiplies_as_loaded(config: GemmConfig) -> bool:

@@ -45,9 +45,8 @@ TILE_K_BYTES = tuple(range(64, 257, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
 """K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a promoted stage."""
-TRANSPOSED_BYTES = 64
 TRANSPOSED_DEPTHS = (64, 128, 256)
-"""Bytes of the rows of stages that are transposed, and of their depth: what warps deal out among their lanes."""
+"""Bytes along K of stages that are transposed: what warps deal out among their lanes."""
 SHARE_COLUMNS = 8
 """Columns of D that one fragment of a warp has: what a block of a cluster stores is made of whole ones."""
 CLUSTER = (1, 2, 4)
@@ -184,16 +183,14 @@ def _mixed_batching(f: Fields) -> str | None:
 def _mma_majors(f: Fields) -> str | None:
     if resources.is_mixed(f) and f["a.major"] == "mn":
         return f"A is {f['a.dtype']} and mn-major; a narrow A must be K-major"
-    for operand, extent in (("a", "tile.m"), ("b", "tile.n")):
+    for operand in "ab":
         if not resources.transposes(f, operand):
             continue
-        row = integer(f, extent) * resources.element_bytes(f, operand)
         depth = integer(f, "tile.k") * resources.element_bytes(f, operand)
-        if row % TRANSPOSED_BYTES or depth not in TRANSPOSED_DEPTHS:
+        if depth not in TRANSPOSED_DEPTHS:
             return (
-                f"{operand.upper()} is {f[f'{operand}.dtype']} and mn-major, in stages of {row} bytes along {extent} "
-                f"by {depth} along K; to be transposed those must be multiples of {TRANSPOSED_BYTES} and "
-                f"{one_of(TRANSPOSED_DEPTHS)}"
+                f"{operand.upper()} is {f[f'{operand}.dtype']} and mn-major, in stages of {depth} bytes along K; to be "
+                f"transposed those must be {one_of(TRANSPOSED_DEPTHS)}"
             )
     return None
 
@@ -521,7 +518,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-majors",
-        ("a.major", "b.major", "tile.n", "tile.m", "tile.k", "a.dtype", "b.dtype"),
+        ("a.major", "b.major", "tile.k", "a.dtype", "b.dtype"),
         _mma_majors,
         "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone; gemmill: what the "
         "transposing warps deal out",

@@ -38,9 +38,11 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "at most 128 free"),
         (U4, {"tile.m": 256, "tile.n": 32}, "accumulator-registers", "at most 0 free"),
         (U4, {"a.dtype": "bf16", "a.scale": "none"}, "tile-m", "tile M is 64; cooperative kernels take 128"),
-        (S8, {"tile.n": 80}, "mma-majors", "80 bytes along tile.n by 128 along K"),
-        (S8, {"tile.k": 96}, "mma-majors", "must be multiples of 64 and 64, 128 or 256"),
-        (S8, {"stages": 4}, "shared-memory", "4 x 65,536 bytes"),
+        (S8, {"tile.n": 80}, "tile-n", "rows of 80 bytes where B is mn-major"),
+        (S8, {"tile.k": 96}, "mma-majors", "stages of 96 bytes along K; to be transposed those must be 64, 128 or 256"),
+        # Transposed in place where a panel is square, else to another place.
+        (S8, {"stages": 7}, "shared-memory", "7 x 32,768 bytes"),
+        (S8, {"tile.k": 64, "stages": 8}, "shared-memory", "8 x 32,768 bytes"),
     ],
 )
 def test_what_is_refused(name: str, changes: dict[str, Value], rule: str, says: str) -> None:
@@ -57,8 +59,10 @@ def test_zero_points_and_small_groups_take_shared_memory() -> None:
 
 
 def test_only_what_wgmma_cannot_read_is_transposed() -> None:
-    assert resources.stage_bytes(changed(S8, {})) == (2 * 128 * 128, 2 * 128 * 128)
-    assert resources.stage_bytes(changed(S8, {"a.major": "k"})) == (128 * 128, 2 * 128 * 128)
+    assert resources.stage_bytes(changed(S8, {"tile.k": 64})) == (2 * 128 * 64, 2 * 128 * 64)
+    assert resources.stage_bytes(changed(S8, {"a.major": "k", "tile.k": 64})) == (128 * 64, 2 * 128 * 64)
+    in_place = 128 * 128, 128 * 128
+    assert resources.stage_bytes(changed(S8, {})) == resources.stage_bytes(changed(S8, {"a.major": "k"})) == in_place
     bf16: dict[str, Value] = {"a.dtype": "bf16", "b.dtype": "bf16", "tile.k": 64}
     assert resources.stage_bytes(changed(S8, bf16)) == (128 * 64 * 2, 128 * 64 * 2)
 

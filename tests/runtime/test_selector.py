@@ -410,7 +410,7 @@ def test_transposing_takes_time_and_registers_do_not() -> None:
     square = GemmProblem(4096, 4096, 4096, 1, "tf32", "k", "tf32", "k", "f32", "f32", "n")
     k_major = _us(name.format("k", "k"), square)
     assert _us(name.format("mn", "k"), square) == pytest.approx(k_major, rel=0.01)
-    assert _us(name.format("k", "mn"), square) > 1.15 * k_major
+    assert _us(name.format("k", "mn"), square) > 1.12 * k_major
 
 
 def test_fewer_sms_take_longer_and_no_larger_clusters(selector: Selector) -> None:

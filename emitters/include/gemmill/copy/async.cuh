@@ -2,13 +2,10 @@
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/copy/shared.cuh>
 #include <gemmill/copy/vectors.cuh>
 
 namespace gemmill {
-
-__device__ inline uint32_t shared_address(void const* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 /// Copies `valid` of `Bytes` bytes and zeroes the rest; without valid bytes the source is not read (PTX ISA, "cp.async").
 template <int Bytes>

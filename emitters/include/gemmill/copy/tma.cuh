@@ -37,6 +37,9 @@ struct StageLoad {
   /// Whether some boxes have fewer rows, and so a descriptor of their own.
   static constexpr bool kTails = Boxes == Reach::Cut && kAlongK;
 
+  cute::TmaDescriptor const& whole;
+  /// Of boxes of the rows that are left beyond whole ones; of none where there are no `kTails`.
+  cute::TmaDescriptor const& tail;
   int slice;
   uint16_t mask;
   int extent;
@@ -50,10 +53,8 @@ struct StageLoad {
     return (inside + elsewhere) * (Layout::kBytes / Layout::kTileMN);
   }
 
-  /// `tail` is the descriptor of boxes of the rows that are left beyond whole ones; any, where there are no `kTails`.
   template <class... Outer>
-  __device__ void operator()(cute::TmaDescriptor const& whole, cute::TmaDescriptor const& tail, uint64_t& full,
-                             char* stage, int mn, int k, Outer... outer) const {
+  __device__ void operator()(uint64_t& full, char* stage, int mn, int k, Outer... outer) const {
     int const along = kAlongK ? k : mn;
     int row = (kAlongK ? mn : k) + slice * kRows;
     if (kTails && row >= extent) {

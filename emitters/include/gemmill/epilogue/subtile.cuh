@@ -4,6 +4,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/copy/shared.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/kernel/params.cuh>
 
@@ -83,8 +84,7 @@ struct Subtile {
       int const unit = Units == 2 ? lane / 16 * 8 : 0;
       int const at = Major == MajorOut::N ? offset(warp * 16 + half + lane % 8, column + unit)
                                           : offset(warp * 16 + half, column + unit + lane % 8);
-      uint32_t const address = cute::cast_smem_ptr_to_uint(subtile + at);
-      store_matrices(address, packed);
+      store_matrices<Major == MajorOut::M>(subtile + at, packed);
     } else {
       int const row = warp * 16 + lane / 4;
 #pragma unroll
@@ -213,28 +213,6 @@ struct Subtile {
       pair.elements[1] = second;
     }
     return pair;
-  }
-
-  __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[4]) {
-    if constexpr (Major == MajorOut::N) {
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]),
-                   "r"(m[1]), "r"(m[2]), "r"(m[3])
-                   : "memory");
-    } else {
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]),
-                   "r"(m[1]), "r"(m[2]), "r"(m[3])
-                   : "memory");
-    }
-  }
-  __device__ static void store_matrices(uint32_t address, uint32_t const (&m)[2]) {
-    if constexpr (Major == MajorOut::N) {
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m[0]), "r"(m[1])
-                   : "memory");
-    } else {
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m[0]),
-                   "r"(m[1])
-                   : "memory");
-    }
   }
 };
 

@@ -164,9 +164,9 @@ struct TmaWgmmaGemm {
 
   static constexpr int kOffsetC = kStorers * Config::kBuffersD * Epilogue::kBytesD;
   static constexpr int kOffsetA = kOffsetC + kStorers * Config::kBuffersC * Epilogue::kBytesC;
-  static constexpr int kOffsetRawA = kOffsetA + (StagesA::kTransposed ? Config::kStages * A::kBytes : 0);
+  static constexpr int kOffsetRawA = kOffsetA + Config::kStages * StagesA::kExtraBytes;
   static constexpr int kOffsetB = kOffsetA + Config::kStages * (A::kBytes + StagesA::kExtraBytes);
-  static constexpr int kOffsetRawB = kOffsetB + (StagesB::kTransposed ? Config::kStages * B::kBytes : 0);
+  static constexpr int kOffsetRawB = kOffsetB + Config::kStages * StagesB::kExtraBytes;
   static constexpr int kOffsetScales = kOffsetB + Config::kStages * (B::kBytes + StagesB::kExtraBytes);
   /// TMA and WGMMA swizzle by address: eight rows are a period.
   static_assert(kOffsetA % (8 * A::kSpan) == 0 && kOffsetRawA % (8 * RawA::kSpan) == 0 &&
@@ -278,8 +278,8 @@ struct TmaWgmmaGemm {
     uint32_t row = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
     uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
-    LoadA const load_a{n, uint16_t(row), params.m};
-    LoadB const load_b{m, uint16_t(column), params.n};
+    LoadA const load_a{params.a, params.a_tail, n, uint16_t(row), params.m};
+    LoadB const load_b{params.b, params.b_tail, m, uint16_t(column), params.n};
 
     Position at;
     bool waits = !kReadsGroups;
@@ -301,15 +301,15 @@ struct TmaWgmmaGemm {
           // A window of tile K rows: what is beyond the group's end arrives as zeros.
           int const rows = min(work.end - work.begin - k, Config::kTileK);
           int const place = work.begin + k + rows;
-          load_a(params.a, params.a, full, stage_a, work.m, Config::kTileK - rows, place, 0);
-          load_b(params.b, params.b, full, stage_b, work.n, Config::kTileK - rows, place, 0);
+          load_a(full, stage_a, work.m, Config::kTileK - rows, place, 0);
+          load_b(full, stage_b, work.n, Config::kTileK - rows, place, 0);
         } else if constexpr (kArray) {
           ArrayMatrix const matrix_a(params, Operand::A, work.batch), matrix_b(params, Operand::B, work.batch);
-          load_a(params.a, params.a, full, stage_a, work.m, k, matrix_a.low(), matrix_a.high());
-          load_b(params.b, params.b, full, stage_b, work.n, k, matrix_b.low(), matrix_b.high());
+          load_a(full, stage_a, work.m, k, matrix_a.low(), matrix_a.high());
+          load_b(full, stage_b, work.n, k, matrix_b.low(), matrix_b.high());
         } else {
-          load_a(params.a, params.a_tail, full, stage_a, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
-          load_b(params.b, params.b_tail, full, stage_b, work.n, k, batch_b);
+          load_a(full, stage_a, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
+          load_b(full, stage_b, work.n, k, batch_b);
         }
         if constexpr (Groups::kGroups > 0)
           Groups::load(params, full, shared + kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);

@@ -9,20 +9,6 @@
 
 namespace gemmill {
 
-/// Four 8 x 8 matrices of 16-bit elements; lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
-template <bool Transposed>
-__device__ inline void load_matrices(void const* row, uint32_t (&words)[4]) {
-  if constexpr (Transposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(shared_address(row)));
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(shared_address(row)));
-  }
-}
-
 /// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i][j] is of group 2i + j % 2 of eight rows, row
 /// l / 4 of it, and of word l % 4 + j / 2 * 4.
 ///

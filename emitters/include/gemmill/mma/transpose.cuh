@@ -6,95 +6,139 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/copy/shared.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
 
 namespace gemmill {
 
-/// Four words that hold four rows of four bytes each become the four columns.
-__device__ inline void transpose_bytes(uint32_t (&words)[4]) {
-  uint32_t const low01 = __byte_perm(words[0], words[1], 0x5140);
-  uint32_t const high01 = __byte_perm(words[0], words[1], 0x7362);
-  uint32_t const low23 = __byte_perm(words[2], words[3], 0x5140);
-  uint32_t const high23 = __byte_perm(words[2], words[3], 0x7362);
-  words[0] = __byte_perm(low01, low23, 0x5410);
-  words[1] = __byte_perm(low01, low23, 0x7632);
-  words[2] = __byte_perm(high01, high23, 0x5410);
-  words[3] = __byte_perm(high01, high23, 0x7632);
-}
+/// Whether a stage is transposed where it lies: its panels are squares, and as many bytes into it before as after.
+template <class Raw, class Ready>
+constexpr bool kInPlace = Ready::kPanels == 1 && Raw::kSpan == Ready::kSpan;
 
-/// Reads a stage as TMA wrote it (`Raw`, MN-major) and writes it as WGMMA reads it (`Ready`, K-major).
+/// Reads a stage as TMA wrote it (`Raw`, MN-major) and writes it as WGMMA reads it (`Ready`, K-major), by `Warps` warps.
 ///
-/// A lane reads vectors of the rows along K that fill 16 bytes, of one word where elements have 8 bits (4 x 16 of them)
-/// and of four where they have 32 (4 x 4), and writes whole 16-byte chunks. Lanes whose vectors are neighbours work on
-/// different chunks along K, so that neither side has bank conflicts where the stage is 128 bytes wide both ways. Places
-/// of a lane's vectors differ by constants under exclusive or, which swizzles are linear in: addresses cost little.
-template <class Raw, class Ready, int Warps>
-struct StageTranspose {
-  using Element = typename Raw::Element;
-  static constexpr int kSize = sizeof(Element);
-  static_assert(kSize == 1 || kSize == 4, "16-bit operands need no transposing");
-  /// Rows of a chunk along K, chunks of a panel of Raw and of one of Ready.
-  static constexpr int kChunkRows = 16 / kSize;
-  static constexpr int kChunks = Raw::kRows / kChunkRows;
-  static constexpr int kPanelChunks = Ready::kSpan / 16;
-  /// Words of a vector (four, if a panel then has one for each lane), its elements along MN.
-  static constexpr int kWords = kSize == 4 && kChunks * Raw::kSpan / 16 >= 32 ? 4 : 1;
-  static constexpr int kElements = kWords * 4 / kSize;
-  /// Vectors of a panel's row, lanes that share a row.
-  static constexpr int kVectors = Raw::kSpan / (4 * kWords);
-  static constexpr int kLaneGroups = 32 / kVectors;
-  /// Chunks of a lane in a panel of Raw.
-  static constexpr int kLaneChunks = kChunks / kLaneGroups;
-  static_assert((kChunks & (kChunks - 1)) == 0 && kPanelChunks % kLaneGroups == 0 && kChunks % kPanelChunks == 0,
-                "chunks along K are dealt out to lanes");
+/// A warp reads all that it is about to write over before it writes. Neither side has bank conflicts, but that of words
+/// in rows of less than 128 bytes. Places of what a lane reads and writes differ by constants under exclusive or, which
+/// swizzles are linear in: addresses cost little.
+template <class Raw, class Ready, int Warps, int Size = sizeof(typename Raw::Element)>
+struct StageTranspose;
 
-  struct alignas(4 * kWords) Vector {
-    uint32_t words[kWords];
-  };
+/// Bytes, in blocks of 16 x 16: ldmatrix transposes pairs of bytes, two byte permutations finish two of its registers, and
+/// stmatrix writes them (FlashAttention-3 does so for V: arXiv:2407.08608, section 3.3).
+///
+/// Block (i, j), i along K and j along MN, becomes block (j, i). Blocks (i, i ^ d) and (i ^ d, i) of a square change places
+/// at once; where d is 0, two of the diagonal are transposed at once.
+template <class Raw, class Ready, int Warps>
+struct StageTranspose<Raw, Ready, Warps, 1> {
+  /// Blocks of a span of either, and of a square's side; squares of a panel of Raw along K and along MN.
+  static constexpr unsigned kRawBlocks = Raw::kSpan / 16, kReadyBlocks = Ready::kSpan / 16;
+  static constexpr unsigned kSide = kRawBlocks < kReadyBlocks ? kRawBlocks : kReadyBlocks;
+  static constexpr unsigned kSquaresK = Raw::kRows / 16 / kSide, kSquaresMN = kRawBlocks / kSide;
+
+  /// Warp `warp` of `Warps` does its share.
+  __device__ static void run(char const* raw, char* ready, int warp) {
+    unsigned const lane = threadIdx.x % 32;
+    // The row of a block that this lane names. The eight of a matrix lie in as many groups of banks if half of them are
+    // of the matrix's own rows and half of its neighbour's, which the permutations make good.
+    unsigned const row = lane % 8;
+    unsigned const neighbour = lane / 8 % 2 ^ row / 4;
+    unsigned const source = swizzled<Raw::kSpan>((row / 2 * 4 + neighbour * 2 + row % 2) * Raw::kSpan);
+    unsigned const target = swizzled<Ready::kSpan>((row * 2 + neighbour) * Ready::kSpan);
+    unsigned const even = (lane % 4 < 2 ? 0x6420 : 0x2064) ^ (lane < 16 ? 0 : 0x1111);
+    unsigned const odd = even ^ 0x1111;
+#pragma unroll 1
+    for (unsigned unit = warp; unit < Raw::kPanels * kSquaresMN * kSquaresK * kSide; unit += Warps) {
+      unsigned const d = unit % kSide;
+      unsigned const square_k = unit / kSide % kSquaresK * kSide;
+      unsigned const square_mn = unit / kSide / kSquaresK % kSquaresMN * kSide;
+      unsigned const panel = unit / kSide / kSquaresK / kSquaresMN;
+      char const* const panel_source = raw + panel * Raw::kPanelBytes;
+      char* const panel_target =
+          ready + panel * Raw::kPanelExtent * Ready::kSpan + square_k / kReadyBlocks * Ready::kPanelBytes;
+      // Half of the lanes name rows of a pair's second block, (i ^ other, i ^ other ^ d).
+      unsigned const other = d == 0 ? kSide / 2 : d;
+      unsigned const mine = lane < 16 ? 0 : other;
+      unsigned const block_source = source ^ from(square_k ^ mine, square_mn ^ mine ^ d);
+      unsigned const block_target = target ^ to(square_k % kReadyBlocks ^ mine, square_mn ^ mine ^ d);
+      // The i of which i ^ other is not one: sums of two powers of two.
+      unsigned const first = other % 2 == 0 ? 1 : 2, second = other % 4 == 0 ? 2 : 4;
+      uint32_t words[kSide / 2][4];
+#pragma unroll
+      for (unsigned pair = 0; pair < kSide / 2; ++pair) {
+        unsigned const i = pair % 2 * first ^ pair / 2 * second;
+        load_matrices<true>(panel_source + (block_source ^ from(i, i)), words[pair]);
+      }
+#pragma unroll
+      for (unsigned pair = 0; pair < kSide / 2; ++pair) {
+        unsigned const i = pair % 2 * first ^ pair / 2 * second;
+        auto const& w = words[pair];
+        uint32_t const columns[4] = {__byte_perm(w[0], w[1], even), __byte_perm(w[0], w[1], odd),
+                                     __byte_perm(w[2], w[3], even), __byte_perm(w[2], w[3], odd)};
+        store_matrices<false>(panel_target + (block_target ^ to(i, i)), columns);
+      }
+    }
+  }
+
+ private:
+  /// Byte of block (i, j) in a panel of Raw; of what it becomes in a panel of Ready, whose first block along MN is 0.
+  __device__ static constexpr unsigned from(unsigned i, unsigned j) { return i * 16 * Raw::kSpan ^ j * 16; }
+  __device__ static constexpr unsigned to(unsigned i, unsigned j) { return j * 16 * Ready::kSpan ^ i * 16; }
+};
+
+/// Words, in blocks of 4 x 4: a lane reads four rows of 16 bytes and writes four.
+template <class Raw, class Ready, int Warps>
+struct StageTranspose<Raw, Ready, Warps, 4> {
+  /// Chunks of four rows along K, those of a panel of Ready; blocks of a row.
+  static constexpr int kChunks = Raw::kRows / 4;
+  static constexpr int kPanelChunks = Ready::kSpan / 16;
+  static constexpr int kRowBlocks = Raw::kSpan / 16;
+  /// Chunks that a warp reads at once. (Where there are fewer than lanes for them, two lanes do the same.)
+  static constexpr int kLaneChunks = kChunks < 32 / kRowBlocks ? kChunks : 32 / kRowBlocks;
+  static_assert((kChunks & (kChunks - 1)) == 0 && kPanelChunks % kLaneChunks == 0 && kChunks % kPanelChunks == 0,
+                "chunks along K are dealt out to lanes");
 
   /// Warp `warp` of `Warps` does its share.
   __device__ static void run(char const* raw, char* ready, int warp) {
     int const lane = threadIdx.x % 32;
-    int const vector = lane % kVectors;
-    int const first_chunk = (lane / kVectors ^ vector / 2 * (kWords == 1 ? kLaneGroups : 1)) % kPanelChunks;
-    int const source = from(first_chunk, 0) ^ vector * int(sizeof(Vector));
-    int const target = to(first_chunk, vector * kElements);
+    int const block = lane % kRowBlocks;
+    // Lanes whose blocks are neighbours work on different chunks: they write 16 bytes each into different banks. Those
+    // of a row's second half take the panel's second half, so that with a block its mirror image is read.
+    int const first_chunk = (lane / kRowBlocks ^ block / 2 ^ block / 4 * 4) % kPanelChunks;
+    int const source = from(first_chunk, 0) ^ block * 16;
+    int const target = to(first_chunk, block * 4);
 #pragma unroll 1
-    for (unsigned unit = warp; unit < Raw::kPanels * kLaneChunks; unit += Warps) {
-      unsigned const panel = unit / kLaneChunks;
-      unsigned const chunk = unit % kLaneChunks * kLaneGroups;
+    for (unsigned unit = warp; unit < Raw::kPanels * kChunks / kLaneChunks; unit += Warps) {
+      unsigned const panel = unit * kLaneChunks / kChunks;
+      unsigned const chunk = unit * kLaneChunks % kChunks;
       char const* const panel_source = raw + panel * Raw::kPanelBytes;
       char* const panel_target =
           ready + panel * Raw::kPanelExtent * Ready::kSpan + chunk / kPanelChunks * Ready::kPanelBytes;
       int const chunk_source = source ^ from(chunk, 0);
       int const chunk_target = target ^ to(chunk % kPanelChunks, 0);
-      Vector rows[kChunkRows];
+      uint4 rows[4];
 #pragma unroll
-      for (int i = 0; i < kChunkRows; ++i)
-        rows[i] = *reinterpret_cast<Vector const*>(panel_source + (chunk_source ^ from(0, i)));
-      if constexpr (kSize == 1) {
+      for (int i = 0; i < 4; ++i)
+        rows[i] = *reinterpret_cast<uint4 const*>(panel_source + (chunk_source ^ from(0, i)));
+      if constexpr (kInPlace<Raw, Ready>) __syncwarp();
+      auto const& [r0, r1, r2, r3] = rows;
+      uint4 const columns[4] = {{r0.x, r1.x, r2.x, r3.x},
+                                {r0.y, r1.y, r2.y, r3.y},
+                                {r0.z, r1.z, r2.z, r3.z},
+                                {r0.w, r1.w, r2.w, r3.w}};
 #pragma unroll
-        for (int i = 0; i < kChunkRows; i += 4) transpose_bytes(reinterpret_cast<uint32_t(&)[4]>(rows[i]));
-      }
-#pragma unroll
-      for (int i = 0; i < kElements; ++i)
-        *reinterpret_cast<uint4*>(panel_target + (chunk_target ^ to(0, i))) =
-            make_uint4(word(rows, i, 0), word(rows, i, 1), word(rows, i, 2), word(rows, i, 3));
+      for (int i = 0; i < 4; ++i)
+        *reinterpret_cast<uint4*>(panel_target + (chunk_target ^ to(0, i))) = columns[i];
     }
   }
 
  private:
   /// Byte in a panel of Raw of the first element of a row of a chunk along K.
   __device__ static constexpr int from(int chunk, int row) {
-    return swizzled<Raw::kSpan>((chunk * kChunkRows + row) * Raw::kSpan);
+    return swizzled<Raw::kSpan>((chunk * 4 + row) * Raw::kSpan);
   }
   /// Byte in a panel of Ready of a chunk along K, the panel's own.
   __device__ static constexpr int to(int chunk, int mn) {
     return swizzled<Ready::kSpan>(mn * Ready::kSpan + chunk * 16);
-  }
-  /// Word `index` of the chunk of element `mn`: four rows of it, which transpose_bytes has made a word, or one.
-  __device__ static uint32_t word(Vector const (&rows)[kChunkRows], int mn, int index) {
-    return kSize == 1 ? rows[index * 4 + mn].words[0] : rows[index].words[mn];
   }
 };
 
@@ -123,8 +167,8 @@ struct OperandStages {
   static constexpr bool kTransposed = Transposes && Major == MajorIn::MN && sizeof(Element) != 2;
   using Raw = StageLayout<Element, Major, TileMN, TileK>;
   using Ready = StageLayout<Element, kTransposed ? MajorIn::K : Major, TileMN, TileK>;
-  /// Shared memory of a stage beside what is multiplied.
-  static constexpr int kExtraBytes = kTransposed ? Raw::kBytes : 0;
+  /// Shared memory of a stage as it is loaded, beside that of what is multiplied.
+  static constexpr int kExtraBytes = kTransposed && !kInPlace<Raw, Ready> ? Raw::kBytes : 0;
 };
 
 }  // namespace gemmill
