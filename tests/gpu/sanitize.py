@@ -33,7 +33,9 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"cluster.m": 4, "cluster.n": 2, "tile.n": 96, "c.dtype": "none", "d.dtype": "bf16"},
     {"tile.m": 128, "tile.n": 112, "tile.k": 64, "stages": 7, "c.dtype": "none", "d.dtype": "bf16"},  # one D subtile
     {"a.dtype": "tf32", "c.dtype": "none", "d.dtype": "f32"},
-    {"a.dtype": "tf32", "a.major": "mn", "b.major": "mn", "c.dtype": "none", "d.dtype": "f32"},
+    {"a.dtype": "tf32", "a.major": "mn", "b.major": "mn", "tile.n": 32, "tile.k": 32, "d.dtype": "f32"},
+    # A is transposed in place, B to another one.
+    {"a.dtype": "s8", "b.dtype": "s8", "a.major": "mn", "b.major": "mn", "tile.m": 128, "tile.n": 64, "tile.k": 128},
     {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},
     {"a.dtype": "e4m3", "b.dtype": "e4m3", "a.scale": "1x128", "b.scale": "128x128", "tile.n": 96},
     {"a.dtype": "s8", "b.dtype": "u8", "c.dtype": "s32", "d.dtype": "s32"},
