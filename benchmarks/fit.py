@@ -264,8 +264,8 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets.
 
     They are of those measured at length in the last run that has the problem, in the order of their times over the
-    fastest's, the geometric mean of that run and the one before: one alone may be lucky. Runs of unknown time are
-    passed over.
+    fastest's, the geometric mean of that run and the one before: one alone may be lucky. Where a run looked at a kernel
+    and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over.
     """
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
@@ -277,10 +277,12 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     names = {kernel_name(config) for own in SETS for config in load_manifest(shipped_manifest(own)).expand()}
     runs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for measurements in files:
-        counted = (m for m in measurements if m.stage == "final" and m.time and m.kernel in names)
+        counted = (m for m in measurements if m.us and m.time and m.kernel in names)
         for problem, own in by_problem(counted).items():
-            if (problem.m, problem.n, problem.k) in suites:
-                runs[problem].append(own)
+            slowest = max((m.us for m in own.values() if m.stage == "final"), default=None)
+            if (problem.m, problem.n, problem.k) in suites and slowest:
+                brief = {name: m.model_copy(update={"us": slowest}) for name, m in own.items() if m.stage != "final"}
+                runs[problem].append(own | brief)
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
@@ -288,7 +290,8 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
         last = recent[-1]
         times_over: dict[str, float] = {
             name: geometric_mean(own[name].us / min(m.us for m in own.values()) for own in recent if name in own)
-            for name in last
+            for name, m in last.items()
+            if m.stage == "final"
         }
         least = min(m.us for m in last.values()) / min(times_over.values())
         row = tables[formats_of(problem)][problem.extents] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -119,14 +120,14 @@ def test_choices_do_not_depend_on_the_order_of_the_kernels(kernels: dict[str, Ge
         assert backwards.select(problem(size, size, size)) == Selector(kernels, H200).select(problem(size, size, size))
 
 
-# Measured on an H200, TFLOP/s (docs/performance.md).
+# Measured on H200s, TFLOP/s (docs/performance.md); the first in bf16-all+uneven-20261122T230938Z, where one was not.
 KERNELS = (
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_pingpong_s6_m8_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_2x1_cooperative_s4_m8_k1_linear",
 )
 MEASURED = {
-    (4096, 4096, 4096): (641, 669, 574),
+    (4096, 4096, 4096): (787, 709, math.nan),
     (8192, 8192, 8192): (648, 638, 656),
     (2048, 2048, 2048): (606, 605, 458),
     (8192, 1024, 8192): (659, 658, 628),
@@ -141,8 +142,8 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
     gemm = problem(*size)
     predicted = gemm.flops / estimate(columns, gemm, H200).us / 1e6
     measured = np.array(MEASURED[size])
-    assert np.abs(predicted / measured - 1).max() < 0.2
-    assert measured[predicted.argmax()] > 0.97 * measured.max(), "what it picks is as fast as any"
+    assert np.nanmax(np.abs(predicted / measured - 1)) < 0.2
+    assert measured[predicted.argmax()] > 0.97 * np.nanmax(measured), "what it picks is as fast as any"
 
 
 # What is not served.
