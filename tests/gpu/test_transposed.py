@@ -38,6 +38,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x16x64", "pingpong", ab="tf32", a__major="mn", b__major="mn", **F32),
     kernel("128x64x16", ab="tf32", a__major="mn", b__major="mn", **F32),
     kernel("128x24x32", "pingpong", ab="tf32", b__major="mn", **F32),
+    kernel("128x24x64", "pingpong", ab="tf32", b__major="mn", **F32),
     kernel("256x64x32", "cooperative", "2x1", ab="tf32", a__major="mn", **F32),
     kernel("192x48x16", "cooperative", "1x2", ab="tf32", a__major="mn", b__major="mn", d__dtype="bf16", d__major="m"),
     kernel("128x24x32", "pingpong", "1x2", ab="tf32", a__major="mn", stages=3, **F32),

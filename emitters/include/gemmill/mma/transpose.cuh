@@ -92,10 +92,10 @@ struct StageTranspose<Raw, Ready, Warps, 4> {
   static constexpr int kChunks = Raw::kRows / 4;
   static constexpr int kPanelChunks = Ready::kSpan / 16;
   static constexpr int kRowBlocks = Raw::kSpan / 16;
-  /// Chunks that a warp reads at once. (Where there are fewer than lanes for them, two lanes do the same.)
-  static constexpr int kLaneChunks = kChunks < 32 / kRowBlocks ? kChunks : 32 / kRowBlocks;
-  static_assert((kChunks & (kChunks - 1)) == 0 && kPanelChunks % kLaneChunks == 0 && kChunks % kPanelChunks == 0,
-                "chunks along K are dealt out to lanes");
+  /// Chunks that a warp reads at once, of one panel of Ready. (Where these are fewer than lanes for them, two lanes do the
+  /// same.)
+  static constexpr int kLaneChunks = kPanelChunks < 32 / kRowBlocks ? kPanelChunks : 32 / kRowBlocks;
+  static_assert((kChunks & (kChunks - 1)) == 0, "chunks along K are dealt out to lanes");
 
   /// Warp `warp` of `Warps` does its share.
   __device__ static void run(char const* raw, char* ready, int warp) {
