@@ -33,6 +33,8 @@ class DType(NamedTuple):
     """Distance from 1 to the next representable number; 1 for integers."""
     stored_as: DTypeName | None = None
     """The dtype of the tensors that hold it, where memory does not tell the two apart and the caller must."""
+    alike: DTypeName | None = None
+    """The dtype whose kernels are as fast with this one in its place, where sets declare more of those."""
 
     @property
     def bytes(self) -> int:
@@ -57,9 +59,9 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
             DType("tf32", 32, "gemmill::tf32", "TFLOAT32", (2, 32), "float32", "<f4", 2.0**-10, stored_as="f32"),
             DType("f64", 64, "double", "FLOAT64", (2, 64), "float64", "<f8", 2.0**-52),
             DType("e4m3", 8, "gemmill::e4m3", "UINT8", (10, 8), "float8_e4m3fn", None, 2.0**-3),
-            DType("e5m2", 8, "gemmill::e5m2", "UINT8", (12, 8), "float8_e5m2", None, 2.0**-2),
+            DType("e5m2", 8, "gemmill::e5m2", "UINT8", (12, 8), "float8_e5m2", None, 2.0**-2, alike="e4m3"),
             DType("s8", 8, "int8_t", "UINT8", (0, 8), "int8", "|i1", 1.0),
-            DType("u8", 8, "uint8_t", "UINT8", (1, 8), "uint8", "|u1", 1.0),
+            DType("u8", 8, "uint8_t", "UINT8", (1, 8), "uint8", "|u1", 1.0, alike="s8"),
             DType("s32", 32, "int32_t", "INT32", (0, 32), "int32", "<i4", 1.0),
             # Two in a byte, the even one in the low half.
             DType("s4", 4, "gemmill::s4", "UINT8", (0, 4), "int8", None, 1.0, stored_as="s8"),

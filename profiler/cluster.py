@@ -8,6 +8,7 @@ workers need neither compiler nor store nor a common file system.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import uuid
@@ -88,13 +89,14 @@ class Cluster:
         psutil = importlib.import_module("psutil")  # which distributed needs
 
         class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
-            """Closes also where one of its processes ends just before it is killed (distributed 2026.8 raises)."""
+            """Closes also where its processes end just before they are killed (distributed 2026.8 raises)."""
 
             async def close(self) -> None:
-                with suppress(psutil.NoSuchProcess):
-                    await super().close()
-                    return
-                await super().close()
+                while True:
+                    with suppress(psutil.NoSuchProcess):
+                        await super().close()
+                        return
+                    await asyncio.sleep(0.01)  # the end of one may take a moment to be known
 
         common = {"host": "127.0.0.1", "dashboard": False}
         worker = common | {

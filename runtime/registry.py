@@ -134,7 +134,8 @@ class Registry:
         """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
-            selector = self._selectors[types] = self._selector_of(self._selectable(types))
+            alike = {other for own in types if (other := DTYPES[own].alike)}
+            selector = self._selectors[types] = self._selector_of(self._selectable(types | alike))
         return selector
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:

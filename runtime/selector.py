@@ -45,6 +45,7 @@ _FORMATS = (
     *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
     *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
 )
+_A, _B = _FORMATS.index("a_dtype"), _FORMATS.index("b_dtype")
 _OUTPUTS = slice(_FORMATS.index("c_dtype"), _FORMATS.index("d_major") + 1)
 _EPILOGUE = _FORMATS.index("epilogue")
 _formats: Callable[[GemmProblem], Format] = attrgetter(*_FORMATS)
@@ -138,8 +139,8 @@ class Selector:
         gpu: the GPU's figures.
         decisions: measured times; those of other GPUs and of kernels that are not here are passed over. Problems
             without any have those that ship (runtime/measured.py).
-        varies: whether kernels of the set may also be taken with another C and D, of formats that some kernel of it has
-            for the same A and B. Whoever asks must be able to compile them.
+        varies: whether kernels of the set may also be taken with other types, which some kernel of it has, be it for
+            other majors: C and D as asked, A and B in place of types alike. Whoever asks must be able to compile them.
     """
 
     def __init__(
@@ -158,9 +159,10 @@ class Selector:
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
         self._members = {key: {name: configs[name] for name in names} for key, names in members.items()}
-        self._varies = varies
+        self._types = {_types(key) for key in members} if varies else set()
+        """Those that kernels may be taken with."""
         self._varied: dict[Format, Mapping[str, GemmConfig]] = {}
-        """Kernels with the C, D and epilogues of problems, as they are asked for."""
+        """Kernels with the types and epilogues of problems, as they are asked for."""
         self._groups: dict[Format, tuple[_Group, ...]] = {}
         """Kernels for the formats of problems, as they are asked for; see :meth:`_groups_for`."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
@@ -304,23 +306,29 @@ class Selector:
             return declared
         if formats not in self._varied:
             if epilogue == LINEAR:
-                found = {**declared, **self._with_outputs_of(formats)} if declared and self._varies else declared
+                found = {**declared, **self._with_types_of(formats)} if _types(formats) in self._types else declared
             else:
                 linear = self._members_of((*formats[:_EPILOGUE], LINEAR), LINEAR)
                 found = _named(with_epilogue(config, epilogue) for config in linear.values())
             self._varied[formats] = {name: found[name] for name in sorted(found)}
         return self._varied[formats]
 
-    def _with_outputs_of(self, formats: Format) -> Mapping[str, GemmConfig]:
-        """The kernels without C for A, B and a major of D, of D's type that most of them have, with C and D of some
-        formats in place of theirs."""
+    def _with_types_of(self, formats: Format) -> Mapping[str, GemmConfig]:
+        """The kernels without C for some majors, of those types that most of them have, with the types of some formats
+        in place of theirs: any of D, of A and B their own or one alike."""
+        a_dtype, b_dtype = formats[_A], formats[_B]
         c_dtype, c_major, d_dtype, d_major = formats[_OUTPUTS]
-        before, behind = formats[: _OUTPUTS.start], formats[_OUTPUTS.stop :]
-        alike = (self._members.get((*before, None, None, dtype, d_major, *behind), {}) for dtype in DTYPES)
+        behind = formats[_OUTPUTS.stop :]
+        alike = (
+            self._members.get(
+                (a, *formats[_A + 1 : _B], b, *formats[_B + 1 : _OUTPUTS.start], None, None, d, d_major, *behind), {}
+            )
+            for a, b, d in itertools.product(_alike(a_dtype), _alike(b_dtype), DTYPES)
+        )
         most = max(alike, key=len)
-        if d_major == "any" or most is self._members[formats]:
+        if d_major == "any" or most is self._members.get(formats):
             return {}
-        return _named(with_outputs(config, c_dtype, c_major, d_dtype) for config in most.values())
+        return _named(with_types(config, a_dtype, b_dtype, c_dtype, c_major, d_dtype) for config in most.values())
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
@@ -426,13 +434,17 @@ def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
     return None
 
 
-def with_outputs(config: GemmConfig, c_dtype: Any, c_major: Any, d_dtype: Any) -> GemmConfig | None:
-    """A kernel with another C, None for none, and another type of D; None where rules refuse it.
+def with_types(
+    config: GemmConfig, a_dtype: Any, b_dtype: Any, c_dtype: Any, c_major: Any, d_dtype: Any
+) -> GemmConfig | None:
+    """A kernel with other types of A, B and D and another C, None for none; None where rules refuse it.
 
     C is aligned as D is. Stages are as :func:`_refitted` says.
     """
-    c = None if c_dtype is None else replace(config.d, dtype=c_dtype, major=c_major)
-    return _refitted(config, replace(config, c=c, d=replace(config.d, dtype=d_dtype)))
+    a, b = replace(config.a, dtype=a_dtype), replace(config.b, dtype=b_dtype)
+    d = replace(config.d, dtype=d_dtype)
+    c = None if c_dtype is None else replace(d, dtype=c_dtype, major=c_major)
+    return _refitted(config, replace(config, a=a, b=b, c=c, d=d))
 
 
 def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
@@ -461,6 +473,17 @@ def _served_by(problem: GemmProblem) -> Iterator[Format]:
         others = ("any",) if field.endswith("_major") else (unstaged(value),) if field == "epilogue" else ()
         choices.append(dict.fromkeys((value, *(others if value else ()))))
     return itertools.product(*choices)
+
+
+def _types(formats: Format) -> Format:
+    """Formats without majors."""
+    return tuple(value for field, value in zip(_FORMATS, formats, strict=True) if not field.endswith("_major"))
+
+
+def _alike(dtype: Any) -> tuple[Any, ...]:
+    """A type of A or B, and the one that kernels may have in its place."""
+    other = DTYPES[dtype].alike
+    return (dtype, other) if other else (dtype,)
 
 
 def _format(config: GemmConfig) -> Format:

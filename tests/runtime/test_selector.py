@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -469,6 +470,38 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
     # Formats of which the set has none stay out of it.
     with pytest.raises(UnsupportedProblemError):
         varied.select(replace(problem(256, 7168, 2048), d_dtype="e5m2"))
+
+
+@pytest.mark.parametrize(
+    ("own", "a", "b", "d"),
+    [
+        ("fp8", ("e5m2", "k"), ("e4m3", "k"), "bf16"),
+        ("fp8", ("e5m2", "mn"), ("e4m3", "mn"), "bf16"),
+        ("fp8", ("e4m3", "k"), ("e4m3", "mn"), "f32"),
+        ("int8", ("u8", "k"), ("u8", "mn"), "s32"),
+    ],
+)
+def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d: DTypeName) -> None:
+    configs = {kernel_name(config): config for config in load_manifest(own).expand()}
+    asked = GemmProblem.packed((64, 7168, 2048, 1), a, b, "s32" if d == "s32" else "f32", None, (d, "n"))
+    choice = Selector(configs, H200, varies=True).select(asked)
+    assert choice.name == kernel_name(choice.config) not in configs
+    assert choice.config.family == "wgmma"
+    assert legal(choice.config)
+    assert needs_swap(choice.config, asked) is choice.swapped
+    first, second = (choice.config.b, choice.config.a) if choice.swapped else (choice.config.a, choice.config.b)
+    assert (first.dtype, second.dtype, choice.config.d.dtype) == (a[0], b[0], d)
+    with contextlib.suppress(UnsupportedProblemError):
+        assert choice.predicted_us < Selector(configs, H200).select(asked).predicted_us
+    with pytest.raises(UnsupportedProblemError):  # not of these types
+        Selector(configs, H200, varies=True).select(replace(asked, batching="grouped", batch=4, d_dtype="f16"))
+
+
+def test_a_registry_makes_kernels_of_types_alike() -> None:
+    asked = GemmProblem.packed((16, 4096, 4096, 1), ("u8", "k"), ("u8", "k"), "s32", None, ("s32", "n"))
+    choice = Registry(manifests=["int8"], gpu=H200).select(asked)
+    assert (choice.config.a.dtype, choice.config.b.dtype) == ("u8", "u8")
+    assert choice.config.tile.n < 128, "the manifest has a tile of 128 x 128"
 
 
 def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None:
