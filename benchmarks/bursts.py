@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ TYPES = {"bf16": ("f32", "bf16"), "e4m3": ("f32", "bf16"), "e4m3-scaled": ("f32"
 """Type of the sums and of D, by that of A and B."""
 SHAPES = ((4096, 7168, 16384), (8192, 8192, 8192), (4096, 14336, 4096))
 """M, N, K."""
+HANDFUL = 8
+"""Replays between two readings, of a millisecond or more each."""
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
     record = Record("bursts", arguments, bursts=arguments.bursts, seconds=arguments.seconds)
     for dtype in arguments.types:
         for shape in SHAPES:
-            rows = measure(dtype, shape, arguments)
+            rows = measure(dtype, shape, arguments, record.telemetry)
             record.add(*rows)
             print(f"{dtype} {rows[0]['problem']}: of cuBLAS in rounds; in bursts; TFLOP/s, MHz and W there", flush=True)
             for row in rows:
@@ -52,17 +54,18 @@ def main() -> None:
     print(f"records: {record.path}")
 
 
-def measure(dtype: str, shape: tuple[int, int, int], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    dtype: str, shape: tuple[int, int, int], arguments: argparse.Namespace, telemetry: Any
+) -> list[dict[str, Any]]:
     """A row for each candidate of one problem, cuBLAS first."""
     import torch
-    from benchmarks.common import in_turn
+    from benchmarks.common import ranked_launches
 
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler.baseline import BASELINES, CUBLAS, PER_TENSOR
-    from gemmill.profiler.operands import make_operands, natural_alpha, plan_options
+    from gemmill.profiler.operands import make_operands
+    from gemmill.profiler.telemetry import summarise as summarise_readings
     from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
-    from gemmill.runtime.api import plan
-    from gemmill.runtime.registry import Registry
 
     sums: Any
     d: Any
@@ -73,33 +76,31 @@ def measure(dtype: str, shape: tuple[int, int, int], arguments: argparse.Namespa
         problem = replace(problem, a_scale="1x128", b_scale="128x128")
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    registry, stream, alpha = Registry(), torch.cuda.Stream(), natural_alpha(problem)
-
-    def planned(kernel: str | None, x: Any) -> Any:
-        options = plan_options(problem, x)
-        return plan(x.a, x.b, out=x.d, alpha=alpha, registry=registry, kernel=kernel, **options)
-
-    choice = planned(None, operands[0]).choice
-    assert choice is not None
-    names = [choice.name, *(runner for runner, _ in choice.runners_up)][: arguments.kernels]
-    registry.warm(names)
     baseline = BASELINES[PER_TENSOR if element != dtype else CUBLAS](problem, operands)
     assert baseline is not None
-    graphs = {CUBLAS: capture(baseline.launch, sets, count, stream)}
-    graphs |= {name: capture(in_turn([planned(name, x) for x in operands]), sets, count, stream) for name in names}
+    launches = {CUBLAS: baseline.launch, **ranked_launches(problem, operands, arguments.kernels)}
+    stream = torch.cuda.Stream()
+    graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
     time_rounds(graphs, count, 10)  # until clocks have settled
     rounds = time_rounds(graphs, count, arguments.rounds)
-    bursts = in_bursts(graphs, count, arguments.bursts, arguments.seconds)
+    bursts: dict[str, list[tuple[float, Any]]] = {name: [] for name in graphs}
+    names, order = list(graphs), random.Random(0)
+    for _ in range(arguments.bursts):
+        order.shuffle(names)
+        for name in names:
+            bursts[name].append(burst(graphs[name], count, arguments.seconds, telemetry))
+    us = {name: [us for us, _ in own] for name, own in bursts.items()}
+    readings = {name: summarise_readings([reading for _, reading in own]) for name, own in bursts.items()}
     return [
         {
             "type": dtype,
             "problem": "x".join(map(str, shape)),
             "name": name,
             "rounds": ratios(rounds[CUBLAS], rounds[name]),
-            "bursts": ratios([us for us, _, _ in bursts[CUBLAS]], [us for us, _, _ in bursts[name]]),
-            "tflops": problem.flops / statistics.median(us for us, _, _ in bursts[name]) / 1e6,
-            "mhz": round(statistics.median(mhz for _, mhz, _ in bursts[name])),
-            "watts": statistics.median(watts for _, _, watts in bursts[name]),
+            "bursts": ratios(us[CUBLAS], us[name]),
+            "tflops": problem.flops / statistics.median(us[name]) / 1e6,
+            "mhz": readings[name].sm_mhz,
+            "watts": readings[name].watts,
         }
         for name in graphs
     ]
@@ -107,48 +108,36 @@ def measure(dtype: str, shape: tuple[int, int, int], arguments: argparse.Namespa
 
 def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
     """Median and quartiles of how much faster a candidate is, round by round."""
-    low, middle, high = statistics.quantiles(
-        [before / us for before, us in zip(reference, candidate, strict=True)], n=4, method="inclusive"
-    )
-    return middle, low, high
+    from gemmill.profiler.timing import summarise
+
+    found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
+    return found.median, found.low, found.high
 
 
-def in_bursts(
-    graphs: Mapping[str, Any], launches: int, bursts: int, seconds: float
-) -> dict[str, list[tuple[float, int, float]]]:
-    """Microseconds of a launch, MHz and W in the second half of each burst, in an order drawn anew each time."""
+def burst(graph: Any, launches: int, seconds: float, telemetry: Any) -> tuple[float, Any]:
+    """Microseconds of a launch and the GPU's state, medians over the second half of a burst.
+
+    Replays are timed by the handful, so that what the host takes for a reading does not count.
+    """
     import torch
 
-    from gemmill.profiler.telemetry import open_telemetry
+    from gemmill.profiler.telemetry import summarise
 
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    telemetry = open_telemetry(f"GPU-{properties.uuid}")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in graphs}
-    names, order = list(graphs), random.Random(0)
-    for _ in range(bursts):
-        order.shuffle(names)
-        for name in names:
-            graph, replays, readings = graphs[name], 0, []
-            begun = time.monotonic()
-            while time.monotonic() - begun < seconds / 2:
-                graph.replay()
-                torch.cuda.synchronize()
-            start.record()
-            begun = time.monotonic()
-            while time.monotonic() - begun < seconds / 2:
-                for _ in range(8):  # the GPU has work while the host reads
-                    graph.replay()
-                replays += 8
-                readings.append(telemetry.read())
-                torch.cuda.synchronize()
-            end.record()
-            end.synchronize()
-            us = start.elapsed_time(end) * 1000 / (replays * launches)
-            found[name].append(
-                (us, int(statistics.median(r.sm_mhz for r in readings)), statistics.median(r.watts for r in readings))
-            )
-    return found
+    times: list[float] = []
+    readings = []
+    begun = time.monotonic()
+    while (passed := time.monotonic() - begun) < seconds or not times:
+        start.record()
+        for _ in range(HANDFUL):
+            graph.replay()
+        end.record()
+        reading = telemetry.read()  # while the GPU is at work
+        end.synchronize()
+        if passed >= seconds / 2:
+            times.append(start.elapsed_time(end) * 1000 / (HANDFUL * launches))
+            readings.append(reading)
+    return statistics.median(times), summarise(readings)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,25 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
     return launch
 
 
+def ranked_launches(problem: Any, operands: Sequence[Any], count: int) -> dict[str, Callable[[int], None]]:
+    """Launches, on each operand set, of the kernels that the selector ranks first, at most ``count``."""
+    from gemmill.profiler.operands import natural_alpha, plan_options
+    from gemmill.runtime.api import plan
+    from gemmill.runtime.registry import Registry
+
+    registry, alpha = Registry(), natural_alpha(problem)
+
+    def planned(kernel: str | None, x: Any) -> Any:
+        options = plan_options(problem, x)
+        return plan(x.a, x.b, out=x.d, alpha=alpha, registry=registry, kernel=kernel, **options)
+
+    choice = planned(None, operands[0]).choice
+    assert choice is not None
+    names = [choice.name, *(runner for runner, _ in choice.runners_up)][:count]
+    registry.warm(names)
+    return {name: in_turn([planned(name, x) for x in operands]) for name in names}
+
+
 class Record:
     """Results as JSON, with GPU, driver and commit. The file is whole after each row: what was measured is kept.
 
@@ -54,12 +73,14 @@ class Record:
         from gemmill.profiler.telemetry import open_telemetry
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.telemetry = open_telemetry(f"GPU-{properties.uuid}")
+        """The GPU's."""
         arguments.out.mkdir(parents=True, exist_ok=True)
         self.path: Path = arguments.out / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
         self._rows: list[dict[str, Any]] = []
         self._content = {
             "gpu": properties.name,
-            "driver": open_telemetry(f"GPU-{properties.uuid}").driver(),
+            "driver": self.telemetry.driver(),
             "cuda": torch.version.cuda,
             "torch": str(torch.__version__),
             "commit": arguments.commit or source_commit(),

@@ -50,14 +50,12 @@ def main() -> None:
 def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) -> dict[str, Any]:
     """The fastest kernel's rate over that of WGMMAs alone, on one problem."""
     import torch
-    from benchmarks.common import in_turn
+    from benchmarks.common import in_turn, ranked_launches
 
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler.ceilings import CeilingLaunch
-    from gemmill.profiler.operands import fill_random, make_operands, natural_alpha, plan_options
+    from gemmill.profiler.operands import fill_random, make_operands
     from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
-    from gemmill.runtime.api import plan
-    from gemmill.runtime.registry import Registry
 
     sums: Any
     d: Any
@@ -65,24 +63,15 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
     problem = GemmProblem.packed((*shape, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, "n"))
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    registry, stream, alpha = Registry(), torch.cuda.Stream(), natural_alpha(problem)
-
-    def planned(kernel: str | None, x: Any) -> Any:
-        options = plan_options(problem, x)
-        return plan(x.a, x.b, out=x.d, alpha=alpha, registry=registry, kernel=kernel, **options)
-
-    choice = planned(None, operands[0]).choice
-    assert choice is not None
-    names = [choice.name, *(runner for runner, _ in choice.runners_up)][:kernels]
-    registry.warm(names)
-    graphs = {name: capture(in_turn([planned(name, x) for x in operands]), sets, count, stream) for name in names}
+    launches, stream = ranked_launches(problem, operands, kernels), torch.cuda.Stream()
+    graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
     fill = partial(fill_random, dtype=dtype, generator=torch.Generator(device="cuda").manual_seed(0))
     ceiling = CeilingLaunch(dtype, 1, STEPS, fill)
     ceiling.repeat(max(1, round(problem.flops / ceiling.flops)))
     graphs["ceiling"] = capture(in_turn([ceiling]), 1, count, stream)
     time_rounds(graphs, count, 10)  # until clocks have settled
     times = time_rounds(graphs, count, rounds)
-    best = min(names, key=lambda name: statistics.median(times[name]))
+    best = min(launches, key=lambda name: statistics.median(times[name]))
     part = problem.flops / ceiling.flops
     ratios = [part * alone / us for alone, us in zip(times["ceiling"], times[best], strict=True)]
     low, ratio, high = statistics.quantiles(ratios, n=4)
