@@ -177,7 +177,8 @@ def swizzle_bytes(contiguous_bytes: int) -> int:
 
 def operand_swizzle(fields: Fields, operand: str) -> int:
     """Swizzle span in bytes of A's or B's stages."""
-    extent = {"k": "tile.k", "mn": "tile.m" if operand == "a" else "tile.n"}[str(fields[f"{operand}.major"])]
+    mn = "tile.m" if operand == "a" else "tile.n"
+    extent = mn if fields[f"{operand}.major"] == "mn" else "tile.k"
     return swizzle_bytes(integer(fields, extent) * element_bits(fields, operand) // 8)
 
 

@@ -61,8 +61,9 @@ TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
 SPANS = (32, 64, 128)
 """Bytes of the swizzle spans: what a TMA box of A or B has along the contiguous extent."""
-SLICE_ROWS = 8
-"""Rows of a swizzle atom: a multicast slice must hold whole atoms."""
+TMA_TARGET = 128
+"""Bytes that addresses in shared memory that TMA writes to are a multiple of. Swizzles go by address, so that a slice
+of an operand may begin inside a swizzle's period."""
 MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {
     (2, "no C and an n-major"): 192,
@@ -333,10 +334,11 @@ def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
 
 def _multicast_slice(f: Fields) -> str | None:
     for operand, extent, rows, blocks in _slices(f):
-        if blocks > 1 and rows % (blocks * SLICE_ROWS):
+        least = TMA_TARGET // resources.operand_swizzle(f, operand)  # rows
+        if blocks > 1 and rows % (blocks * least):
             return (
                 f"{operand.upper()} is multicast to {blocks} blocks that load a slice of its rows along {extent} each; "
-                f"{extent} is {rows}, not a multiple of {blocks} x {SLICE_ROWS}"
+                f"{extent} is {rows}, not a multiple of {blocks} x {least}"
             )
     return None
 
@@ -678,9 +680,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "multicast-slice",
-        ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
+        (*("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major", "a.dtype", "b.dtype"),),
         _multicast_slice,
-        "PTX ISA, asynchronous warpgroup matrix shared memory layout: swizzle atoms have 8 rows",
+        "CUDA Programming Guide, tensor memory access: addresses in shared memory are multiples of 128 bytes; swizzles "
+        "go by address",
         "wgmma",
     ),
     Rule(

@@ -33,7 +33,8 @@ template <class Layout, int Peers, Reach Boxes>
 struct StageLoad {
   static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
   static constexpr int kRows = Layout::kRows / Peers;
-  static_assert(Layout::kRows % (8 * Peers) == 0, "a multicast slice must hold whole groups of eight rows");
+  /// Swizzles go by address, so a slice may begin anywhere in a swizzle's period.
+  static_assert(Layout::kRows % Peers == 0 && kRows * Layout::kSpan % 128 == 0, "TMA writes to multiples of 128 bytes");
   /// Whether some boxes have fewer rows, and so a descriptor of their own.
   static constexpr bool kTails = Boxes == Reach::Cut && kAlongK;
 
