@@ -54,16 +54,30 @@ struct StageLoad {
     return (inside + elsewhere) * (Layout::kBytes / Layout::kTileMN);
   }
 
+  /// What the loads of one tile have in common.
+  struct Tile {
+    cute::TmaDescriptor const* descriptor;
+    /// Along MN, where boxes begin; whether there are any.
+    int mn;
+    bool loads;
+  };
+
+  __device__ Tile tile(int mn) const {
+    if constexpr (!kAlongK) return {&whole, mn, true};
+    int row = mn + slice * kRows;
+    bool const outside = kTails && row >= extent;
+    if (outside) row = 0;
+    cute::TmaDescriptor const* const descriptor = kTails && row + kRows > extent ? &tail : &whole;
+    if constexpr (Boxes == Reach::Inside) row = min(row, extent - 1);
+    return {descriptor, row, Peers > 1 || !outside};
+  }
+
   template <class... Outer>
-  __device__ void operator()(uint64_t& full, char* stage, int mn, int k, Outer... outer) const {
-    int const along = kAlongK ? k : mn;
-    int row = (kAlongK ? mn : k) + slice * kRows;
-    if (kTails && row >= extent) {
-      if (Peers == 1) return;
-      row = 0;
-    }
-    cute::TmaDescriptor const& descriptor = kTails && row + kRows > extent ? tail : whole;
-    if constexpr (Boxes == Reach::Inside && kAlongK) row = min(row, extent - 1);
+  __device__ void operator()(Tile const& tile, uint64_t& full, char* stage, int k, Outer... outer) const {
+    if (!tile.loads) return;
+    int const along = kAlongK ? k : tile.mn;
+    int const row = kAlongK ? tile.mn : k + slice * kRows;
+    cute::TmaDescriptor const& descriptor = *tile.descriptor;
     constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     // Many narrow panels, unrolled, would cost the producer more registers than it has.
     constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;

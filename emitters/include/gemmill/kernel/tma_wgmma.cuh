@@ -288,6 +288,8 @@ struct TmaWgmmaGemm {
       int const batch_a = params.batched & 1 ? work.batch : 0;
       int const batch_b = params.batched & 2 ? work.batch : 0;
       uint32_t const bytes = load_a.bytes(work.m) + load_b.bytes(work.n) + Groups::kBytes;
+      auto const tile_a = load_a.tile(work.m);
+      auto const tile_b = load_b.tile(work.n);
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         if (!issues) continue;
         pipeline.acquire(at, bytes);
@@ -301,15 +303,15 @@ struct TmaWgmmaGemm {
           // A window of tile K rows: what is beyond the group's end arrives as zeros.
           int const rows = min(work.end - work.begin - k, Config::kTileK);
           int const place = work.begin + k + rows;
-          load_a(full, stage_a, work.m, Config::kTileK - rows, place, 0);
-          load_b(full, stage_b, work.n, Config::kTileK - rows, place, 0);
+          load_a(tile_a, full, stage_a, Config::kTileK - rows, place, 0);
+          load_b(tile_b, full, stage_b, Config::kTileK - rows, place, 0);
         } else if constexpr (kArray) {
           ArrayMatrix const matrix_a(params, Operand::A, work.batch), matrix_b(params, Operand::B, work.batch);
-          load_a(full, stage_a, work.m, k, matrix_a.low(), matrix_a.high());
-          load_b(full, stage_b, work.n, k, matrix_b.low(), matrix_b.high());
+          load_a(tile_a, full, stage_a, k, matrix_a.low(), matrix_a.high());
+          load_b(tile_b, full, stage_b, k, matrix_b.low(), matrix_b.high());
         } else {
-          load_a(full, stage_a, work.m, kMixed ? k * kBitsA / 8 : k, batch_a);
-          load_b(full, stage_b, work.n, k, batch_b);
+          load_a(tile_a, full, stage_a, kMixed ? k * kBitsA / 8 : k, batch_a);
+          load_b(tile_b, full, stage_b, k, batch_b);
         }
         if constexpr (Groups::kGroups > 0)
           Groups::load(params, full, shared + kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);
@@ -384,6 +386,15 @@ struct TmaWgmmaGemm {
     __device__ void advance() { at.advance(); }
   };
 
+  /// How a consumer warp gives stages back; promoted sums make their own.
+  __device__ static auto stage_release(StagePipeline& pipeline, int lane, int rank) {
+    if constexpr (Config::kPromote) {
+      return nullptr;
+    } else {
+      return StageRelease<StagePipeline>(pipeline, lane, rank);
+    }
+  }
+
   /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
   __device__ static ThreadScales scales(char const* shared, int m, int n) {
     if constexpr (Config::kBlockScales) {
@@ -438,6 +449,7 @@ struct TmaWgmmaGemm {
       if constexpr (kClusterParts > 1) n_d += work.part * kTileColumnsD;
       if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, n_d, work.batch);
 
+      [[maybe_unused]] auto const release = stage_release(pipeline, lane, scheduler.rank);
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
         accumulators.template multiply<kAhead>(a, b, stages(), work.k_tiles, scales(shared, m - work.m, work.n));
@@ -459,7 +471,7 @@ struct TmaWgmmaGemm {
           accumulators.multiply(fragment, b, at.stage, first);
           wgmma_wait<1>();
           before.pin();
-          if (!first) pipeline.release(at.previous(), lane, scheduler.rank);
+          if (!first) release(at.previous());
           at.advance();
         };
         // No branch lies between MMAs in flight and the next: ptxas would serialise them.
@@ -476,7 +488,7 @@ struct TmaWgmmaGemm {
           accumulators.multiply(a, b, at.stage, k_tile == 0);
           // One batch of MMAs stays in flight; the one before it has read its stage.
           wgmma_wait<1>();
-          if (k_tile > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+          if (k_tile > 0) release(at.previous());
           at.advance();
         }
       }
@@ -487,7 +499,7 @@ struct TmaWgmmaGemm {
       if constexpr (!Config::kPromote) {
         wgmma_wait<0>();
         accumulators.fence();
-        if (work.k_tiles > 0) pipeline.release(at.previous(), lane, scheduler.rank);
+        if (work.k_tiles > 0) release(at.previous());
       }
       if constexpr (kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
 

@@ -63,15 +63,6 @@ struct Pipeline {
   /// Consumer: waits until the stage is filled.
   __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }
 
-  /// Consumer, every lane of a warp: tells all peers that this warp has read the stage.
-  __device__ void release(int stage, int lane, int rank) {
-    if constexpr (kPeers == 1) {
-      if (lane == 0) Empty::arrive(&empty[stage]);
-    } else {
-      Empty::arrive(&empty[stage], peer(lane, rank), lane < kPeers);
-    }
-  }
-
   /// The block that a lane tells. Lanes below ClusterM take this block's column of the cluster, the next ones the rest of
   /// its row.
   __device__ static int peer(int lane, int rank) {
@@ -82,8 +73,9 @@ struct Pipeline {
   }
 };
 
-/// Releases stages like `Pipeline::release`, with one instruction: what does not depend on the stage is made once. For
-/// warps that have other work to issue while MMAs run.
+/// Consumer, every lane of a warp: tells all peers that this warp has read a stage, with one instruction. What does not
+/// depend on the stage is made once: a warp that worked it out at each would issue the next MMAs too late where stages are
+/// small.
 template <class Pipeline>
 struct StageRelease {
   /// The first empty barrier of the block that this lane tells, if it tells one.
