@@ -21,10 +21,10 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
-from gemmill.library.names import kernel_name
+from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision
-from gemmill.runtime.measured import measured
+from gemmill.runtime.measured import Measured, measured
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Selector:
         found: dict[str, Candidate] = {}
         if sm_count is None:
             for us, name in self._times_on(problem):
-                found[name] = Candidate(name, runs_transposed(self.configs[name], problem), us)
+                found[name] = Candidate(name, runs_transposed(self._config(name), problem), us)
         group, serving = self._serving(problem, sm_count)
         figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
         for i in _fastest(group, serving, figures, count):
@@ -219,15 +219,41 @@ class Selector:
 
     def _times_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
         """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
-        those that ship. The latter are of a few kernels each, and say nothing where the fastest of them is not here."""
+        those that ship, for its types or for types alike. The latter are of a few kernels each, and say nothing where
+        the fastest of them is not here."""
         if own := self._measured.get(problem):
             return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
         if (tables := measured(self.gpu.name)) is None:
             return []
-        shipped = tables.times(problem)
-        if not shipped or shipped[0][1] not in self.configs:
+        if not (shipped := tables.times(problem)):
+            return self._times_alike(tables, problem)
+        if shipped[0][1] not in self.configs:
             return []
         return [(us, name) for us, name in shipped if name in self.configs]
+
+    def _times_alike(self, tables: Measured, problem: GemmProblem) -> list[tuple[float, str]]:
+        """What ships of the problem with types alike and a D as wide, of the same kernels with the types asked for."""
+        if _types(_formats(problem)) not in self._types:
+            return []
+        bits = DTYPES[problem.d_dtype].bits
+        outputs: list[Any] = [name for name, dtype in DTYPES.items() if dtype.bits == bits]
+        for a, b, d in itertools.product(_alike(problem.a_dtype), _alike(problem.b_dtype), outputs):
+            other = replace(problem, a_dtype=a, b_dtype=b, d_dtype=d)
+            shipped = tables.times(other)
+            if not shipped or shipped[0][1] not in self.configs:
+                continue
+            found = []
+            for us, name in shipped:
+                if (config := self.configs.get(name)) is not None:
+                    asked = problem.transposed if runs_transposed(config, other) else problem
+                    named = _named([with_types(config, asked.a_dtype, asked.b_dtype, None, None, problem.d_dtype)])
+                    found += [(us, changed) for changed in named]
+            return found
+        return []
+
+    def _config(self, name: str) -> GemmConfig:
+        """The kernel of a name, which may be none of those given."""
+        return self.configs.get(name) or parse_name(name)
 
     def _bound(self, sm_count: int | None) -> int | None:
         """A number of SMs, or None where it is no bound."""
@@ -332,9 +358,10 @@ class Selector:
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
-        config = self.configs[best]
+        config = self._config(best)
         swapped = runs_transposed(config, problem)
-        reason = f"fastest of {len(times)} kernels measured for this problem on {self.gpu.name}: {us:.1f} us"
+        types = "" if best in self.configs else " with types alike"
+        reason = f"fastest of {len(times)} kernels measured for this problem{types} on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
         return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
 

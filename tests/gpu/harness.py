@@ -137,6 +137,10 @@ FAMILY: tuple[GemmConfig, ...] = (
     kernel("64x96x64", "pingpong", "4x2", d__major="m"),
     kernel("128x144x64", "pingpong", "2x4", c__dtype="bf16"),
     kernel("128x128x64", cluster="2x4"),
+    # Slices that begin inside a swizzle's period, along N and along K.
+    kernel("64x104x64", "pingpong", "4x1", d__major="m"),
+    kernel("128x72x32", cluster="4x1"),
+    kernel("128x128x80", cluster="4x1", b__major="mn"),
     # A single D subtile.
     kernel("128x112x64", "pingpong", "2x1", stages=7),
     kernel("192x176x64", cluster="1x2", stages=4),

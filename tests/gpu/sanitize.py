@@ -30,7 +30,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.major": "mn", "b.major": "mn", "c.dtype": "f32", "d.major": "m", "tile.k": 64},
     {"cluster.m": 2, "c.dtype": "none", "d.dtype": "bf16", "tile.n": 128},
     {"cluster.n": 2, "tile.n": 48, "c.dtype": "bf16", "c.major": "m", "d.dtype": "bf16"},
-    {"cluster.m": 4, "cluster.n": 2, "tile.n": 96, "c.dtype": "none", "d.dtype": "bf16"},
+    {"cluster.m": 4, "cluster.n": 2, "tile.n": 104, "c.dtype": "none", "d.dtype": "bf16"},  # slices of 26 rows
     {"tile.m": 128, "tile.n": 112, "tile.k": 64, "stages": 7, "c.dtype": "none", "d.dtype": "bf16"},  # one D subtile
     {"a.dtype": "tf32", "c.dtype": "none", "d.dtype": "f32"},
     {"a.dtype": "tf32", "a.major": "mn", "b.major": "mn", "tile.n": 32, "tile.k": 32, "d.dtype": "f32"},

@@ -495,6 +495,35 @@ def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d
         Selector(configs, H200, varies=True).select(replace(asked, batching="grouped", batch=4, d_dtype="f16"))
 
 
+@pytest.mark.parametrize(
+    ("own", "formats", "a", "b", "d"),
+    [
+        ("fp8", ("e4m3", "e4m3", "bf16"), "e5m2", "e4m3", "bf16"),
+        ("fp8", ("e4m3", "e4m3", "bf16"), "e4m3", "e4m3", "f16"),
+        ("int8", ("s8", "s8", "s32"), "s8", "u8", "f32"),
+    ],
+)
+def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a: Any, b: Any, d: DTypeName) -> None:
+    configs = {kernel_name(config): config for config in load_manifest(own).expand()}
+    accumulator: Any = "s32" if own == "int8" else "f32"
+    first, second, output = formats
+    shape = (16, 4096, 4096, 1)
+    shipped = GemmProblem.packed(shape, (first, "mn"), (second, "mn"), accumulator, None, (output, "n"))
+    asked = GemmProblem.packed(shape, (a, "mn"), (b, "mn"), accumulator, None, (d, "n"))
+    selector = Selector(configs, H200, varies=True)
+    measured, choice = selector.select(shipped), selector.select(asked)
+    assert (measured.source, choice.source) == ("measured", "measured")
+    assert "with types alike" in choice.reason
+    assert (choice.predicted_us, choice.swapped) == (measured.predicted_us, measured.swapped)
+    assert choice.name == kernel_name(choice.config) not in configs
+    assert legal(choice.config)
+    assert needs_swap(choice.config, asked) is choice.swapped
+    assert choice.config.tile == measured.config.tile
+    assert selector.candidates(asked, 2)[0].name == choice.name
+    # Nobody can compile for whom nothing varies.
+    assert all(name in configs for name in Selector(configs, H200).times(asked))
+
+
 def test_a_registry_makes_kernels_of_types_alike() -> None:
     asked = GemmProblem.packed((16, 4096, 4096, 1), ("u8", "k"), ("u8", "k"), "s32", None, ("s32", "n"))
     choice = Registry(manifests=["int8"], gpu=H200).select(asked)
