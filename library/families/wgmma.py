@@ -680,7 +680,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "multicast-slice",
-        (*("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major", "a.dtype", "b.dtype"),),
+        ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major", "a.dtype", "b.dtype"),
         _multicast_slice,
         "CUDA Programming Guide, tensor memory access: addresses in shared memory are multiples of 128 bytes; swizzles "
         "go by address",
