@@ -21,8 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-TYPES = {"bf16": ("f32", "bf16"), "e4m3": ("f32", "bf16"), "e4m3-scaled": ("f32", "bf16"), "s8": ("s32", "s32")}
-"""Type of the sums and of D, by that of A and B."""
+TYPES = ("bf16", "e4m3", "e4m3-scaled", "s8")
+"""Of A and B; with scales in blocks."""
 SHAPES = ((4096, 7168, 16384), (8192, 8192, 8192), (4096, 14336, 4096))
 """M, N, K."""
 HANDFUL = 8
@@ -34,7 +34,7 @@ def main() -> None:
     from benchmarks.common import Record, add_options
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES), help="(all)")
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="(all)")
     parser.add_argument("--kernels", type=int, default=5, help="kernels of each problem (%(default)s)")
     parser.add_argument("--bursts", type=int, default=5, help="bursts of each candidate (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a burst, whose second half counts (%(default)s)")
@@ -61,16 +61,15 @@ def measure(
     import torch
     from benchmarks.common import ranked_launches
 
+    from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler.baseline import BASELINES, CUBLAS, PER_TENSOR
     from gemmill.profiler.operands import make_operands
     from gemmill.profiler.telemetry import summarise as summarise_readings
     from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
 
-    sums: Any
-    d: Any
-    sums, d = TYPES[dtype]
     element: Any = dtype.removesuffix("-scaled")
+    sums, d = default_accumulator(element), default_output(element)
     problem = GemmProblem.packed((*shape, 1), (element, "k"), (element, "k"), sums, None, (d, "n"))
     if element != dtype:
         problem = replace(problem, a_scale="1x128", b_scale="128x128")

@@ -18,8 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-TYPES = {"bf16": ("f32", "bf16"), "f16": ("f32", "f16"), "e4m3": ("f32", "bf16"), "s8": ("s32", "s32")}
-"""Type of the sums and of D, by that of A and B."""
+TYPES = ("bf16", "f16", "e4m3", "s8")
+"""Of A and B."""
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 8448, 8192), (8448, 8192, 8192), (8192, 8448, 16384))
 """M, N, K; most are whole waves of large tiles on 132 SMs."""
 STEPS = 64
@@ -52,14 +52,13 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
     import torch
     from benchmarks.common import in_turn, ranked_launches
 
+    from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler.ceilings import CeilingLaunch
     from gemmill.profiler.operands import fill_random, make_operands
     from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
 
-    sums: Any
-    d: Any
-    sums, d = TYPES[dtype]
+    sums, d = default_accumulator(dtype), default_output(dtype)
     problem = GemmProblem.packed((*shape, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, "n"))
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))

@@ -72,6 +72,12 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 """Every dtype gemmill knows, by name."""
 
 
+def with_alike(dtype: DTypeName) -> tuple[DTypeName, ...]:
+    """A type of A or B, and the one whose kernels may be taken with it, if there is one."""
+    other = DTYPES[dtype].alike
+    return (dtype, other) if other else (dtype,)
+
+
 def default_accumulator(dtype: str) -> DTypeName:
     """The type that products of operands of a type are summed in where nobody asks for another."""
     return "s32" if DTYPES[dtype].is_integer else "f64" if dtype == "f64" else "f32"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gemmill.library.arch import ARCHS, Gpu
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import CompileError, ManifestError, PackError, ToolchainError, UnsupportedProblemError
 from gemmill.library.names import formats, kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
@@ -134,8 +134,8 @@ class Registry:
         """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
-            alike = {other for own in types if (other := DTYPES[own].alike)}
-            selector = self._selectors[types] = self._selector_of(self._selectable(types | alike))
+            with_others = {dtype for own in types for dtype in with_alike(own)}
+            selector = self._selectors[types] = self._selector_of(self._selectable(with_others))
         return selector
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
@@ -235,9 +235,11 @@ class Selector:
         """What ships of the problem with types alike and a D as wide, of the same kernels with the types asked for."""
         if _types(_formats(problem)) not in self._types:
             return []
-        bits = DTYPES[problem.d_dtype].bits
+        bits, own = DTYPES[problem.d_dtype].bits, (problem.a_dtype, problem.b_dtype, problem.d_dtype)
         outputs: list[Any] = [name for name, dtype in DTYPES.items() if dtype.bits == bits]
-        for a, b, d in itertools.product(_alike(problem.a_dtype), _alike(problem.b_dtype), outputs):
+        for a, b, d in itertools.product(with_alike(problem.a_dtype), with_alike(problem.b_dtype), outputs):
+            if (a, b, d) == own:
+                continue
             other = replace(problem, a_dtype=a, b_dtype=b, d_dtype=d)
             shipped = tables.times(other)
             if not shipped or shipped[0][1] not in self.configs:
@@ -245,9 +247,9 @@ class Selector:
             found = []
             for us, name in shipped:
                 if (config := self.configs.get(name)) is not None:
-                    asked = problem.transposed if runs_transposed(config, other) else problem
-                    named = _named([with_types(config, asked.a_dtype, asked.b_dtype, None, None, problem.d_dtype)])
-                    found += [(us, changed) for changed in named]
+                    p = problem.transposed if runs_transposed(config, other) else problem
+                    changed = with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
+                    found += [(us, name) for name in _named([changed])]
             return found
         return []
 
@@ -342,14 +344,15 @@ class Selector:
     def _with_types_of(self, formats: Format) -> Mapping[str, GemmConfig]:
         """The kernels without C for some majors, of those types that most of them have, with the types of some formats
         in place of theirs: any of D, of A and B their own or one alike."""
-        a_dtype, b_dtype = formats[_A], formats[_B]
+        a_dtype: Any = formats[_A]
+        b_dtype: Any = formats[_B]
         c_dtype, c_major, d_dtype, d_major = formats[_OUTPUTS]
         behind = formats[_OUTPUTS.stop :]
         alike = (
             self._members.get(
                 (a, *formats[_A + 1 : _B], b, *formats[_B + 1 : _OUTPUTS.start], None, None, d, d_major, *behind), {}
             )
-            for a, b, d in itertools.product(_alike(a_dtype), _alike(b_dtype), DTYPES)
+            for a, b, d in itertools.product(with_alike(a_dtype), with_alike(b_dtype), DTYPES)
         )
         most = max(alike, key=len)
         if d_major == "any" or most is self._members.get(formats):
@@ -505,12 +508,6 @@ def _served_by(problem: GemmProblem) -> Iterator[Format]:
 def _types(formats: Format) -> Format:
     """Formats without majors."""
     return tuple(value for field, value in zip(_FORMATS, formats, strict=True) if not field.endswith("_major"))
-
-
-def _alike(dtype: Any) -> tuple[Any, ...]:
-    """A type of A or B, and the one that kernels may have in its place."""
-    other = DTYPES[dtype].alike
-    return (dtype, other) if other else (dtype,)
 
 
 def _format(config: GemmConfig) -> Format:
