@@ -227,6 +227,7 @@ def check_array(config: GemmConfig, count: int, m: int, n: int, k: int, registry
         d,
         addresses,
         c=c,
+        tf32=config.a.dtype == "tf32",
         accumulator=config.accumulator,
         fast_accumulation=config.promote == 0,
         registry=registry,

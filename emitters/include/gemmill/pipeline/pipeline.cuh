@@ -84,7 +84,10 @@ struct StageRelease {
   int tells;
 
   __device__ StageRelease(Pipeline& pipeline, int lane, int rank)
-      : empty(cute::cast_smem_ptr_to_uint(&pipeline.empty[0])), tells(lane < Pipeline::kPeers) {
+      : empty(cute::cast_smem_ptr_to_uint(&pipeline.empty[0])) {
+    // Worked out for each tile: kept from tile to tile, it would take a register that epilogues have not.
+    asm volatile("" : "+r"(lane));
+    tells = lane < Pipeline::kPeers;
     if constexpr (Pipeline::kPeers > 1)
       asm("mapa.shared::cluster.u32 %0, %1, %2;"
           : "=r"(empty)
