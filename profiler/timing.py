@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +81,11 @@ def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:
         try:
             for index in range(launches):
                 launch(index % sets)
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # which would say that the capture broke, and not why
+                graph.capture_end()
+            raise
+        graph.capture_end()
     graph.replay()
     torch().cuda.synchronize()
     return graph
