@@ -6,10 +6,13 @@ from gemmill.emitters import direct
 from gemmill.emitters.direct import constants, launch_spec
 from gemmill.emitters.mma_sync import mma_atom
 from gemmill.library.config import GemmConfig
+from gemmill.library.families import gemv
+from gemmill.library.fields import fields_of
 
 __all__ = ["constants", "launch_spec", "text"]
 
 
 def text(config: GemmConfig) -> str:
     """The source of a legal config's kernel."""
-    return direct.text(config, header="gemv", kernel="Gemv", atom=mma_atom(config), members="  using Atom = ::Atom;\n")
+    members = f"  using Atom = ::Atom;\n  static constexpr int kBlocks = {gemv.blocks_per_sm(fields_of(config))};\n"
+    return direct.text(config, header="gemv", kernel="Gemv", atom=mma_atom(config), members=members)

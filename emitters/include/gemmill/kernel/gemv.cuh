@@ -48,13 +48,8 @@ struct Gemv {
   static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
   static constexpr int kSharedBytes = kThreads * kSums * int(sizeof(Sum));
   static_assert(kWarpsN * kWarpN == kTileN && kWarpsK * kWarpK == kTileK, "whole warps");
-  // library/families/gemv.py has the same.
-  static constexpr int kWords = kLoads * ceil_div(kVector, kPerWord) + kThreadK / kPerWord + kSums;
-  static constexpr bool kGathers = Config::kMajorA != MajorIn::K || Config::kAlignA < 4;
-  static constexpr int kSpare = 36 + (kPerWord == 4 || !kAlongK ? 12 : 0) + (kGathers ? 48 : 0);
-  static constexpr int kRegisters = max_of(64, align_up(kWords + kSpare, 8));
   /// Blocks on an SM at a time, which bounds the registers of a thread.
-  static constexpr int kBlocks = 65536 / (kThreads * kRegisters);
+  static constexpr int kBlocks = Config::kBlocks;
 
   __device__ static void run(DirectParams const& params) {
     extern __shared__ __align__(16) char shared[];
