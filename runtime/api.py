@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import copysign, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 from weakref import WeakKeyDictionary
 
@@ -116,15 +117,16 @@ def default_registry() -> Registry:
 def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]:
     """:func:`matmul` with a short way for what most calls are: PyTorch tensors, and nothing but plain values beside
     them. Parameters that a call leaves out cost it time, each of them, and so the short way has few."""
+    named = frozenset(inspect.signature(general).parameters)
 
     @functools.wraps(general)
     def matmul(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
         if options:
-            options = {name: x for name, x in options.items() if name in _VALUES or x is not None}
+            options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
             if not options.keys() <= _VALUES:
                 return general(a, b, out=out, c=c, stream=stream, **options)
             if "alpha" in options:
-                options["alpha"] = float(options["alpha"])
+                options["alpha"] = float(options["alpha"]) + 0.0  # no -0.0, which the key would take for 0.0
             if "beta" in options:
                 options["beta"] = beta_of(options["beta"])
         try:  # the key is made of raw properties, a microsecond of work
@@ -156,7 +158,9 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
         ready = slot.ready
         if ready is None:
             tensors, out, handle = _read(a, b, c, out, options.get("out_dtype"), stream)
-            slot.ready = ready = _prepare(tensors, handle, Options(**options))
+            ready = _prepare(tensors, handle, Options(**options))
+            if not any(_may_be_negated(tensor) for tensor in tensors.values()):
+                slot.ready = ready
             pointers = _addresses(tensors)
         else:
             if out is None:
@@ -168,6 +172,13 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
         return out
 
     return cast(Callable[_Call, Any], matmul)
+
+
+def _may_be_negated(tensor: TensorView) -> bool:
+    """Whether a tensor may be PyTorch's view of the imaginary parts of a conjugate: every stride is even. Its elements
+    are then negated on the way out of memory, if a bit says so that no key has (:func:`view` refuses it)."""
+    steps = (step for extent, step in zip(tensor.shape, tensor.strides, strict=True) if extent > 1)
+    return tensor.dtype in ("f16", "f32", "f64") and not any(step % 2 for step in steps)
 
 
 @_short_of_a_warm_call
@@ -244,8 +255,9 @@ def matmul(
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
     Raises OperandError for operands that do not fit, UnsupportedProblemError where no kernel serves the problem,
-    CompileError or ToolchainError where its kernel cannot be built, DeviceError where the GPU cannot run it,
-    CaptureError where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
+    ConfigError where ``kernel`` names none, CompileError, ToolchainError or PackError where it cannot be built or read,
+    DeviceError where the GPU cannot run it, CaptureError where the kernel is not loaded yet, or kernels are to be
+    timed, and the stream is being captured.
     """
     options = Options(
         float(alpha),
@@ -273,11 +285,14 @@ def multiply_views(
     """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses, an
     epilogue's."""
     tensors, out, handle = _read(a, b, c, out, options.out_dtype, stream, options.dtypes, passed.epilogue, **others)
-    layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.ptr & 15) for n, t in tensors.items())
-    slot = _slot((layout, options, passed.key))
+    layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.writable, t.ptr & 15) for n, t in tensors.items())
+    signs = copysign(1, options.alpha), copysign(1, options.beta or 0)  # 0.0 and -0.0 are equal
+    slot = _slot((layout, options, signs, passed.key))
     ready = slot.ready
     if ready is None:
         slot.ready = ready = _prepare(tensors, handle, options, passed)
+    else:
+        refuse_shared_memory(tensors["out"], passed)  # addresses are not in the key
     if ready.launcher is not None:
         ready.launcher.launch(handle, (*_addresses(tensors), *passed.addresses))
     return out
@@ -408,13 +423,13 @@ def _read(
     tensors["b"] = view(b, "b", handle)
     for name, dtype in zip("ab", dtypes, strict=True):
         if dtype is not None:
-            other = tensors["b"].shape[-2:-1] if name == "a" else tensors["a"].shape[-1:]
+            other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
             told = _dtype_name(dtype, f"{name}_dtype")
             tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
     if c is not None:
         tensors["c"] = view(c, "c", handle)
     if others.get("addresses") is not None:
-        others["addresses"] = as_words(others["addresses"])
+        others["addresses"] = as_words(others["addresses"], "addresses")
     tensors |= {name: view(other, name, handle) for name, other in others.items() if other is not None}
     dtype = default_output(_wider(tensors)) if out_dtype is None else _dtype_name(out_dtype)
     if out is None:
@@ -441,9 +456,8 @@ def _addresses(tensors: dict[str, TensorView]) -> Addresses:
 
 def _dtype_name(dtype: Any, argument: str = "out_dtype") -> DTypeName:
     """gemmill's name of a dtype that a caller wrote for an argument."""
-    for name in DTYPES:
-        if dtype == name:
-            return name  # type: ignore[return-value]
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype  # type: ignore[return-value]
     known = TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
     if known is None:
         raise OperandError(f"{argument} is {dtype!r}; gemmill knows {', '.join(DTYPES)}")
@@ -539,7 +553,7 @@ def _choose(
         gemm = of_any_rows(gemm)
     if registry is None:
         registry = default_registry()
-    if sm_count is not None and sm_count >= registry.gpu.sms:
+    if sm_count is not None and sm_count >= driver.sm_count(device):
         sm_count = None  # no bound
 
     def launcher(name: str, swapped: bool) -> Launcher:

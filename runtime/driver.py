@@ -98,6 +98,21 @@ def uuid(device: int) -> str:
     return f"GPU-{UUID(bytes=raw.bytes)}"
 
 
+@functools.cache
+def sm_count(device: int) -> int:
+    """How many SMs a GPU, or the slice of one that CUDA shows, has."""
+    driver = bindings()
+    return int(
+        check(
+            driver.cuDeviceGetAttribute(
+                driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                check(driver.cuDeviceGet(device), f"opening GPU {device}"),
+            ),
+            f"counting the SMs of GPU {device}",
+        )
+    )
+
+
 def _has_clusters(device: int) -> bool:
     """Whether a GPU has thread block clusters and programmatic dependent launch: both came with capability 9.0."""
     return capability(device) >= (9, 0)
@@ -209,11 +224,7 @@ class Kernel:
             blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self.function, self.spec.threads, self.spec.shared_bytes
             )
-            sms = driver.cuDeviceGetAttribute(
-                driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                check(driver.cuDeviceGet(self.device), f"opening GPU {self.device}"),
-            )
-            return int(check(blocks, what)) * int(check(sms, f"counting the SMs of GPU {self.device}"))
+            return int(check(blocks, what)) * sm_count(self.device)
         size = self.spec.cluster_blocks
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

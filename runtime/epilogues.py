@@ -23,7 +23,7 @@ from gemmill.library.epilogues.tree import (
 )
 from gemmill.library.errors import ExpressionError, OperandError
 from gemmill.runtime import tma
-from gemmill.runtime.operands import broadcast, collapse, matrices
+from gemmill.runtime.operands import broadcast, collapse, matrices, refuse_overlap
 from gemmill.runtime.tensors import TensorView, view
 
 Value = TensorView | float
@@ -85,7 +85,7 @@ class Passed(NamedTuple):
         parts = (
             (v, copysign(1, v))
             if isinstance(v, float)
-            else (v.shape, v.strides, v.dtype, v.device, v.ptr % tma.ALIGNMENT)
+            else (v.shape, v.strides, v.dtype, v.device, v.writable, v.ptr % tma.ALIGNMENT)
             for v in self.values.values()
         )
         return (self.text, *parts)
@@ -263,8 +263,8 @@ def _matrix(
     outer = len(out.shape) - row_axis - column_axis
     x = matrices(name, spread, out.shape[:outer], m, n, row_axis, column_axis)
     strides = x.row_stride, x.column_stride, x.batch_stride
-    if output and any(e > 1 and s == 0 for e, s in zip((m, n, prod(out.shape[:outer])), strides, strict=True)):
-        raise OperandError(f"{name} has strides {value.strides} for shape {value.shape}: its elements overlap")
+    if output:
+        refuse_overlap(x, prod(out.shape[:outer]))
     major = _major(value, (m, n, prod(out.shape[:outer])), strides, output)
     return Bound(name, value.ptr, 0.0, strides, major=major)
 

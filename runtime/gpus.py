@@ -10,9 +10,10 @@ from gemmill.runtime import driver
 
 
 def detect(device: int = 0) -> Gpu:
-    """Figures of a GPU of this machine; ``DEFAULT_GPU`` where there is none."""
+    """Figures of a GPU of this machine, with the SMs that it has; ``DEFAULT_GPU`` where there is none."""
     try:
-        return figures(driver.device_name(device), driver.capability(device))
+        own = figures(driver.device_name(device), driver.capability(device))
+        return replace(own, sms=driver.sm_count(device))
     except DeviceError:
         return DEFAULT_GPU
 

@@ -290,7 +290,7 @@ def assemble(
     operand_a = _operand(a, batch, "k", "mn", first)
     operand_b = _operand(b, batch, "mn", "k", first)
     operand_c = _operand(c, batch, "n", "m", first=operand_d.major) if c else None
-    _refuse_overlap(d, 1 if batching in ("grouped", "array") else batch)
+    refuse_overlap(d, 1 if batching in ("grouped", "array") else batch)
     problem = GemmProblem(
         m=m,
         n=n,
@@ -325,7 +325,7 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
     """
     bits = DTYPES[dtype].bits
     axis = -2 if name == "b" and len(tensor.shape) > 1 else -1
-    if dtype == tensor.dtype:
+    if dtype == tensor.dtype or not tensor.shape:  # a scalar is refused later
         return tensor
     if bits > 8 or DTYPES[tensor.dtype].bits != 8:
         raise OperandError(f"{name} is {tensor.dtype}, and cannot be read as {dtype}: pass int8 or uint8 that hold it")
@@ -516,13 +516,15 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
-def _refuse_overlap(x: Matrices, batch: int) -> None:
-    """Elements of D that share an address would be written by several blocks."""
+def refuse_overlap(x: Matrices, batch: int) -> None:
+    """Elements of D, or of another output, that share an address would be written by several blocks."""
     extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
     if 0 in (x.rows, x.columns, batch):
         return
     reach = 0
     for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
         if stride <= reach:
-            raise OperandError(f"out has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap")
+            raise OperandError(
+                f"{x.name} has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap"
+            )
         reach += (extent - 1) * stride

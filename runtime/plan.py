@@ -363,11 +363,19 @@ class Plan:
         for name, tensor in given.items():
             if tensor is None:
                 continue
+            if isinstance(values.get(name), float):
+                raise OperandError(
+                    f"{name}: this plan was made with a number; for another make a new plan, or one with a "
+                    "tensor of one element, which may be written to"
+                )
             if name not in tensors:
                 raise OperandError(
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
-            new, old = view(as_words(tensor) if name == "addresses" else tensor, name, self._stream()), tensors[name]
+            new, old = (
+                view(as_words(tensor, name) if name == "addresses" else tensor, name, self._stream()),
+                tensors[name],
+            )
             if name in self._told:
                 new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):

@@ -24,6 +24,7 @@ from gemmill.library.fields import fields_of
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.decisions import Decision
+from gemmill.runtime.gpus import figures
 from gemmill.runtime.measured import Measured, measured
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
 
@@ -139,8 +140,9 @@ class Selector:
         gpu: the GPU's figures.
         decisions: measured times; those of other GPUs and of kernels that are not here are passed over. Problems
             without any have those that ship (runtime/measured.py).
-        varies: whether kernels of the set may also be taken with other types, which some kernel of it has, be it for
-            other majors: C and D as asked, A and B in place of types alike. Whoever asks must be able to compile them.
+        varies: whether kernels of the set may also be taken with the epilogue of a problem, and with other types,
+            which some kernel of it has, be it for other majors: C and D as asked, A and B in place of types alike.
+            Whoever asks must be able to compile them.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class Selector:
             if configs[name].target.capability == gpu.capability:
                 members[_format(configs[name])].append(name)
         self._members = {key: {name: configs[name] for name in names} for key, names in members.items()}
+        self._varies = varies
         self._types = {_types(key) for key in members} if varies else set()
         """Those that kernels may be taken with."""
         self._varied: dict[Format, Mapping[str, GemmConfig]] = {}
@@ -167,7 +170,7 @@ class Selector:
         """Kernels for the formats of problems, as they are asked for; see :meth:`_groups_for`."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
         for decision in decisions:
-            if decision.kernel in configs and decision.gpu.startswith(gpu.name):
+            if decision.kernel in configs and figures(decision.gpu).name == gpu.name:
                 self._measured[decision.problem][decision.kernel] = decision
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
@@ -271,7 +274,7 @@ class Selector:
     def _serving(self, problem: GemmProblem, sm_count: int | None) -> tuple[_Group, Integers]:
         """Kernels for the formats of a problem, and which of them serve it; UnsupportedProblemError where none does."""
         if (found := self._found(problem, sm_count)) is None:
-            raise self._unsupported(problem)
+            raise self._unsupported(problem, sm_count)
         return found
 
     def _found(self, problem: GemmProblem, sm_count: int | None) -> tuple[_Group, Integers] | None:
@@ -327,10 +330,10 @@ class Selector:
                 yield members
 
     def _members_of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
-        """The kernels of some formats: for the epilogue of a problem those declared with it, or else the linear ones
-        with it in place of theirs, as far as rules allow."""
+        """The kernels of some formats: for the epilogue of a problem those declared with it, or else, where kernels may
+        vary, the linear ones with it in place of theirs, as far as rules allow."""
         declared = self._members.get(formats, {})
-        if formats[_EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
+        if not self._varies or formats[_EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
             return declared
         if formats not in self._varied:
             if epilogue == LINEAR:
@@ -396,7 +399,7 @@ class Selector:
             )
         return group.best((i for _, i in ranked), 1 + RUNNERS_UP)
 
-    def _unsupported(self, problem: GemmProblem) -> UnsupportedProblemError:
+    def _unsupported(self, problem: GemmProblem, sm_count: int | None) -> UnsupportedProblemError:
         """The error that names what the nearest kernel wants otherwise."""
         from gemmill.library.rules import verdicts
 
@@ -405,12 +408,24 @@ class Selector:
             return UnsupportedProblemError(
                 f"none of {len(self.configs)} kernels is made for {self.gpu.name} (compute capability {target})"
             )
+        if sm_count is not None and (found := self._found(problem, None)):
+            group, serving = found
+            return UnsupportedProblemError(
+                f"no kernel serves {problem} on {sm_count} SMs: those that serve it are in clusters of at least "
+                f"{group.columns.blocks[serving].min():.0f} blocks, or reduce in a second kernel, which keeps to no "
+                "bound; raise sm_count or leave it out"
+            )
         plain = replace(problem, epilogue=LINEAR)
         wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
         changed = replace(self.configs[nearest], epilogue=problem.epilogue)
         if not wanting[nearest] and (refusals := verdicts(changed)):
             return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
+        if not wanting[nearest]:
+            return UnsupportedProblemError(
+                f"no kernel serves {problem}: {nearest} would with this epilogue in place of its own, but the kernels "
+                "here run as they are; name a manifest besides the packs, or pack kernels with this epilogue"
+            )
         needs = " and ".join(wanting[nearest])
         if "alignment" in needs:
             needs += ": pad the contiguous extents, or copy the operands into aligned memory"

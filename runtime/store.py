@@ -186,8 +186,8 @@ class Store:
             for entry in entries:
                 if total <= _LOW_WATER * self.max_bytes:
                     break
-                if _unlink(entry.path):
-                    removed += 1
+                removed += _unlink(entry.path)
+                if not entry.path.exists():  # another process may have been first
                     total -= entry.bytes
         # Other processes write too: look again after a sixteenth of the cap, not only when this one has filled it.
         self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))

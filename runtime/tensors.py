@@ -63,9 +63,16 @@ def is_torch(tensor: object) -> bool:
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
-def as_words(tensor: Any) -> Any:
-    """A PyTorch tensor of int64 as one of twice as many int32, which is a dtype of the table."""
-    return tensor.view(sys.modules["torch"].int32) if is_torch(tensor) else tensor
+def as_words(tensor: Any, name: str) -> Any:
+    """A tensor of int64, of PyTorch, CuPy or any library whose tensors have a dtype and are viewed as another, as one
+    of twice as many int32, which is a dtype of the table."""
+    dtype = str(getattr(tensor, "dtype", f"that of a {type(tensor).__qualname__}")).removeprefix("torch.")
+    if dtype != "int64":
+        raise OperandError(f"{name} has dtype {dtype}; it must be int64: addresses have 64 bits")
+    try:
+        return tensor.view(sys.modules["torch"].int32 if is_torch(tensor) else "int32")
+    except (RuntimeError, ValueError):
+        raise OperandError(f"{name} is not packed: pass {name}.contiguous()") from None
 
 
 def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
@@ -108,6 +115,8 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
     dtype = TORCH_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise _refuse_dtype(name, str(tensor.dtype))
+    if tensor.is_neg():
+        raise OperandError(f"{name} is a view that negates what lies in memory: pass {name}.resolve_neg()")
     return TensorView(
         ptr=tensor.data_ptr(),
         shape=tuple(tensor.shape),

@@ -121,6 +121,7 @@ def test_an_output_of_tma_ends_with_whole_16_bytes() -> None:
         ("d = acc + x[m, n]", {"x": tensor(9, 16)}, "does not broadcast"),
         ("d = acc; x = acc", {"x": tensor(8, 16)}, "it is written as out is"),
         ("d = acc; x = acc", {"x": tensor(3, 8, 16, strides=(0, 16, 1))}, "its elements overlap"),
+        ("d = acc; x = acc", {"x": tensor(3, 8, 16, strides=(128, 1, 1))}, "^x has strides .* its elements overlap"),
         ("d = acc; x[m] = sum(acc)", {"x": tensor(3, 8, strides=(16, 1))}, "must be contiguous"),
         ("d = acc; x[m] = sum(acc)", {"x": tensor(3, 8, writable=False)}, "x is read-only"),
         ("d = acc + x[n]", {"x": TensorView(0, (16,), (1,), "f32", 1)}, "x is on GPU 1 and out on GPU 0"),

@@ -142,7 +142,8 @@ def test_an_array_is_described_by_one_of_its_matrices() -> None:
 
 
 def test_every_kind_of_groups_is_served_and_the_grid_fits_its_tiles() -> None:
-    selector = Selector({kernel_name(c): c for c in load_manifest("bf16").expand()}, GPUS["NVIDIA H200"])
+    configs = {kernel_name(c): c for c in load_manifest("bf16").expand()}
+    selector = Selector(configs, GPUS["NVIDIA H200"], varies=True)
     gemms = [
         bound("offsets", 128, tensor(8192, 512), tensor(128, 512, 1024, transposed=swap), tensor(8192, 1024))
         for swap in (False, True)

@@ -107,6 +107,38 @@ def test_rebind_takes_bytes_for_another_type_only_where_the_plan_was_told_so() -
     told.rebind(b=array(8, "|u1"))
 
 
+def test_a_number_of_an_epilogue_stays() -> None:
+    launch = plan(Empty(), Weights(), out=Empty(), epilogue="d = acc * s", s=2.0)
+    with pytest.raises(OperandError, match="s: this plan was made with a number"):
+        launch.rebind(s=3.0)
+
+
+def test_a_warm_call_is_checked_as_a_cold_one() -> None:
+    interface = Empty.__cuda_array_interface__ | {"data": (0, True)}
+    read_only = type("Array", (), {"__cuda_array_interface__": interface})()
+    for epilogue in (None, "d = relu(acc)"):
+        matmul(Empty(), Weights(), out=Empty(), epilogue=epilogue)
+        with pytest.raises(OperandError, match="out is read-only"):
+            matmul(Empty(), Weights(), out=read_only, epilogue=epilogue)
+    with pytest.raises(TypeError, match="bogus"):
+        matmul(Empty(), Weights(), out=Empty(), bogus=None)
+
+
+def test_dtypes_of_other_libraries_are_not_taken_for_ours_by_what_they_equal() -> None:
+    assert np.dtype("uint32") == "u4"
+    with pytest.raises(OperandError, match=r"out_dtype is dtype\('uint32'\)"):
+        matmul(Empty(), Weights(), out=Empty(), out_dtype=np.dtype("uint32"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"), [("int32", "has dtype int32; it must be int64"), ("int64", r"pass addresses\.contiguous\(\)")]
+)
+def test_addresses_are_packed_words_of_64_bits(dtype: str, says: str) -> None:
+    addresses = np.zeros((3, 10), dtype)[:, ::2]
+    with pytest.raises(OperandError, match=says):
+        plan(Weights(), Weights(), out=Weights(), addresses=addresses)
+
+
 def test_factors_are_bounded_by_what_kernels_take() -> None:
     plan(array(0, "<f8"), array(8, "<f8"), out=array(0, "<f8"), c=array(0, "<f8"), alpha=1e39, beta=-1e39)
     with pytest.raises(OperandError, match=r"beta is -1e\+39; kernels take a float32, at most 3\.403e\+38"):

@@ -42,6 +42,11 @@ def selector(kernels: dict[str, GemmConfig]) -> Selector:
     return Selector(kernels, H200)
 
 
+@pytest.fixture(scope="module")
+def varied(kernels: dict[str, GemmConfig]) -> Selector:
+    return Selector(kernels, H200, varies=True)
+
+
 def problem(m: int, n: int, k: int, batch: int = 1) -> GemmProblem:
     return GemmProblem(m, n, k, batch, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 
@@ -435,22 +440,19 @@ def test_measurements_of_all_sms_say_nothing_of_fewer(kernels: dict[str, GemmCon
     assert measuring.select(gemm, 100).source == "model"
 
 
-def test_any_epilogue_is_served_by_the_linear_kernels(selector: Selector) -> None:
+def test_any_epilogue_is_served_by_the_linear_kernels(varied: Selector) -> None:
     plain = problem(4096, 4096, 4096)
-    fused = selector.select(replace(plain, epilogue="d = gelu(acc + bias[n])"))
+    fused = varied.select(replace(plain, epilogue="d = gelu(acc + bias[n])"))
     assert fused.config.epilogue == "d = gelu(acc + bias[n])"
     assert fused.name == kernel_name(fused.config)
-    assert replace(fused.config, epilogue="linear") in selector.configs.values()
+    assert replace(fused.config, epilogue="linear") in varied.configs.values()
     with pytest.raises(UnsupportedProblemError, match="epilogue-c: there is no C, which the epilogue reads"):
-        selector.select(replace(plain, epilogue="d = acc + c"))
+        varied.select(replace(plain, epilogue="d = acc + c"))
 
 
-@pytest.mark.parametrize(
-    ("d_dtype", "c_dtype", "epilogue"),
-    [("f32", None, "linear"), ("bf16", "bf16", "linear"), ("f32", "f32", "linear"), ("f32", None, "d = relu(acc)")],
-)
+@pytest.mark.parametrize(("d_dtype", "c_dtype"), [("f32", None), ("bf16", "bf16"), ("f32", "f32")])
 def test_kernels_of_a_set_are_taken_with_another_c_and_d(
-    kernels: dict[str, GemmConfig], d_dtype: DTypeName, c_dtype: DTypeName | None, epilogue: str
+    kernels: dict[str, GemmConfig], varied: Selector, d_dtype: DTypeName, c_dtype: DTypeName | None
 ) -> None:
     asked = replace(
         problem(256, 7168, 2048),
@@ -458,15 +460,16 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
         c_dtype=c_dtype,
         c_major="n" if c_dtype else None,
         c_align=16 if c_dtype else 0,
-        epilogue=epilogue,
     )
-    fixed, varied = Selector(kernels, H200), Selector(kernels, H200, varies=True)
+    fixed = Selector(kernels, H200)
     choice = varied.select(asked)
     assert needs_swap(choice.config, asked) is choice.swapped
     assert legal(choice.config)
     assert choice.name == kernel_name(choice.config) not in kernels
     assert choice.predicted_us < fixed.select(asked).predicted_us
     assert fixed.times(asked).keys() < varied.times(asked).keys()
+    fused = replace(asked, c_dtype=None, c_major=None, c_align=0, epilogue="d = relu(acc)")
+    assert varied.select(fused).config.epilogue == fused.epilogue
     # Formats of which the set has none stay out of it.
     with pytest.raises(UnsupportedProblemError):
         varied.select(replace(problem(256, 7168, 2048), d_dtype="e5m2"))
@@ -532,24 +535,24 @@ def test_a_registry_makes_kernels_of_types_alike() -> None:
     assert choice.config.tile.n < 128, "the manifest has a tile of 128 x 128"
 
 
-def test_matrices_are_staged_by_the_kernels_that_can(selector: Selector) -> None:
+def test_matrices_are_staged_by_the_kernels_that_can(varied: Selector) -> None:
     plain = problem(4096, 4096, 4096)
     epilogue = "d = acc + r.n[m, n]"
-    linear = selector.select(plain).config
+    linear = varied.select(plain).config
     config = with_epilogue(linear, epilogue)
     assert config is not None
     assert config.epilogue == epilogue
     assert config.stages < linear.stages, "stages make room for the matrix"
     assert legal(config)
-    split = next(c for c in selector.configs.values() if c.scheduler.decomposition == "split" and c.c is None)
+    split = next(c for c in varied.configs.values() if c.scheduler.decomposition == "split" and c.c is None)
     assert with_epilogue(split, epilogue) == replace(split, epilogue=unstaged(epilogue))
-    selector.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
-    assert selector.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
+    varied.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
+    assert varied.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
     assert parse_name(kernel_name(config)) == config
     # A declared kernel that takes any strides serves the problem as well.
     anywhere = replace(linear, epilogue=unstaged(epilogue))
     assert needs_swap(anywhere, replace(plain, epilogue=epilogue)) is False
-    declared = Selector({"any": anywhere}, selector.gpu)
+    declared = Selector({"any": anywhere}, H200)
     assert declared.select(replace(plain, epilogue=epilogue)).config == anywhere
 
 
@@ -576,3 +579,29 @@ def test_a_declared_epilogue_is_served(kernels: dict[str, GemmConfig]) -> None:
         (declared.d.dtype, declared.d.major),
     )
     assert selector.select(replace(wanted, epilogue="d = relu(acc)")).config == declared
+
+
+def test_a_fixed_set_runs_as_it_is(selector: Selector) -> None:
+    """Of packs alone nothing else can be compiled, though a kernel with the matrix staged would be faster."""
+    plain = problem(4096, 4096, 4096)
+    linear = selector.select(plain).config
+    declared = replace(linear, epilogue="d = silu(acc + r.bf16[m, n])")
+    fixed = Selector({kernel_name(config): config for config in (linear, declared)}, H200)
+    assert fixed.select(replace(plain, epilogue="d = silu(acc + r.bf16.n[m, n])")).config == declared
+    with pytest.raises(UnsupportedProblemError, match="the kernels here run as they are; name a manifest"):
+        fixed.select(replace(plain, epilogue="d = gelu(acc)"))
+
+
+def test_a_bound_that_no_kernel_keeps_is_named(selector: Selector) -> None:
+    gemm = problem(4096, 4096, 4096)
+    clusters = {n: c for n, c in selector.configs.items() if c.cluster.m == 2 and c.cluster.n == 1}
+    with pytest.raises(UnsupportedProblemError, match=r"on 1 SMs: .* clusters of at least 2 blocks, .* raise sm_count"):
+        Selector(clusters, H200).select(gemm, 1)
+
+
+def test_times_of_another_gpu_whose_name_begins_alike_say_nothing(kernels: dict[str, GemmConfig]) -> None:
+    gemm = problem(4096, 4096, 4096)
+    other = Decision(problem=gemm, gpu="NVIDIA H200 NVL", kernel=KERNELS[1], us=7.0)
+    smaller = replace(H200, name="NVIDIA H2")
+    assert Selector(kernels, smaller, [other]).select(gemm).source == "model"
+    assert Selector(kernels, H200, [other]).select(gemm).source == "measured"

@@ -329,6 +329,26 @@ def test_the_least_recently_used_are_evicted(store: Store, entry: Path, artifact
     assert small.get(artifacts[1].key) == artifacts[1], "what was just written stays"
 
 
+def test_processes_that_evict_at_once_leave_what_one_would(store: Store, entry: Path) -> None:
+    size = entry.stat().st_size
+    for i in range(199):
+        path = store.path / f"{i:02x}" / f"{i:064x}.gemmill"
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(entry, path)
+    code = (
+        "import sys; from gemmill.runtime.store import Store; sys.stdin.readline();"
+        "Store(sys.argv[1], max_bytes=int(sys.argv[2])).prune()"
+    )
+    processes = [python(code, str(store.path), str(100 * size)) for _ in range(4)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        finished(process)
+    assert store.stats().entries == 90
+
+
 def test_a_cap_of_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, artifact: Artifact) -> None:
     monkeypatch.setenv("GEMMILL_STORE_BYTES", "0")
     store = Store(tmp_path)
