@@ -155,7 +155,8 @@ def main() -> None:
     for name in rivals():
         if not (compared := [row for row in summary["problems"] if row[f"{name}_us"]]):
             continue
-        least = min((row[f"selected_over_{name}"] or math.nan for row in compared), default=math.nan)
+        ratios = [row[f"selected_over_{name}"] for row in compared]
+        least = min(ratios) if None not in ratios else math.nan
         means = (f"{what} {summary[f'{what}_over_{name}'] or math.nan:.3f}" for what in ("best", "selected"))
         print(f"over {name}, which has {len(compared)}: {', '.join(means)}; the least selected {least:.3f}")
     print(f"{summary['failed']} of {summary['measurements']} measurements failed; records: {records}")

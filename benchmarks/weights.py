@@ -34,8 +34,9 @@ def main() -> None:
 
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler.cublas import unscaled
-    from gemmill.profiler.operands import make_operands
+    from gemmill.profiler.operands import make_operands, poison, set_count
     from gemmill.profiler.timing import launches_per_replay
+    from gemmill.profiler.verify import reference
     from gemmill.runtime.registry import Registry
 
     registry, stream = Registry(manifests=["mixed"]), torch.cuda.Stream()
@@ -43,21 +44,27 @@ def main() -> None:
     for tokens in TOKENS:
         # Kernels widen their A: it is the weights, and D is m-major.
         plain = GemmProblem.packed((SIZE, tokens, SIZE, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "m"))
-        operands = make_operands(plain, 0)
+        problems = [replace(plain, a_dtype=dtype, a_scale=scale) for dtype, scale in FORMATS]
+        sets = max(map(set_count, (plain, *problems)))  # the narrowest weights, too, come from DRAM
+        operands = make_operands(plain, 0, sets=sets)
         cublas = unscaled(plain, operands)
         assert cublas is not None
         launches = {"cublas": cublas.launch}
         chosen = {}
-        for dtype, scale in FORMATS:
-            problem = replace(plain, a_dtype=dtype, a_scale=scale)
+        for problem in problems:
             choice = registry.select(problem)
             names = list(dict.fromkeys([choice.name, *(name for name, _ in choice.runners_up[: arguments.runners])]))
             registry.warm(names)
-            own = make_operands(problem, 0, sets=len(operands))
-            chosen[f"{dtype} {scale}"] = choice.name, names
-            launches |= {name: _launch(problem, name, own, registry) for name in names}
-        count = launches_per_replay(plain, len(operands))
-        measured = times(launches, len(operands), count, arguments.rounds, stream)
+            own = make_operands(problem, 0, sets=sets)
+            expected = reference(problem, own[0], alpha=1.0, beta=0.0)
+            chosen[f"{problem.a_dtype} {problem.a_scale}"] = choice.name, names
+            for name in names:
+                launches[name] = _launch(problem, name, own, registry)
+                poison(own[0].d)
+                launches[name](0)
+                assert (verdict := expected.compare(own[0].d)).passed, f"{name} is wrong: {verdict.says}"
+        count = launches_per_replay(plain, sets)
+        measured = times(launches, sets, count, arguments.rounds, stream)
         row: dict[str, Any] = {"tokens": tokens, "cublas": measured["cublas"]}
         for label, (name, names) in chosen.items():
             best = min(names, key=measured.__getitem__)

@@ -169,7 +169,8 @@ class Cluster:
         suspects: list[Unit] = []
 
         def hand_out(unit: Unit) -> None:
-            known = {name: faulty[name] for name in map(kernel_name, unit.configs) if name in faulty}
+            names = (*map(kernel_name, unit.configs), *unit.baselines)
+            known = {name: faulty[name] for name in names if name in faulty}
             futures[self._submit(_measure, self._hire, unit, known)] = unit
 
         while True:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -84,7 +85,9 @@ class OneGpu:
 
 
 def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report:
-    """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added."""
+    """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added, and
+    what they took of its seconds is gone."""
+    begin = time.monotonic()
     while True:
         names = {kernel_name(config): config for config in unit.configs}
         failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in (*names, *unit.baselines) if n in faulty)
@@ -93,7 +96,8 @@ def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report
         if not sound:
             return Report(failed, None)
         try:
-            report = worker.measure(replace(unit, configs=sound, baselines=baselines))
+            left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
+            report = worker.measure(replace(unit, configs=sound, baselines=baselines, seconds=left))
         except WorkerError as error:
             if error.kernel in names or error.kernel in unit.baselines:
                 faulty[error.kernel] = f"crashed on {unit.problem}: {error}"

@@ -61,10 +61,14 @@ class Appender:
 
 
 def source_commit() -> str:
-    """Commit that gemmill's sources are at, with ``-dirty`` if they were changed since; empty outside a repository."""
-    folder = str(Path(__file__).resolve().parent)
-    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """Commit that gemmill's sources are at, with ``-dirty`` if they were changed since; empty where no repository holds
+    them, though one may lie around the environment that they are installed in."""
+    source = Path(__file__).resolve()
+    git = ["git", "-C", str(source.parent)]
+    described = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        for command in (["ls-files", "--error-unmatch", source.name], described):
+            found = subprocess.run([*git, *command], capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return found.stdout.strip()

@@ -7,6 +7,7 @@ follows a candidate that draws little power finds a higher clock.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.operands import set_bytes, torch
 
 REPLAY_US = 1000.0
 """Least time a replay should take: far above the microseconds that a graph launch costs and events resolve."""
-MAX_LAUNCHES = 4096
-"""Most launches of a graph."""
 PEAK_FLOPS = 800e12
-"""Rate of 16-bit tensor cores, for the estimate of how many launches fill a replay."""
+"""Rate of 16-bit tensor cores, for the estimate of how many launches fill a replay; 8 bits have twice as much, tf32
+half."""
+FMA_FLOPS = 67e12
+"""The same of f32 and f64."""
 PEAK_BYTES = 4e12
 """DRAM bandwidth, for the same estimate."""
 
@@ -48,8 +51,7 @@ class Timing:
 
 def launches_per_replay(problem: GemmProblem, sets: int) -> int:
     """Launches in a graph: whole turns through the operand sets that take at least :data:`REPLAY_US`."""
-    turns = max(1, round(REPLAY_US / (_least_us(problem) * sets)))
-    return min(turns * sets, max(MAX_LAUNCHES, sets))
+    return math.ceil(REPLAY_US / (_least_us(problem) * sets)) * sets
 
 
 def replay_seconds(problem: GemmProblem, sets: int) -> float:
@@ -59,7 +61,9 @@ def replay_seconds(problem: GemmProblem, sets: int) -> float:
 
 def _least_us(problem: GemmProblem) -> float:
     """Microseconds that a launch takes at least."""
-    return 2.0 + 1e6 * max(problem.flops / PEAK_FLOPS, set_bytes(problem) / PEAK_BYTES)
+    bits = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype))
+    peak = FMA_FLOPS if problem.a_dtype in ("f32", "f64") else PEAK_FLOPS * 16 / bits
+    return 2.0 + 1e6 * max(problem.flops / peak, set_bytes(problem) / PEAK_BYTES)
 
 
 def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:

@@ -137,9 +137,9 @@ def widened(problem: GemmProblem, operands: OperandSet) -> Any:
 def summation_loss(problem: GemmProblem) -> float:
     """What the products' sum loses, as a multiple of ``sqrt(sum (a b)^2)``.
 
-    A tensor core adds the products of an instruction to a running sum: 32 bytes of K, one product of f32 or f64.
+    A tensor core adds the products of an instruction to a running sum: 32 bytes of K.
 
-    - f32: an ulp of the sum each time. Sums are truncated, so errors may all have one sign and add up along K.
+    - f32 sums: an ulp of the sum each time. They are truncated, so errors may all have one sign and add up along K.
     - f16: the same ulp, but rounded to nearest, so that errors grow with the square root of K (Fasi et al., "Numerical
       behavior of NVIDIA tensor cores", 2021).
     - tf32: before that, each operand loses 13 of its 23 fraction bits, rounded or truncated: a root mean square below
@@ -149,15 +149,15 @@ def summation_loss(problem: GemmProblem) -> float:
       at many sigmas at once is as rare as their squares together, so their product stays within SIGMAS^2 / 2, and
       half of that for the same reason. Promotion confines this to a few instructions; the parts of K then add up in
       f32, and their errors like random numbers. (cuBLAS on an H200: a million sums reach a fifth of this bound.)
-    - f64: each product and sum is rounded to nearest, by the kernel and by the reference.
+    - f32 and f64 operands: each product and sum is rounded to nearest, by the kernel and, of f64, by the reference.
     """
     if DTYPES[problem.accumulator].is_integer:
         return 0.0
     types = DTYPES[problem.a_dtype], DTYPES[problem.b_dtype]
     epsilon, k = DTYPES[problem.accumulator].epsilon, problem.k
-    if problem.accumulator == "f64":
+    if problem.a_dtype in ("f32", "f64"):
         return SIGMAS**2 / 2 * math.sqrt(k + 1) * epsilon
-    products = 1 if problem.a_dtype == "f32" else INSTRUCTION_K_BYTES * 8 // max(t.bits for t in types)
+    products = INSTRUCTION_K_BYTES * 8 // max(t.bits for t in types)
     lost = 0.0
     if all(t.bits == 8 for t in types):
         promoted = problem.promote * products or k

@@ -294,7 +294,8 @@ class _Bench:
         screening = (1 + self.options.screen_rounds) * replay_seconds(unit.problem, len(operands))
         for config in unit.configs:
             left = clock.left - len(launches) * screening
-            if left < clock.seconds / 2 and len(launches) >= (self.options.finalists or 0):
+            tried = launches if clock.left > 0 else outcomes  # those that fail take time as well
+            if left < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
                 break
             name = kernel_name(config)
             self.runs(name)

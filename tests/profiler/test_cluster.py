@@ -64,6 +64,11 @@ def serve(descriptor):
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == {HANGS!r}:
                 time.sleep(600)
+        if "DEATHS" in os.environ and "cublaslt-tuned" in unit.baselines:
+            connection.send(Running("cublaslt-tuned"))
+            with open(os.environ["DEATHS"], "a") as deaths:
+                deaths.write("died\\n")
+            os.kill(os.getpid(), signal.SIGKILL)
         connection.send(Running(""))
         m = unit.problem.m
         if "FATAL" in os.environ and m in ({KILLS_ONCE}, {KILLS_ALWAYS}):
@@ -126,6 +131,19 @@ def test_one_gpu_and_two_give_the_same_table(
     assert {m.kernel for m in two if m.stage == "failed"} == {CRASHES, HANGS}
     assert {m.says.rpartition(": ")[2] for m in two if m.kernel == CRASHES} == {"the measuring process died (SIGKILL)"}
     assert {m.says.rpartition(": ")[2] for m in two if m.kernel == HANGS} == {"it hangs"}
+
+
+def test_a_baseline_that_crashes_is_not_run_again(
+    process: Callable[[Options], WorkerProcess],
+    swept: Callable[..., list[Measurement]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    found = swept(Cluster(gpus=["A:0"], process=process))
+    assert (tmp_path / "deaths").read_text() == "died\n"
+    assert {m.kernel for m in found if m.stage == "failed"} == {"cublaslt-tuned"}
+    assert sum(m.stage == "final" for m in found) == len(SHAPES) * len(SOUND)
 
 
 def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(

@@ -1,5 +1,7 @@
 import logging
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -10,6 +12,7 @@ import pytest
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
+from gemmill.profiler import records
 from gemmill.profiler.records import Appender
 
 PROBLEM = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
@@ -104,3 +107,18 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_silent_loss() -> None:
     with Appender(Path("/dev/full")) as appender, pytest.raises(RecordError, match="cannot be written: No space"):
         appender.append(record("lost"))
+
+
+def test_a_repository_around_the_environment_is_not_the_sources(tmp_path: Path) -> None:
+    """Their commits would tell sweeps apart that one gemmill made."""
+    installed = tmp_path / ".venv" / "records.py"
+    installed.parent.mkdir()
+    shutil.copyfile(records.__file__, installed)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    for command in (["init", "-q"], ["add", ".gitignore"], ["commit", "-qm", "theirs"]):
+        subprocess.run([*git, *command], check=True)
+    source_commit = runpy.run_path(str(installed))["source_commit"]
+    assert source_commit() == ""
+    subprocess.run([*git, "add", "-f", str(installed)], check=True)
+    assert len(source_commit().removesuffix("-dirty")) == 12

@@ -62,6 +62,25 @@ def test_kernels_of_two_sweeps_are_compared_through_the_cublas_of_each() -> None
     assert alone[0].over(None, CUBLASLT) is alone[0].over(kernel, PER_TENSOR) is None
 
 
+def test_the_best_of_two_sweeps_is_the_best_over_the_cublas_of_each() -> None:
+    """The second sweep was on a GPU that took 5% longer for everything."""
+    (first, *_) = figures(read_records(CLUSTERS))
+    one, two = list(first.finalists.values())[:2]
+    base = first.baselines[CUBLAS]
+    rows = [
+        one.model_copy(update={"us": 100.0, "baseline_us": 100.0}),
+        two.model_copy(update={"us": 102.0, "baseline_us": 105.0}),
+        base.model_copy(update={"us": 105.0, "baseline_us": 105.0}),
+    ]
+    (found,) = figures(rows)
+    assert found.best == rows[1]
+    assert found.reached([two.kernel]) == 1
+    assert found.reached([one.kernel]) == pytest.approx(102 / 105)
+    (alone,) = figures([m.model_copy(update={"baseline_us": None}) for m in rows[:2]])
+    assert alone.best is not None
+    assert alone.best.kernel == one.kernel
+
+
 class Page(HTMLParser):
     """What a page would load, and the rows of its table of problems."""
 

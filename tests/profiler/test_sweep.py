@@ -135,7 +135,8 @@ def serve(descriptor):
         connection.send(Running(""))
         if unit.problem.m == 1:
             connection.send(Fault("CUDA out of memory"))
-        connection.send(Report(tuple(Outcome(name, "screen") for name in names), None))
+        outcomes = (Outcome(name, "screen", says=str(unit.seconds)) for name in names)
+        connection.send(Report(tuple(outcomes), None))
 """
 
 
@@ -152,7 +153,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPr
 
 def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
     faulty: dict[str, str] = {}
-    unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5])
+    unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5], seconds=60)
     report = measure(worker, unit, faulty)
     outcomes = {outcome.kernel: outcome for outcome in report.outcomes}
     names = [kernel_name(config) for config in PLAIN[:5]]
@@ -163,6 +164,7 @@ def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(work
     for name, says in expected:
         assert outcomes[name].stage == "failed"
         assert says in outcomes[name].says
+    assert float(outcomes[names[4]].says) < 57, "what hung took three of the seconds"
     # Later problems go without them, and say so.
     again = measure(worker, replace(unit, problem=problem_of(PLAIN[0], Shape(128, 64, 64))), faulty)
     assert {outcome.kernel: outcome.stage for outcome in again.outcomes} == {

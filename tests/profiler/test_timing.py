@@ -1,10 +1,11 @@
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.operands import set_count
-from gemmill.profiler.timing import launches_per_replay, summarise
+from gemmill.profiler.timing import launches_per_replay, replay_seconds, summarise
 
 
-def problem(m: int, n: int, k: int) -> GemmProblem:
-    return GemmProblem(m, n, k, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+def problem(m: int, n: int, k: int, dtype: DTypeName = "bf16") -> GemmProblem:
+    return GemmProblem(m, n, k, 1, dtype, "k", dtype, "k", "f32", dtype, "n")
 
 
 def test_a_graph_holds_whole_turns_through_the_operand_sets() -> None:
@@ -13,6 +14,12 @@ def test_a_graph_holds_whole_turns_through_the_operand_sets() -> None:
         launches = launches_per_replay(problem(*extents), sets)
         assert launches >= sets
         assert launches % sets == 0
+        assert replay_seconds(problem(*extents), sets) >= 1e-3
+
+
+def test_as_many_launches_as_the_type_is_fast() -> None:
+    launches = [launches_per_replay(problem(4096, 4096, 4096, dtype), 1) for dtype in ("f32", "tf32", "bf16", "e4m3")]
+    assert launches == [1, 3, 6, 12]
 
 
 def test_a_large_launch_is_not_repeated_beyond_its_sets() -> None:

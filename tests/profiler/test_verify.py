@@ -118,12 +118,13 @@ def test_what_fp8_tensor_cores_lose_is_within_the_bound(k: int, promote: int) ->
     assert verdict.error > 0.002  # nor is the bound without meaning
 
 
-def test_one_sided_fp8_sums_need_promotion() -> None:
-    a, b = (torch.randn(4, 65536).abs().to(torch.float8_e4m3fn).double() for _ in range(2))
-    wanted = a @ b.T
-    fast, promoted = (((hopper(a, b.T, interval) - wanted) / wanted).abs() for interval in (65536, 128))
-    assert float(fast.min()) > 0.05
-    assert float(promoted.max()) < 0.01
+def test_sums_that_ought_to_have_been_promoted_are_found() -> None:
+    fp8 = replace(problem("e4m3", "f32", "f32", 65536), promote=4, m=24, n=16)
+    operands = make_operands(fp8, 1, "cpu", sets=1)[0]
+    expected = reference(fp8, operands, 1.0, 0.0)
+    for interval, passes in ((128, True), (65536, False)):
+        operands.d.copy_(hopper(operands.a.double(), operands.b.double(), interval))
+        assert expected.compare(operands.d).passed is passes
 
 
 def solve(operands: OperandSet, alpha: float, beta: float) -> None:
@@ -192,6 +193,17 @@ def test_one_missing_product_fails(problem: GemmProblem) -> None:
     verdict = expected.compare(operands.d)
     assert f"1 of {operands.d.numel()} elements" in verdict.says
     assert f"[{where[-2]}, {where[-1]}] is" in verdict.says
+
+
+def test_the_last_products_of_a_long_k_are_missed_in_f32() -> None:
+    """FMAs round to nearest, so their bound grows with the square root of K."""
+    long = replace(problem("f32", "f32", "f32", 65536), m=24, n=16)
+    operands = make_operands(long, 1, "cpu", sets=1)[0]
+    expected = reference(long, operands, 1.0, 0.0)
+    solve(operands, 1.0, 0.0)
+    assert expected.compare(operands.d).passed
+    operands.d.copy_((operands.a[:, :-2].double() @ operands.b[:-2].double()).float())
+    assert not expected.compare(operands.d).passed
 
 
 def test_the_worst_element_is_found_in_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
