@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDS = 10
 SHARPNESS = 5.0
 """How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
-TREES, DEPTH = 100, 6
+TREES, DEPTH = 200, 6
 ROUNDING = 0.002
 """Most that numbers as they are written may change a logarithm of time."""
 SUITES = ("h200", "llm", "deepseek", "uneven")
@@ -52,7 +52,7 @@ SETTINGS = {
     "learning_rate": 0.25,
     "max_depth": DEPTH,
     "num_leaves": 2**DEPTH,
-    "min_data_in_leaf": 10,
+    "min_data_in_leaf": 20,
     "lambda_l2": 1e-3,
     "deterministic": True,
     "force_row_wise": True,

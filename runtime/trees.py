@@ -34,15 +34,20 @@ class Trees(NamedTuple):
     def __call__(self, rows: Floats) -> Floats:
         """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
         trees, leaves = self.value.shape
-        columns = np.arange(rows.shape[1])[:, np.newaxis]
-        base = np.arange(trees) * (leaves - 1)
-        node = np.zeros((rows.shape[1], trees), np.intp)
-        flat, feature, threshold = rows.ravel(), self.feature.ravel(), self.threshold.ravel()
+        columns, first = np.arange(rows.shape[1]), np.arange(trees)[:, np.newaxis] * (leaves - 1)
+        flat, feature, threshold = rows.ravel(), (self.feature * rows.shape[1]).ravel(), self.threshold.ravel()
+        at = np.repeat(first, rows.shape[1], axis=1)
         for _ in range(leaves.bit_length() - 1):
-            at = node + base
-            above = flat.take(feature.take(at) * rows.shape[1] + columns) > threshold.take(at)
-            node = 2 * node + 1 + above
-        sums: Floats = self.value.ravel().take(node - (leaves - 1) + np.arange(trees) * leaves).sum(axis=1)
+            # No index is outside; "clip" spares the test.
+            asked = feature.take(at, mode="clip")
+            asked += columns
+            above = flat.take(asked, mode="clip") > threshold.take(at, mode="clip")
+            at *= 2  # the children of node i of a tree are 2 i + 1 and 2 i + 2
+            at += 1 - first
+            at += above
+        # Leaves follow a tree's inner nodes, and there is one more of them.
+        at += np.arange(trees)[:, np.newaxis] - (leaves - 1)
+        sums: Floats = self.value.ravel().take(at, mode="clip").sum(axis=0)
         return sums
 
     @classmethod

@@ -168,7 +168,7 @@ def _problem(
     b_dtype: Annotated[DTypeName | None, typer.Option(help="Type of B; default: A's.")] = None,
     b_major: Annotated[Literal["k", "mn", "n"], typer.Option(help="Contiguous extent of B: k, or n (mn).")] = "k",
     accumulator: Annotated[
-        DTypeName | None, typer.Option(help="Type that products are summed in; default: f32, s32 or f64, by A's.")
+        DTypeName | None, typer.Option(help="Type of sums; default: f32, s32 or f64, by the wider of A's and B's.")
     ] = None,
     promoted: Annotated[bool, typer.Option("--promoted", help="Move fp8 sums to f32 registers now and then.")] = False,
     block_scaled: Annotated[
@@ -177,7 +177,7 @@ def _problem(
     c_dtype: Annotated[DTypeName | None, typer.Option(help="Type of C; without it there is no C.")] = None,
     c_major: Annotated[MajorCD | None, typer.Option(help="Contiguous extent of C; default: D's.")] = None,
     d_dtype: Annotated[
-        DTypeName | None, typer.Option(help="Type of D; default: A's, or bf16 for fp8 and s32 for integers.")
+        DTypeName | None, typer.Option(help="Type of D; default: as wide as A and B; of fp8 bf16, of integers s32.")
     ] = None,
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
@@ -185,13 +185,14 @@ def _problem(
         raise typer.BadParameter("--promoted is for fp8: A and B must be e4m3 or e5m2")
     if c_major and not c_dtype:
         raise typer.BadParameter("--c-major is of no use without --c-dtype")
+    wider = max(a_dtype, b_dtype or a_dtype, key=lambda dtype: DTYPES[dtype].bits)
     problem = GemmProblem.packed(
         _extents(mnkl),
         (a_dtype, "k" if a_major == "k" else "mn"),
         (b_dtype or a_dtype, "k" if b_major == "k" else "mn"),
-        accumulator or default_accumulator(a_dtype),
+        accumulator or default_accumulator(wider),
         (c_dtype, c_major or d_major) if c_dtype else None,
-        (d_dtype or default_output(DTYPES[a_dtype].stored_as or a_dtype), d_major),
+        (d_dtype or default_output(DTYPES[wider].stored_as or wider), d_major),
     )
     if block_scaled:
         return replace(problem, a_scale="1x128", b_scale="128x128", promote=4)
