@@ -18,6 +18,7 @@ from typing import Any
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.operands import set_bytes, torch
+from gemmill.runtime.timing import no_collection
 
 REPLAY_US = 1000.0
 """Least time a replay should take: far above the microseconds that a graph launch costs and events resolve."""
@@ -78,7 +79,7 @@ def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:
     graph = torch().cuda.CUDAGraph()
     stream.wait_stream(torch().cuda.current_stream())
     # capture_begin rather than torch.cuda.graph: that collects garbage and empties torch's cache, 0.1 s each time.
-    with torch().cuda.stream(stream):
+    with torch().cuda.stream(stream), no_collection():
         launch(0)  # loads and allocates what cannot be loaded or allocated during a capture
         stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")

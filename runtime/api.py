@@ -220,7 +220,7 @@ def matmul(
     ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: that of the wider of
     ``a`` and ``b``; bf16 for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64
     for f64. f32 operands are multiplied as f32, or with ``tf32`` in the 10 bits of mantissa that tensor cores read.
-    fp8 sums stay in the tensor cores, which keep about 14 bits, or without ``fast_accumulation`` move to f32 registers
+    fp8 sums stay in the tensor cores, which keep about 13 bits, or without ``fast_accumulation`` move to f32 registers
     every 128 products.
 
     ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks

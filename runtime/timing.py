@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -65,8 +66,9 @@ def _graph(stream: Any, launch: Launch, count: int) -> Any:
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     check(driver.cuStreamBeginCapture(stream, mode), "capturing launches to be timed")
     try:
-        for _ in range(count):
-            launch(int(stream))
+        with no_collection():
+            for _ in range(count):
+                launch(int(stream))
     finally:
         status, graph = driver.cuStreamEndCapture(stream)
     check((status,), "capturing launches to be timed")
@@ -74,6 +76,18 @@ def _graph(stream: Any, launch: Launch, count: int) -> Any:
         return check(driver.cuGraphInstantiate(graph, 0), "making a graph of launches to be timed")
     finally:
         check(driver.cuGraphDestroy(graph), "destroying a graph")
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: graphs and memory of CUDA may go with it, which breaks a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -154,7 +154,7 @@ struct StagedEpilogue {
     if constexpr (Operation::kIsExpression) operation.end_tile();
   }
 
-  /// Waits until every store is visible; a block must not exit before.
+  /// Waits until the stores have read shared memory; a block must not exit before.
   __device__ void finish() {
     if (is_leader()) cute::tma_store_wait<0>();
   }

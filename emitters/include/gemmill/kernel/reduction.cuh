@@ -3,6 +3,7 @@
 
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/kernel/params.cuh>
+#include <gemmill/pipeline/dependent_launch.cuh>
 #include <gemmill/types.cuh>
 
 namespace gemmill {
@@ -35,8 +36,8 @@ struct Reduction {
 
   template <class Params>
   __device__ static void run(Params const& params) {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    launch_dependents();
+    wait_for_prerequisites();
     uint32_t const contiguous = kRows ? params.n : params.m;
     uint32_t const strided = kRows ? params.m : params.n;
     uint32_t const vectors = (contiguous + 3) / 4;

@@ -386,14 +386,11 @@ struct TmaWgmmaGemm {
     __device__ void advance() { at.advance(); }
   };
 
-  /// How a consumer warp gives stages back; promoted sums make their own.
-  __device__ static auto stage_release(StagePipeline& pipeline, int lane, int rank) {
-    if constexpr (Config::kPromote) {
-      return nullptr;
-    } else {
-      return StageRelease<StagePipeline>(pipeline, lane, rank);
-    }
-  }
+  /// Promoted sums give stages back themselves.
+  struct NoRelease {
+    __device__ NoRelease(StagePipeline&, int, int) {}
+  };
+  using Release = cute::conditional_t<Config::kPromote, NoRelease, StageRelease<StagePipeline>>;
 
   /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
   __device__ static ThreadScales scales(char const* shared, int m, int n) {
@@ -449,7 +446,7 @@ struct TmaWgmmaGemm {
       if constexpr (kClusterParts > 1) n_d += work.part * kTileColumnsD;
       if (stores && is_stored(work)) epilogue.template prefetch<kMatrices>(m, n_d, work.batch);
 
-      [[maybe_unused]] auto const release = stage_release(pipeline, lane, scheduler.rank);
+      [[maybe_unused]] Release const release(pipeline, lane, scheduler.rank);
       if constexpr (kPingpong) turns.wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
         accumulators.template multiply<kAhead>(a, b, stages(), work.k_tiles, scales(shared, m - work.m, work.n));

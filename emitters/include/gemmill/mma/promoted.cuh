@@ -1,6 +1,6 @@
 /// fp8 sums that move from the tensor cores to f32 registers after every stage, scaled or not.
 ///
-/// Hopper's tensor cores keep 14 bits or so of fp8 sums; what leaves them every 128 products loses nothing along K
+/// Hopper's tensor cores keep 13 bits or so of fp8 sums; what leaves them every 128 products loses nothing along K
 /// (DeepSeek-V3 technical report, 3.3.2).
 #pragma once
 

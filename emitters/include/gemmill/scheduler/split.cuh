@@ -55,7 +55,8 @@ struct SplitScheduler {
 
 /// The same in one kernel: the clusters that share a tile add up their parts, and the one that has the last stores D.
 ///
-/// They wait for work of lower index only, which was begun before, by the same cluster or another.
+/// They wait for work of lower index only, which was begun before: by the same cluster or, where as many clusters run at
+/// a time as the grid has, by another.
 template <class Order, int TileK, int Splits>
 struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
   using SplitScheduler<Order, TileK, Splits>::SplitScheduler;
