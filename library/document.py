@@ -167,6 +167,8 @@ class _Converter:
             return self.refuse(node, location, "an alias may not stand inside its own anchor")
         if self.nodes > _MAX_NODES:
             return INVALID
+        if len(self.active) > _MAX_DEPTH:
+            return self.refuse(node, location, f"aliases nest deeper than {_MAX_DEPTH}")
         self.active.add(id(node))
         try:
             if isinstance(node, yaml.ScalarNode):
@@ -206,8 +208,15 @@ class _Converter:
             if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
                 self.complain(source, location, "`<<` takes the alias of another mapping")
                 continue
+            if len(self.active) > _MAX_DEPTH:
+                self.complain(source, location, f"aliases nest deeper than {_MAX_DEPTH}")
+                continue
             self.active.add(id(source))
-            yield from ((key, value, True) for key, value, _ in self.pairs(source, location))
+            for key, value, _ in self.pairs(source, location):
+                self.nodes += 1
+                if self.nodes > _MAX_NODES:
+                    break
+                yield key, value, True
             self.active.discard(id(source))
 
     def scalar(self, node: yaml.ScalarNode, location: Location) -> object:

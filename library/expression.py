@@ -109,7 +109,7 @@ def _compile(text: str, term: ast.expr, offset: int) -> Expression:
             return bool(evaluate(fields))
         except ZeroDivisionError:
             values = ", ".join(f"{name} = {fields[name]}" for name in compiler.fields)
-            raise ExpressionError(f"divides by zero where {values}", offset) from None
+            raise ExpressionError(f"{ast.unparse(term)!r} divides by zero where {values}", offset) from None
         except RecursionError:
             raise ExpressionError("is nested too deeply", offset) from None
 
@@ -173,6 +173,7 @@ class _Compiler:
                     f"{ast.unparse(left)!r} is {_kind(left_type)}, {ast.unparse(element)!r} is {_kind(element_type)}",
                 )
             self.check_word(left, element)
+            self.check_word(element, left)
             values.append(element_value)
         return lambda f: any(left_value(f) == value(f) for value in values) is wanted
 

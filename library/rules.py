@@ -217,8 +217,13 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
 def verdicts(config: GemmConfig | Fields) -> list[Verdict]:
     """All rules that a config breaks, each with the nearest legal change. Empty for a legal config."""
     fields = fields_of(config) if isinstance(config, GemmConfig) else config
-    broken = [(rule, says) for rule in RULES if (says := rule.says(fields)) is not None]
-    return [Verdict(rule.id, rule.fields, says, nearest_fix(rule, fields)) for rule, says in broken]
+    return [Verdict(rule.id, rule.fields, says, nearest_fix(rule, fields)) for rule, says in broken(fields)]
+
+
+def broken(config: GemmConfig | Fields) -> list[tuple[Rule, str]]:
+    """The rules that a config breaks, and what they say; without the search for legal changes."""
+    fields = fields_of(config) if isinstance(config, GemmConfig) else config
+    return [(rule, says) for rule in RULES if (says := rule.says(fields)) is not None]
 
 
 def legal(config: GemmConfig | Fields) -> bool:

@@ -61,9 +61,11 @@ def _listed(value: object) -> object:
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     if not values:
         raise PydanticCustomError("empty_list", "the list is empty, so the set holds no kernel; list a value")
-    for index, value in enumerate(values):
-        if value in values[:index]:
+    seen: set[T] = set()
+    for value in values:
+        if value in seen:
             raise PydanticCustomError("duplicate", "the list holds {value} twice", {"value": _text(value)})
+        seen.add(value)
     return values
 
 

@@ -61,7 +61,7 @@ def _message(detail: ErrorDetails, location: Location) -> str:
         case "missing":
             return f"{detail['loc'][-1]} is missing"
         case "literal_error":
-            words = re.findall("'([^']*)'", context["expected"])
+            words = re.findall(r"[\w.-]+", context["expected"].replace(" or ", " "))
             return f"is {written}{suggest(str(value), words) or ';'} it must be {one_of(words)}"
         case "int_type" if isinstance(value, str) and value.isdecimal():
             return f"is the text {written}; it must be an integer, so remove the quotes"

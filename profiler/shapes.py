@@ -8,6 +8,7 @@ mapping, lists are cross products, as in manifests: ``{m: [1, 16, 4096], n: 6144
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from gemmill.library.problem import MAX_EXTENT
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
+MAX_SHAPES = 100_000
+"""Most shapes that an item stands for."""
 FORMS = "a shape is [m, n, k], [m, n, k, batch] or a mapping with those keys"
 
 
@@ -109,7 +112,9 @@ def _shapes(document: Document, location: Location, item: object) -> Iterator[Sh
                 extents.setdefault(key, []).append(extent)
             elif extent is not INVALID:
                 document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {MAX_EXTENT}")
-    if len(extents) == len(given) and not missing:
+    if (count := math.prod(map(len, extents.values()))) > MAX_SHAPES:
+        document.fault(location, f"stands for {count:,} shapes; an item may for {MAX_SHAPES:,}")
+    elif len(extents) == len(given) and not missing:
         for combination in itertools.product(*extents.values()):
             yield Shape(**dict(zip(extents, combination, strict=True)))
 

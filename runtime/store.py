@@ -99,6 +99,8 @@ class Store:
             self._until_prune -= len(data)
             if self._until_prune < 0:
                 self.prune()
+                if self.max_bytes and not self._file(key).exists():
+                    self.report(f"{artifact.name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
 
     def get_or_make(self, key: str, make: Callable[[], Artifact]) -> tuple[Artifact, bool]:
         """The artifact of a key, made and kept if it is missing; and whether it was there.

@@ -170,7 +170,9 @@ def _read(what: str, roots: tuple[Path, ...], header: str) -> str:
         if (root / header).is_file():
             return (root / header).read_text(encoding="utf-8", errors="replace")
     places = ", ".join(str(root) for root in roots)
-    raise ToolchainError(f"{header} of {what} was not found in {places}; {INSTALL}")
+    named = Settings.read().include is not None
+    way = "GEMMILL_INCLUDE names where to look: unset it, or add the folder that has it" if named else INSTALL
+    raise ToolchainError(f"{header} of {what} was not found in {places}; {way}")
 
 
 def _define(what: str, text: str, macro: str) -> int:

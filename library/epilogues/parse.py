@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
+import struct
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -125,14 +126,14 @@ def _parsed(text: str) -> Epilogue:
         raise ExpressionError(f"{text[strange]!r} is no character of an epilogue", strange)
     if "#" in text:
         raise ExpressionError("an epilogue holds no comments", text.index("#"))
-    statements = [(_statement(source, start), start) for start, source in _split(text)]
+    statements = [(_statement(source, start), source, start) for start, source in _split(text)]
     if not statements:
         raise ExpressionError("the epilogue is empty; the least is `d = acc`")
-    read = [{node.id for node in ast.walk(s.value) if isinstance(node, ast.Name)} for s, _ in statements]
+    read = [{node.id for node in ast.walk(s.value) if isinstance(node, ast.Name)} for s, *_ in statements]
     parser = _Parser()
-    for index, (statement, start) in enumerate(statements):
+    for index, (statement, source, start) in enumerate(statements):
         later = frozenset[str]().union(*read[index + 1 :])
-        parser.start = start
+        parser.source, parser.start = source, start
         parser.assignment(statement, later)
     if not any(a.role == "d" for a in parser.assignments):
         raise ExpressionError("nothing is assigned to d; the least is `d = acc`", len(text.rstrip()))
@@ -193,6 +194,11 @@ def _split(text: str) -> Iterator[tuple[int, str]]:
             start, depth = index + 1, 0
 
 
+def _is_function(name: str) -> bool:
+    """Whether a name is one that an epilogue can call; operators have names of their own, which it cannot."""
+    return name in REDUCTIONS or (name in FUNCTIONS and not FUNCTIONS[name].symbol)
+
+
 def _statement(source: str, start: int) -> ast.Assign:
     try:
         with warnings.catch_warnings():
@@ -211,7 +217,7 @@ class _Parser:
     """Turns syntax into the tree, statement by statement."""
 
     def __init__(self) -> None:
-        self.start = 0
+        self.source, self.start = "", 0
         self.assignments: list[Assignment] = []
         self.operands: dict[str, Operand] = {}
         self.read: set[str] = set()
@@ -226,7 +232,7 @@ class _Parser:
         if name == "d":
             if dtype or kind or major:
                 raise self.error(target, "d is D: its type is that of the tensor, and it takes no index")
-        elif name in RESERVED or name in FUNCTIONS or name in REDUCTIONS:
+        elif name in RESERVED or _is_function(name):
             raise self.error(target, f"{name!r} cannot be assigned to: the name has a meaning")
         if any(a.name == name for a in self.assignments):
             raise self.error(target, f"{name!r} is assigned twice")
@@ -301,6 +307,12 @@ class _Parser:
             raise self.error(node, f"{ast.unparse(node)!r} is {has}; {needs} belongs here: use where(condition, x, y)")
         return tree
 
+    def vanishes(self, node: ast.Constant, value: float) -> bool:
+        """Whether a number that is not 0 as it is written is 0 in float32."""
+        (rounded,) = struct.unpack("f", struct.pack("f", value))
+        mantissa, *_ = re.split("[eE]", ast.get_source_segment(self.source, node) or "")
+        return rounded == 0 and bool(re.search("[1-9]", mantissa))
+
     def node(self, node: ast.expr) -> Node:
         self.nodes += 1
         if self.nodes > MAX_NODES:
@@ -309,6 +321,8 @@ class _Parser:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
                 if not abs(value) <= MAX_FLOAT32:
                     raise self.error(node, f"a number is beyond float32, at most {MAX_FLOAT32:.4g}")
+                if self.vanishes(node, float(value)):
+                    raise self.error(node, "a number is not 0, but nearer to it than any of float32, at least 1.4e-45")
                 return Number(float(value))
             case ast.UnaryOp(ast.USub(), operand):
                 tree = self.number(operand)
@@ -372,7 +386,7 @@ class _Parser:
             raise self.error(node, "d is read before it is assigned")
         if name in ("m", "n", "batch"):
             raise self.error(node, f"{name!r} is an index: it stands in brackets, as in bias[n]")
-        if name in FUNCTIONS or name in REDUCTIONS:
+        if _is_function(name):
             raise self.error(node, f"{name!r} is a function, and has no value")
         if name in RESERVED and name not in _FACTORS:
             raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning")

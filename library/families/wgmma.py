@@ -81,6 +81,11 @@ ACCUMULATOR_LIMIT = {
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10
+"""Matrices at any strides, and vectors along N, that an expression may read; how many of the latter a matrix takes the
+room of; and more than how many are many values. Of 440 kernels with 32 to 128 accumulators those with three matrices
+spilled at all sizes, those with two at 128 accumulators, and beside six vectors at 64 and 96; those with 12 vectors at
+128, with 16 at 64."""
 FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and fragments of A together where MMAs read A from registers, by consumer warpgroups and
 most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
@@ -359,12 +364,30 @@ def _epilogue_box(f: Fields) -> str | None:
 
 
 def _epilogue_matrices(f: Fields) -> str | None:
-    if f["scheduler.decomposition"] != "split" or not any(staged_formats(str(f["epilogue"]))):
+    epilogue = str(f["epilogue"])
+    if f["scheduler.decomposition"] == "split":
+        if not any(staged_formats(epilogue)):
+            return None
+        return (
+            "the second kernel of split decompositions, which has no TMA, reads and writes matrices at any strides; "
+            f"leave out their majors: {epilogue}"
+        )
+    matrices, columns = _read_in_place(epilogue)
+    if matrices <= MOST_MATRICES and columns + COLUMNS_OF_A_MATRIX * matrices <= MOST_COLUMNS:
         return None
     return (
-        "the second kernel of split decompositions, which has no TMA, reads and writes matrices at any strides; leave "
-        f"out their majors: {f['epilogue']}"
+        f"the epilogue reads {matrices} matrices at any strides and {columns} vectors along N, for which a thread that "
+        f"holds sums has no registers; it may read {MOST_MATRICES} of the former, {MOST_COLUMNS} of the latter, each "
+        f"matrix in place of {COLUMNS_OF_A_MATRIX}, and matrices that TMA moves (x.n[m, n], x.m[m, n]): {epilogue}"
     )
+
+
+@lru_cache(1024)
+def _read_in_place(epilogue: str) -> tuple[int, int]:
+    """How many matrices, and vectors along N, an epilogue reads through plain addresses."""
+    operands = parse(epilogue).operands
+    matrices = sum(operand.kind == "matrix" and operand.major == "any" for operand in operands)
+    return matrices, sum(operand.kind == "column" for operand in operands)
 
 
 @part
@@ -378,13 +401,19 @@ def _epilogue_has(f: Fields) -> str:
 @lru_cache(1024)
 def _is_demanding(epilogue: str) -> bool:
     """Whether a thread holds many values for an expression: the reduction of columns, gelu of several vectors, another
-    reduction beside two columns."""
+    reduction beside two columns, more than ten columns, two matrices at any strides."""
     found = parse(epilogue)
     reductions = [output.kind for output in found.outputs if output.is_reduction]
     kinds = [operand.kind for operand in found.operands]
     rows, columns = kinds.count("row"), kinds.count("column")
     gelu = bool(found.functions & {"gelu", "gelu_tanh"})
-    return "column" in reductions or (gelu and rows + columns > 1) or (bool(reductions) and columns > 1)
+    return (
+        "column" in reductions
+        or (gelu and rows + columns > 1)
+        or (bool(reductions) and columns > 1)
+        or columns > MANY_COLUMNS
+        or _read_in_place(epilogue)[0] == MOST_MATRICES
+    )
 
 
 @part

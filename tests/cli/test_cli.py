@@ -172,7 +172,7 @@ def test_a_file_is_what_it_says_even_if_it_is_called_like_a_manifest_that_ships(
 
 
 def test_a_kernel_name_may_be_longer_than_a_file_name(tmp_path: Path) -> None:
-    terms = " + ".join(f"bias{i}[n] * exp(acc)" for i in range(14))
+    terms = " + ".join(f"bias{i}[m] * exp(acc)" for i in range(14))
     path = tmp_path / "long.yaml"
     path.write_text(MANIFEST.replace("stages: 4}", f"stages: 4, epilogue: 'd = acc + {terms}'}}"))
     (name,) = ok("list", path).split()
@@ -423,7 +423,9 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
     [
         (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
         (("run", "--mnkl", "256,7168,2048", "--d-dtype", "f32"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
-        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "gemmill[cu12]"),
+        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "unset it"),
+        (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; name a folder"),
+        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
         (("list",), {"GEMMILL_STOER": "/tmp"}, 2, "GEMMILL_STOER"),
     ],

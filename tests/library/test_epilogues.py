@@ -41,7 +41,7 @@ LEAVES: st.SearchStrategy[Any] = st.sampled_from(
         *(Value("acc"), Value("c"), Operand("alpha", "scalar", "f32"), Operand("beta", "scalar", "f32")),
         *(operand for operand in OPERANDS if operand.dtype == "f32"),
     ]
-) | st.floats(-1e30, 1e30).map(lambda x: Number(x + 0.0))
+) | st.floats(-(2.0**100), 2.0**100, width=32).map(lambda x: Number(x + 0.0))
 
 
 def calls(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -179,6 +179,9 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + Bias[n]", 10, "lower-case"),
         ("d = acc + alpha[m]", 10, "factor that the caller gives"),
         ("d = acc * 1e39", 10, "beyond float32"),
+        ("d = acc / 1e-50", 10, "not 0, but nearer to it than any of float32"),
+        ("d = relu(acc); x = 2 - 1e-400 * d", 23, "not 0, but nearer to it than any of float32"),
+        ("d = add(acc, 1)", 4, "unknown function 'add'"),
         ("d = acc * 0x" + "f" * 5000, 10, "beyond float32"),
         ("d = acc + self[n]", 10, "cannot name an operand"),
         ("d = acc + é", 10, "no character of an epilogue"),

@@ -170,6 +170,7 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         (GOOD + "name: x\n", ["10:1: name: the key stands twice; the first is in line 1"]),
         (GOOD.replace("pingpong", "pingpnog"), ["9:15: sets[0].schedule: is 'pingpnog', did you mean pingpong?"]),
         (GOOD.replace("f32", "f33"), ["5:16: defaults.accumulator: is 'f33', did you mean"]),
+        (GOOD + "    promote: 8\n", ["10:14: sets[0].promote: is 8; it must be 0 or 4"]),
         (GOOD + "    stages: on\n", ["10:13: sets[0].stages: YAML 1.1 reads `on` as a truth value; quote it"]),
         (GOOD + "    stages: 010\n", ["10:13: sets[0].stages: YAML 1.1 reads `010` as 8; write a plain"]),
         (GOOD + "    stages: 1_0\n", ["10:13: sets[0].stages: YAML 1.1 reads `1_0` as 10; write a plain"]),
@@ -205,7 +206,10 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         ),
         (GOOD + "    where: &w 'arch != ''sm80'' and tile.q == 1'\n", ["10:37: sets[0].where: unknown field 'tile.q'"]),
         (GOOD + '    epilogue: !!str "d =\\x20acc + bar(acc)"\n', ["10:35: sets[0].epilogue: unknown function 'bar'"]),
-        (GOOD + "    where: 1 // (tile.m - 64) == 1\n", ["10:12: sets[0].where: divides by zero where tile.m"]),
+        (
+            GOOD + "    where: 1 // (tile.m - 64) == 1\n",
+            ["10:12: sets[0].where: '1 // (tile.m - 64) == 1' divides by zero where tile.m"],
+        ),
         (GOOD + "where: tile.m == 128\n", ["10:8: where: no candidate passes"]),
         (GOOD.replace("64x64x64", "64x64x60"), ["8:5: sets[0]: every candidate is refused, the first one"]),
         (GOOD.replace("tile: 64x64x64\n    ", ""), ["8:5: sets[0]: tile.m, tile.n, tile.k missing"]),
@@ -300,6 +304,20 @@ def test_aliases_that_explode_are_refused(tmp_path: Path) -> None:
     layers = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 10))
     found = faults(tmp_path, "k0: &k0 [1]\n" + layers)
     assert any("aliases expand to more than 200,000 values" in line for line in found)
+
+
+def test_merges_that_explode_are_refused(tmp_path: Path) -> None:
+    """Of keys that are there already, too, which add nothing."""
+    layers = "".join(f"k{i}: &k{i} {{<<: [{', '.join([f'*k{i - 1}'] * 10)}]}}\n" for i in range(1, 10))
+    found = faults(tmp_path, "k0: &k0 {p: 1}\n" + layers)
+    assert any("aliases expand to more than 200,000 values" in line for line in found)
+
+
+@pytest.mark.parametrize("link", ["[*k{}]", "{{<<: *k{}}}"])
+def test_aliases_that_nest_deeply_are_refused(tmp_path: Path, link: str) -> None:
+    chain = "".join(f"k{i}: &k{i} {link.format(i - 1)}\n" for i in range(1, 1500))
+    found = faults(tmp_path, "k0: &k0 {p: 1}\n" + chain)
+    assert any("aliases nest deeper than 50" in line for line in found)
 
 
 def test_absurd_sizes_are_refused_before_they_are_built(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_every_list_of_extents_is_read_as_written(
         ("shapes:\n- {m: 1, n: 2}\n", "2:3: shapes[0]", "k missing"),
         ("shapes:\n- {m: [1, 0], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is 0"),
         ("shapes:\n- {m: [], n: 2, k: 3}\n", "2:7: shapes[0].m", "m is an empty list"),
+        (f"shapes:\n- {{m: &x {[*range(1, 50)]}, n: *x, k: *x}}\n", "2:3: shapes[0]", "stands for 117,649 shapes"),
         ("shapes:\n- {m: [1, [2]], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is [2]"),
         ("shapes:\n- [1, 2, 3]\n- {m: [5, 1], n: 2, k: 3}\n", "3:3: shapes[1]", "1x2x3 stands twice"),
         ("shapes:\n- {m: [5, 5], n: 2, k: 3}\n", "2:3: shapes[0]", "5x2x3 stands twice"),

@@ -22,7 +22,7 @@ from gemmill.library.footprint import FAMILY
 from gemmill.library.kernelset import Count, KernelSet
 from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifests
 from gemmill.library.names import kernel_name
-from gemmill.library.rules import Verdict, verdicts
+from gemmill.library.rules import Verdict, broken, verdicts
 
 
 def _schema(show: bool) -> None:
@@ -156,13 +156,20 @@ def _print_coverage(as_json: bool) -> None:
 
 
 def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_json: bool) -> None:
-    every = ((config, verdicts(config)) for config in kernels.expand(preset, where, legal=False))
-    refused = ((kernel_name(config), broken) for config, broken in every if broken)
+    every = kernels.expand(preset, where, legal=False)
     if as_json:
-        output.print_json([{"name": name, "verdicts": [_verdict(v) for v in broken]} for name, broken in refused])
-    else:
-        for name, broken in refused:
-            typer.echo(f"{name}  {'; '.join(f'{v.rule}: {v.says}' for v in broken)}")
+        refused = ((config, verdicts(config)) for config in every)
+        output.print_json(
+            [
+                {"name": kernel_name(config), "verdicts": [_verdict(v) for v in found]}
+                for config, found in refused
+                if found
+            ]
+        )
+        return
+    for config in every:
+        if rules := broken(config):
+            typer.echo(f"{kernel_name(config)}  {'; '.join(f'{rule.id}: {says}' for rule, says in rules)}")
 
 
 def _print_count(count: Count, as_json: bool) -> None:

@@ -45,8 +45,17 @@ Where = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("is empty; name a folder, or leave the option out")
+    return Path(text)
+
+
 StorePath = Annotated[
-    Path | None, typer.Option("--store", metavar="FOLDER", help="Folder of compiled kernels; default: the user's.")
+    Path | None,
+    typer.Option("--store", metavar="FOLDER", parser=_folder, help="Folder of compiled kernels; default: the user's."),
 ]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that compile; default: one a core.")
