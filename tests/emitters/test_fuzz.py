@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import islice, product
 
 import pytest
@@ -11,11 +12,13 @@ from tests.gpu.fuzz import accepted, compile_all, legal_configs, outside
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.fields import Value
 from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.rules import DOMAINS
+from gemmill.library.rules import DOMAINS, broken
 from gemmill.library.search import any_legal
 
+PP = "pingpong"
 TMA_BOX = 256
 """Most elements of a box along an extent (CUDA driver API, cuTensorMapEncodeTiled)."""
 
@@ -37,6 +40,21 @@ def test_random_legal_configs_compile_without_spills() -> None:
 def test_kernels_with_no_register_left_do_not_spill(name: str) -> None:
     """With a value more that lives from tile to tile, or a bound that forgets the epilogue, they did and others not."""
     assert not compile_all([parse_name(name)], jobs=1, store=None)
+
+
+def test_epilogues_that_read_all_they_may_do_not_spill() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_{}_1x1_{}_s4_m8_k1_linear"
+    wide, tall, full = (name.format(*x) for x in (("128x96x64", PP), ("192x128x64", "cooperative"), ("128x128x64", PP)))
+    vectors = [f"v{i}[n]" for i in range(12)]
+    limits = [
+        (wide, f"d = acc * ({' + '.join(vectors[:4])}) + x[m, n] + y[m, n]"),
+        (tall, f"d = acc + {' + '.join(vectors)}"),
+        (full, f"d = acc * ({' + '.join(vectors[:8])}) + x[m, n]"),
+    ]
+    configs = [replace(parse_name(name), stages=3, epilogue=canonical(text)) for name, text in limits]
+    assert not compile_all(configs, jobs=2, store=None)
+    beyond = replace(parse_name(wide), epilogue=canonical(f"d = acc * ({' + '.join(vectors[:5])}) + x[m, n] + y[m, n]"))
+    assert [rule.id for rule, _ in broken(beyond)] == ["epilogue-matrices"]
 
 
 def test_block_scales_compile_in_every_order_of_work() -> None:

@@ -10,6 +10,7 @@ from gemmill.library.arch import ARCHS
 from gemmill.library.config import FAMILIES, GemmConfig
 from gemmill.library.domains import WORDS
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import FIELD_NAMES, Fields, Value, config_of, fields_of
 from gemmill.library.footprint import auto_stages, family_of
@@ -175,6 +176,18 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             {"tile.n": 128},
         ),
         ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),
+        (
+            {"epilogue": "d = acc + x[m, n] + y[m, n] + z[m, n]"},
+            "epilogue-matrices",
+            "reads 3 matrices at any strides and 0 vectors along N",
+            None,
+        ),
+        (
+            {"epilogue": canonical("d = x[m, n] + y[m, n] + acc * v[n] * w[n] * f[n] * g[n] * h[n]")},
+            "epilogue-matrices",
+            "it may read 2 of the former, 12 of the latter, each matrix in place of 4",
+            None,
+        ),
         ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
         ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
         ({"b.major": "mn", "tile.k": 41}, "multicast-slice", "tile.k is 41, not a multiple of 2 x 1", None),
