@@ -177,8 +177,8 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
 def _may_be_negated(tensor: TensorView) -> bool:
     """Whether a tensor may be PyTorch's view of the imaginary parts of a conjugate: every stride is even. Its elements
     are then negated on the way out of memory, if a bit says so that no key has (:func:`view` refuses it)."""
-    steps = (step for extent, step in zip(tensor.shape, tensor.strides, strict=True) if extent > 1)
-    return tensor.dtype in ("f16", "f32", "f64") and not any(step % 2 for step in steps)
+    steps = [step for extent, step in zip(tensor.shape, tensor.strides, strict=True) if extent > 1]
+    return tensor.dtype in ("f16", "f32", "f64") and bool(steps) and not any(step % 2 for step in steps)
 
 
 @_short_of_a_warm_call
