@@ -36,8 +36,9 @@ class Trees(NamedTuple):
         trees, leaves = self.value.shape
         columns, first = np.arange(rows.shape[1]), np.arange(trees)[:, np.newaxis] * (leaves - 1)
         flat, feature, threshold = rows.ravel(), (self.feature * rows.shape[1]).ravel(), self.threshold.ravel()
-        at = np.repeat(first, rows.shape[1], axis=1)
-        for _ in range(leaves.bit_length() - 1):
+        # The roots at once, as they are asked in order.
+        at = first + 1 + (rows.take(self.feature[:, 0], axis=0) > self.threshold[:, :1])
+        for _ in range(leaves.bit_length() - 2):
             # No index is outside; "clip" spares the test.
             asked = feature.take(at, mode="clip")
             asked += columns
