@@ -80,11 +80,14 @@ def main() -> None:
 
 
 def _launch(problem: Any, name: str, operands: Any, registry: Any) -> Any:
+    from benchmarks.common import in_turn
+
     from gemmill.profiler.operands import plan_options
     from gemmill.runtime.api import plan
 
-    plans = [plan(x.a, x.b, out=x.d, registry=registry, kernel=name, **plan_options(problem, x)) for x in operands]
-    return lambda index: plans[index]()
+    return in_turn(
+        [plan(x.a, x.b, out=x.d, registry=registry, kernel=name, **plan_options(problem, x)) for x in operands]
+    )
 
 
 if __name__ == "__main__":

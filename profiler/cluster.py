@@ -169,8 +169,7 @@ class Cluster:
         suspects: list[Unit] = []
 
         def hand_out(unit: Unit) -> None:
-            names = (*map(kernel_name, unit.configs), *unit.baselines)
-            known = {name: faulty[name] for name in names if name in faulty}
+            known = {name: faulty[name] for name in unit.candidates if name in faulty}
             futures[self._submit(_measure, self._hire, unit, known)] = unit
 
         while True:

@@ -89,17 +89,16 @@ def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report
     what they took of its seconds is gone."""
     begin = time.monotonic()
     while True:
-        names = {kernel_name(config): config for config in unit.configs}
-        failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in (*names, *unit.baselines) if n in faulty)
+        failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in unit.candidates if n in faulty)
         baselines = tuple(name for name in unit.baselines if name not in faulty)
-        sound = tuple(config for name, config in names.items() if name not in faulty)
+        sound = tuple(config for config in unit.configs if kernel_name(config) not in faulty)
         if not sound:
             return Report(failed, None)
+        left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
         try:
-            left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
             report = worker.measure(replace(unit, configs=sound, baselines=baselines, seconds=left))
         except WorkerError as error:
-            if error.kernel in names or error.kernel in unit.baselines:
+            if error.kernel in unit.candidates:
                 faulty[error.kernel] = f"crashed on {unit.problem}: {error}"
                 continue
             # No kernel was running: the operands may be too large for the GPU.

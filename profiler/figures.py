@@ -52,7 +52,8 @@ class Figures:
         other = self.baselines.get(baseline)
         if kernel is None or kernel.us is None or other is None:
             return None
-        return kernel.ratio / other.ratio if kernel.ratio and other.ratio else _us(other) / kernel.us
+        cost = _costs([kernel, other])
+        return cost(other) / cost(kernel)
 
     def reached(self, kernels: Sequence[str]) -> float | None:
         """Speed of the fastest of some kernels relative to the best: 1 if it is among them, None if none was timed.

@@ -106,6 +106,11 @@ class Unit:
     baselines: tuple[str, ...] = tuple(BASELINES)
     """What they are compared with: names of :data:`~gemmill.profiler.baseline.BASELINES`."""
 
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the kernels, then of the baselines."""
+        return (*map(kernel_name, self.configs), *self.baselines)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -74,16 +74,8 @@ def device_name(device: int) -> str:
 @functools.cache
 def capability(device: int) -> tuple[int, int]:
     """Compute capability of a GPU."""
-    driver = bindings()
-    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
-    attributes = driver.CUdevice_attribute
-    major, minor = (
-        int(check(driver.cuDeviceGetAttribute(attribute, handle), f"reading the capability of GPU {device}"))
-        for attribute in (
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
+    what = f"reading the capability of GPU {device}"
+    major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}", what) for part in ("MAJOR", "MINOR"))
     return major, minor
 
 
@@ -101,16 +93,15 @@ def uuid(device: int) -> str:
 @functools.cache
 def sm_count(device: int) -> int:
     """How many SMs a GPU, or the slice of one that CUDA shows, has."""
+    return _attribute(device, "MULTIPROCESSOR_COUNT", f"counting the SMs of GPU {device}")
+
+
+def _attribute(device: int, name: str, what: str) -> int:
+    """``CU_DEVICE_ATTRIBUTE_<name>`` of a GPU."""
     driver = bindings()
-    return int(
-        check(
-            driver.cuDeviceGetAttribute(
-                driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                check(driver.cuDeviceGet(device), f"opening GPU {device}"),
-            ),
-            f"counting the SMs of GPU {device}",
-        )
-    )
+    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
+    attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(check(driver.cuDeviceGetAttribute(attribute, handle), what))
 
 
 def _has_clusters(device: int) -> bool:

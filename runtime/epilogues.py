@@ -263,9 +263,10 @@ def _matrix(
     outer = len(out.shape) - row_axis - column_axis
     x = matrices(name, spread, out.shape[:outer], m, n, row_axis, column_axis)
     strides = x.row_stride, x.column_stride, x.batch_stride
+    batch = prod(out.shape[:outer])
     if output:
-        refuse_overlap(x, prod(out.shape[:outer]))
-    major = _major(value, (m, n, prod(out.shape[:outer])), strides, output)
+        refuse_overlap(x, batch)
+    major = _major(value, (m, n, batch), strides, output)
     return Bound(name, value.ptr, 0.0, strides, major=major)
 
 

@@ -372,10 +372,8 @@ class Plan:
                 raise OperandError(
                     f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
                 )
-            new, old = (
-                view(as_words(tensor, name) if name == "addresses" else tensor, name, self._stream()),
-                tensors[name],
-            )
+            read = as_words(tensor, name) if name == "addresses" else tensor
+            new, old = view(read, name, self._stream()), tensors[name]
             if name in self._told:
                 new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
             if not new.same_layout(old):

@@ -418,10 +418,9 @@ class Selector:
         plain = replace(problem, epilogue=LINEAR)
         wanting = {name: faults(config, plain) for name, config in self.configs.items()}
         nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
-        changed = replace(self.configs[nearest], epilogue=problem.epilogue)
-        if not wanting[nearest] and (refusals := verdicts(changed)):
-            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
         if not wanting[nearest]:
+            if refusals := verdicts(replace(self.configs[nearest], epilogue=problem.epilogue)):
+                return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
             return UnsupportedProblemError(
                 f"no kernel serves {problem}: {nearest} would with this epilogue in place of its own, but the kernels "
                 "here run as they are; name a manifest besides the packs, or pack kernels with this epilogue"

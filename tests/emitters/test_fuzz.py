@@ -18,7 +18,6 @@ from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.rules import DOMAINS, broken
 from gemmill.library.search import any_legal
 
-PP = "pingpong"
 TMA_BOX = 256
 """Most elements of a box along an extent (CUDA driver API, cuTensorMapEncodeTiled)."""
 
@@ -43,8 +42,8 @@ def test_kernels_with_no_register_left_do_not_spill(name: str) -> None:
 
 
 def test_epilogues_that_read_all_they_may_do_not_spill() -> None:
-    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_{}_1x1_{}_s4_m8_k1_linear"
-    wide, tall, full = (name.format(*x) for x in (("128x96x64", PP), ("192x128x64", "cooperative"), ("128x128x64", PP)))
+    tiles = "128x96x64_1x1_pingpong", "192x128x64_1x1_cooperative", "128x128x64_1x1_pingpong"
+    wide, tall, full = (f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{tile}_s4_m8_k1_linear" for tile in tiles)
     vectors = [f"v{i}[n]" for i in range(12)]
     limits = [
         (wide, f"d = acc * ({' + '.join(vectors[:4])}) + x[m, n] + y[m, n]"),
