@@ -29,6 +29,8 @@ OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "off
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 """No addresses, as many as there can be."""
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
+FEW_ROWS = 64
+"""Most rows of D that B is read for, or columns that A is, for the pace of memory to be what matters."""
 _STRIDED = (
     ("pointer", "Q", "ptr"),
     ("row_stride", "q", "row_stride"),
@@ -125,9 +127,21 @@ def _encode_descriptors(
         batch = problem.batch if operand.batch_stride else 1
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
         described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
-        described.encode(block.address + box.offset, kernel.device)
+        described.encode(block.address + box.offset, kernel.device, fetched_bytes(box, problem))
         if not (unread or box.anywhere):
             yield _INDEX[name], block.address + box.offset, described.address - address
+
+
+def fetched_bytes(box: TmaBox, problem: GemmProblem) -> int:
+    """Bytes by which L2 fetches an operand from memory; "Few rows, few columns" in docs/kernels.md has why.
+
+    Two lines where K is contiguous: a later stage finds the second in L2. One where the second is another tile's, and
+    where an operand is multiplied with few rows or columns: fetching two costs memory up to a tenth of its pace.
+    """
+    met = problem.n if box.operand == "a" else problem.m
+    if problem.batching == "grouped" and box.operand == "b":
+        met //= problem.batch
+    return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS else tma.LINE
 
 
 def _factor_layout(problem: GemmProblem) -> str:

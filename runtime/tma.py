@@ -33,8 +33,10 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
 _INVALID_CONTEXT = 201
 """``CUDA_ERROR_INVALID_CONTEXT``."""
-_PROMOTE_L2_256B = 3
-"""``CU_TENSOR_MAP_L2_PROMOTION_L2_256B``."""
+LINE = 128
+"""Bytes of a line of L2."""
+_PROMOTIONS = {LINE: 2, 2 * LINE: 3}
+"""``CUtensorMapL2promotion`` by bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,11 @@ class Descriptor:
     strides: tuple[int, ...]
     """Bytes between neighbours along all extents but the first."""
 
-    def encode(self, destination: int, device: int) -> None:
-        """Write the descriptor's 128 bytes, for a GPU, to an address, which must be a multiple of 64."""
+    def encode(self, destination: int, device: int, fetched: int = LINE) -> None:
+        """Write the descriptor's 128 bytes, for a GPU, to an address, which must be a multiple of 64.
+
+        What L2 lacks is fetched by so many bytes: a line, or two.
+        """
         box, rank = self.box, len(self.extents)
         ones = (1,) * (rank - len(box.box))
         status = _in_context(
@@ -68,7 +73,7 @@ class Descriptor:
             (ctypes.c_uint32 * rank)(*(1,) * rank),
             0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
             _SWIZZLES[box.swizzle],
-            _PROMOTE_L2_256B,
+            _PROMOTIONS[fetched],
             0,  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros beyond the extents
         )
         if status:

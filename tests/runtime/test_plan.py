@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.emitters.emit import launch_spec
+from gemmill.library.config import MajorAB
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api import matmul, plan, stream_handle
-from gemmill.runtime.plan import ParameterBlock, grid_blocks
+from gemmill.runtime.plan import ParameterBlock, fetched_bytes, grid_blocks
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
 PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
@@ -60,6 +61,31 @@ def test_a_bound_on_sms_bounds_the_grid_to_whole_clusters(sm_count: int) -> None
 class Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, 0x1234
+
+
+@pytest.mark.parametrize(
+    ("m", "b_major", "of_b"), [(1, "k", 128), (64, "k", 128), (65, "k", 256), (512, "mn", 128), (512, "k", 256)]
+)
+def test_operands_that_meet_few_rows_or_whose_neighbours_another_tile_reads_are_fetched_by_lines(
+    m: int, b_major: MajorAB, of_b: int
+) -> None:
+    problem = replace(PROBLEM, m=m, b_major=b_major)
+    transposed = replace(CONFIG, a=replace(CONFIG.b, major=b_major), b=CONFIG.a, d=replace(CONFIG.d, major="m"))
+    for config, asked, weights in (
+        (replace(CONFIG, b=replace(CONFIG.b, major=b_major)), problem, "b"),
+        (transposed, problem.transposed, "a"),
+    ):
+        fetched = {box.operand: fetched_bytes(box, asked) for box in launch_spec(config).boxes}
+        assert fetched.pop(weights) == of_b
+        assert fetched == {"d": 128, "a" if weights == "b" else "b": 256}, "activations meet all columns"
+
+
+def test_rows_of_a_group_count_not_those_of_all() -> None:
+    grouped = replace(CONFIG, scheduler=replace(CONFIG.scheduler, batching="grouped"))
+    (of_b, *_) = (box for box in launch_spec(grouped).boxes if box.operand == "b")
+    problem = replace(PROBLEM, m=4096, batch=64, batching="grouped")
+    assert fetched_bytes(of_b, problem) == 128
+    assert fetched_bytes(of_b, replace(problem, batch=32)) == 256
 
 
 def test_streams_by_handle_and_by_protocol() -> None:
