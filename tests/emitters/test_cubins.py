@@ -221,7 +221,7 @@ def test_gemv_loads_vectors_into_mmas(name: str, tmp_path: Path) -> None:
     assert {"HMMA", "LDG"} <= set(INSTRUCTION.findall(listing))
     assert not {"LDL", "STL"} & set(INSTRUCTION.findall(listing))
     width = {16: ".128", 8: ".64", 4: "", 2: ".U16"}[config.b.align]
-    streams = re.findall(rf"LDG\.E(?:\.NA)?\.LTC256B{width}(?: |\.[A-Z]+ )", listing)
+    streams = re.findall(rf"LDG\.E(?:\.NA)?\.LTC128B{width}(?: |\.[A-Z]+ )", listing)
     assert streams
     assert len(streams) % config.stages == 0, "every vector of B is one load"
     blocks = gemv.blocks_per_sm(fields_of(config))

@@ -18,23 +18,23 @@ struct alignas(max_of(Count * int(sizeof(Element)), 4)) Vector {
     if constexpr (kBytes == 16) {
       asm volatile(
           "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-          "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+          "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
           : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
           : "l"(from), "r"(int(present)));
     } else if constexpr (kBytes == 8) {
       asm volatile(
           "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
-          "@p ld.global.L1::no_allocate.L2::256B.v2.b32 {%0, %1}, [%2];\n}"
+          "@p ld.global.L1::no_allocate.L2::128B.v2.b32 {%0, %1}, [%2];\n}"
           : "=&r"(words[0]), "=&r"(words[1])
           : "l"(from), "r"(int(present)));
     } else if constexpr (kBytes == 4) {
       asm volatile(
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.L2::256B.b32 %0, [%1];\n}"
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.L2::128B.b32 %0, [%1];\n}"
           : "=&r"(words[0])
           : "l"(from), "r"(int(present)));
     } else {
       asm volatile(
-          "{\n.reg .pred p;\n.reg .b16 h;\nsetp.ne.b32 p, %2, 0;\nmov.b16 h, 0;\n@p ld.global.L2::256B.b16 h, [%1];\n"
+          "{\n.reg .pred p;\n.reg .b16 h;\nsetp.ne.b32 p, %2, 0;\nmov.b16 h, 0;\n@p ld.global.L2::128B.b16 h, [%1];\n"
           "cvt.u32.u16 %0, h;\n}"
           : "=&r"(words[0])
           : "l"(from), "r"(int(present)));
