@@ -40,6 +40,9 @@ CHANGED = {"stream": datetime(2026, 11, 22, 12, tzinfo=UTC)}
 CUT = datetime(2026, 11, 23, tzinfo=UTC)
 """Since when boxes end with the operands. Of the kernels that this changes earlier measurements do not count for the
 trees; for the tables they do, where the first few hardly changed."""
+FETCHED = datetime(2026, 11, 23, 15, 50, tzinfo=UTC)
+"""Since when L2 fetches operands by one line or two (``fetched_bytes`` in runtime/plan.py). Of problems that this
+changes and that have been measured since, earlier measurements do not count."""
 BEYOND = 1 / 16
 """Rows of a tile, and of the others of its cluster, that may lie beyond A and B for a kernel to count as unchanged; of
 the rows of A and B in a tile."""
@@ -96,6 +99,7 @@ def main() -> None:
         [m for m in (read_medians(path) if path.suffix == ".json" else read_records(path)) if counts(m)]
         for path in arguments.records
     ]
+    files = up_to_date(files)
     names = sorted({gpus.figures(m.gpu).name for measurements in files for m in measurements})
     if len(names) != 1:
         parser.error(f"the records are of several GPUs: {', '.join(names)}")
@@ -174,6 +178,20 @@ def counts(measurement: Any) -> bool:
         return True
     since = CHANGED.get(parse_name(measurement.kernel).scheduler.decomposition)
     return since is None or (measurement.time is not None and measurement.time >= since)
+
+
+def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Files without measurements of problems that have been measured since their operands are fetched otherwise."""
+    from gemmill.runtime.plan import FEW_ROWS
+
+    def is_later(measurement: Any) -> bool:
+        return measurement.time is not None and measurement.time >= FETCHED
+
+    def is_changed(p: Any) -> bool:
+        return min(p.m, p.n) <= FEW_ROWS or "mn" in (p.a_major, p.b_major)
+
+    again = {m.problem for measurements in files for m in measurements if is_later(m) and is_changed(m.problem)}
+    return [[m for m in measurements if is_later(m) or m.problem not in again] for measurements in files]
 
 
 def loads_as_measured(measurement: Any) -> bool:
