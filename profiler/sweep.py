@@ -117,7 +117,8 @@ def sweep(
 ) -> list[Measurement]:
     """Verify and time kernels on every shape, with the baselines beside them, and append what comes out to a file.
 
-    What the file holds already for this GPU, by cubin and problem, is not measured again.
+    What the file holds already for this GPU, by cubin and problem, is not measured again; what failed is tried again,
+    unless the kernel does not serve the problem.
 
     Args:
         chosen: problems and kernels that solve them, such as :func:`units` of shapes.
@@ -146,11 +147,9 @@ def sweep(
         raise RecordError("nothing to profile: no kernel is left for any shape; check the filter and the shapes")
     store = store or Store()
     at_length = options.finalists is None
-    known = {
-        r.key
-        for r in (read_records(records) if records.exists() else ())
-        if r.us is not None and r.digest and (r.stage == "final" or not at_length)
-    }
+    past = [r for r in (read_records(records) if records.exists() else ()) if r.digest]
+    known = {r.key for r in past if r.us is not None and (r.stage == "final" or not at_length)}
+    failed = {r.key for r in past if r.us is None}
     new: list[Measurement] = []
     with ExitStack() as stack:
         crew = stack.enter_context(crew or OneGpu())
@@ -169,8 +168,11 @@ def sweep(
         def is_due(config: GemmConfig, problem: GemmProblem) -> bool:
             if config.arch in foreign or too_large(config, problem):
                 return False
-            digest = digests.get(kernel_name(config))
-            return digest is None or measurement_key(digest, problem, machine.gpu) not in known
+            if (digest := digests.get(kernel_name(config))) is None:
+                return True
+            key = measurement_key(digest, problem, machine.gpu)
+            # What a problem lacks for a kernel it will lack again; what went wrong otherwise may not.
+            return key not in known and not (key in failed and needs_swap(config, problem) is None)
 
         if large := sum(too_large(config, unit.problem) for unit in chosen for config in unit.configs):
             listener.left_out(
