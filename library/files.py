@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +15,8 @@ from pathlib import Path
 def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, private: bool = False) -> None:
     """Write a file beside its place, sync it, and move it there: nobody sees half of it.
 
-    What is no file, a device or a pipe, is written to as it is; a link stays, and its target is the place.
+    What is no file, a device or a pipe, is written to as it is, and so is a stream of this process (``/dev/stdout``),
+    wherever it goes; a link stays, and its target is the place. A file that is replaced keeps its permissions.
 
     Args:
         path: its place.
@@ -22,10 +26,13 @@ def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, pr
 
     Raises:
         OSError: that fails; names the place.
-
     """
     try:
-        if path.exists() and not path.is_file():
+        if (stream := _stream(path)) is not None:
+            sys.stdout.flush()
+            with os.fdopen(os.dup(stream), "wb") as file:
+                file.writelines(parts)
+        elif path.exists() and not path.is_file():
             path.write_bytes(b"".join(parts))
         else:
             place = path.resolve()
@@ -35,11 +42,22 @@ def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, pr
         raise
 
 
+def _stream(path: Path) -> int | None:
+    """The descriptor that a path names; None for others. What is behind it may be a file that others write to."""
+    text = os.path.abspath(path)
+    if found := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text):
+        return int(found[1])
+    return {"/dev/stdout": 1, "/dev/stderr": 2}.get(text)
+
+
 def _publish(path: Path, parts: Iterable[bytes], prefix: str, private: bool) -> None:
     temporary = path.parent / f"{prefix}{secrets.token_hex(8)}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
+            if not private:
+                with suppress(FileNotFoundError):
+                    os.fchmod(handle, stat.S_IMODE(path.stat().st_mode))
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())

@@ -126,7 +126,7 @@ class KernelSet:
         if empty:
             suffix = f" passes {where!r}" if where else " is legal"
             raise ManifestError(
-                f"{self.name}: no kernel of {whole}{suffix}; count() or `gemmill list --count` says why"
+                f"{self.name}: no kernel of {whole}{suffix}; `gemmill list --count` says how many others there are"
             )
 
     def count(self, preset: str | None = None, where: str | None = None) -> Count:

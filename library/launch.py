@@ -108,10 +108,15 @@ class LaunchSpec:
     """Size of the parameter struct."""
     offsets: dict[str, int]
     """Byte offset of each scalar parameter. ``m n k batch`` (int32); ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
-    bit broadcasts the operand over the batch); ``alpha beta`` (float32) or ``alpha64 beta64`` (float64); ``d_stride``
-    (int64: elements between neighbours along D's strided extent); of an operand x that is read or written through plain
-    addresses ``x_pointer`` and, in elements, ``x_row_stride x_column_stride x_batch_stride`` (int64);
-    ``groups_pointer`` (address of offsets, counts or addresses). Where there are parts also ``partials flags``
+    bit broadcasts the operand over the batch; from bit 3 on the matrices of the epilogue that TMA moves, in the order
+    of ``boxes``); ``alpha beta`` (float32; int32 where D is s32) or ``alpha64 beta64`` (float64); ``d_stride`` (int64:
+    elements between neighbours along D's strided extent); of an operand x that is read or written through plain
+    addresses ``x_pointer`` and, in elements, ``x_row_stride x_column_stride x_batch_stride`` (int64); of block scales
+    ``x_scale_pointer`` and, in elements, ``x_scale_stride`` (along M or N), ``x_scale_k_stride`` and
+    ``x_scale_batch_stride`` (int64); ``groups_pointer`` (address of offsets, counts or addresses). ``epilogue``: where
+    what the expression takes begins; ``epilogue.x``, of its operand or output x: an address, and behind it int64
+    strides in elements, of a matrix along M, N and the batch, of others along the batch, or of a scalar, which has
+    none, the value that it has where its address is 0, as wide as alpha. Where there are parts also ``partials flags``
     (addresses in the workspace) and ``c_stride``."""
 
     @property

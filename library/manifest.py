@@ -169,8 +169,21 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
                 document.fault(_given(document, at, "epilogue"), f"{which}{says}")
                 continue
             parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
-            if ancestor is not source or _sound(document, parts, at, legal):
-                yield from (Candidates(part.grid, (*part.where, *outer)) if outer else part for part in parts)
+            whole = [Candidates(part.grid, (*part.where, *outer)) for part in parts] if outer else parts
+            if ancestor is not source:
+                yield from whole
+            elif _sound(document, parts, at, legal):
+                if outer and _is_emptied(whole):
+                    document.fault(("where",), f"no candidate passes of sets[{index}]")
+                else:
+                    yield from whole
+
+
+def _is_emptied(parts: Sequence[Candidates]) -> bool:
+    """Whether filters leave no candidate; not where they cannot be evaluated, which is a fault of its own."""
+    with suppress(ExpressionError):
+        return not any(part.any(rules=False) for part in parts)
+    return False
 
 
 def _given(document: Document, at: Location, key: str) -> Location:

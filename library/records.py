@@ -115,7 +115,7 @@ def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = M
 def read_records(path: Path) -> Iterator[Measurement]:
     """The measurements of a file, in its order; ``.xz`` files are decompressed.
 
-    A line that a killed writer left unfinished is skipped, with a word in the log.
+    A line that is cut short, as a killed writer leaves it, or no JSON otherwise is skipped, with a word in the log.
 
     Raises:
         RecordError: the file cannot be read, or a line is no record.
@@ -135,7 +135,7 @@ def read_records(path: Path) -> Iterator[Measurement]:
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             if fault["type"] == "json_invalid" and line.startswith(b"{"):
-                logging.getLogger(__name__).warning("%s:%d: skipped an unfinished record", path, number)
+                logging.getLogger(__name__).warning("%s:%d: skipped an unfinished or damaged record", path, number)
                 continue
             field = ".".join(map(str, fault["loc"])) or "record"
             raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None

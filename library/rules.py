@@ -249,4 +249,8 @@ def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
         fixed.update(change)
     if not legal(fixed):
         return None
+    for name in [name for name in fixed if fixed[name] != fields[name]]:
+        # A later change may have made this one needless.
+        if legal(without := {**fixed, name: fields[name]}):
+            fixed = without
     return {name: value for name, value in fixed.items() if value != fields[name]}

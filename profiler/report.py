@@ -126,6 +126,7 @@ def as_junit(found: Sequence[Figures]) -> str:
     root = ElementTree.Element("testsuites", name="gemmill")
     for figures in found:
         name = f"{figures.run.problem.extents} ({formats(figures.run.problem)}) on {figures.run.gpu}"
+        name = _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", name)
         cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
         counts = {"name": name, "tests": str(len(cases)), "failures": str(len(figures.failed))}
         suite = ElementTree.SubElement(root, "testsuite", counts)

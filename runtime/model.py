@@ -294,7 +294,7 @@ class Estimate(NamedTuple):
     us: Floats
     """Predicted time in microseconds."""
     tiles: Floats
-    """Output tiles."""
+    """Output tiles, or where several blocks sum a tile on their own its parts."""
     waves: Floats
     """Tiles that the busiest SM computes, one after the other."""
     utilisation: Floats

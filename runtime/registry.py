@@ -134,7 +134,7 @@ class Registry:
         """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
-            with_others = {dtype for own in types for dtype in with_alike(own)}
+            with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
             selector = self._selectors[types] = self._selector_of(self._selectable(with_others))
         return selector
 
@@ -244,6 +244,8 @@ def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[Ke
     """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
     from gemmill.library.manifest import load_manifest, shipped_manifests
 
+    if isinstance(manifests, str | Path):
+        raise ManifestError(f"manifests is {manifests!r}; it must be a list: manifests=[{str(manifests)!r}]")
     shipped = shipped_manifests()
     return tuple(
         load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest

@@ -18,11 +18,11 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, with_alike
-from gemmill.library.epilogues.parse import LINEAR, serves, unstaged
+from gemmill.library.epilogues.parse import LINEAR, canonical, is_gated, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
 from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.gpus import figures
 from gemmill.runtime.measured import Measured, measured
@@ -51,6 +51,7 @@ _OUTPUTS = slice(_FORMATS.index("c_dtype"), _FORMATS.index("d_major") + 1)
 _EPILOGUE = _FORMATS.index("epilogue")
 _formats: Callable[[GemmProblem], Format] = attrgetter(*_FORMATS)
 """The formats of a problem."""
+_EXTENTS = ("m", "n", "k", "batch")
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
 _SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
 """Types of A and B whose sums tensor cores can keep in f16."""
@@ -262,6 +263,8 @@ class Selector:
 
     def _bound(self, sm_count: int | None) -> int | None:
         """A number of SMs, or None where it is no bound."""
+        if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
+            raise UnsupportedProblemError(f"sm_count is {sm_count!r}; it must be an integer of at least 1")
         return None if sm_count is None or sm_count >= self.gpu.sms else sm_count
 
     def _gpu_of(self, sm_count: int | None) -> Gpu:
@@ -279,6 +282,11 @@ class Selector:
 
     def _found(self, problem: GemmProblem, sm_count: int | None) -> tuple[_Group, Integers] | None:
         """The same, or None: of what sums as asked or, where nothing does, more precisely."""
+        for extent in _EXTENTS:
+            if not 0 <= (value := getattr(problem, extent)) <= MAX_EXTENT:
+                raise UnsupportedProblemError(f"{extent} is {value}; it must be from 0 to {MAX_EXTENT:,}")
+        if problem.n % 2 and is_gated(problem.epilogue):
+            raise UnsupportedProblemError(f"n is {problem.n}; an epilogue of pairs of columns needs an even one")
         for group in self._groups_for(problem):
             if (serving := group.serving(problem, sm_count)).size:
                 return group, serving
@@ -301,6 +309,7 @@ class Selector:
         """The kernels that sum as asked, and those that keep more of the sums, for problems of the same formats."""
         formats = _formats(problem)
         if (found := self._groups.get(formats)) is None:  # several threads at once would make the same
+            _check_formats(problem)
             asked, precise = self._either_way(problem), self._more_precise(problem)
             found = self._groups[formats] = tuple(_Group.joined(groups) for groups in (asked, precise) if groups)
         return found
@@ -433,6 +442,18 @@ class Selector:
         )
 
 
+def _check_formats(problem: GemmProblem) -> None:
+    """Refuse what no kernel could have, and what a kernel's name would spell otherwise."""
+    for field in ("a_dtype", "b_dtype", "accumulator", "d_dtype"):
+        if (value := getattr(problem, field)) not in DTYPES:
+            raise UnsupportedProblemError(f"{field} is {value!r}; it must be one of {', '.join(DTYPES)}")
+    if (problem.c_dtype is None) != (problem.c_major is None) or problem.c_dtype not in (None, *DTYPES):
+        c = f"c_dtype is {problem.c_dtype!r} and c_major {problem.c_major!r}"
+        raise UnsupportedProblemError(f"{c}; C has a type and a major, or there is none and both are None")
+    if (text := canonical(problem.epilogue)) != problem.epilogue:
+        raise UnsupportedProblemError(f"the epilogue is {problem.epilogue!r}; problems have its one spelling, {text!r}")
+
+
 def _fastest(group: _Group, serving: Integers, figures: Estimate, count: int) -> list[int]:
     """The fastest of some kernels by the model, each once, as indices.
 
@@ -556,7 +577,7 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     for field, wanted in zip(_FORMATS, _format(config), strict=True):
         given = getattr(problem, field)
         if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
-            found.append(f"{_words(field)} {wanted or 'none'} (it has {given or 'none'})")
+            found.append(f"{_words(field)} {_value(wanted)} (it has {_value(given)})")
     for field, align in zip(_ALIGNS, _aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
             found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
@@ -582,6 +603,10 @@ def in_words(swapped: bool) -> str:
     return "; it runs D^T = B^T A^T, with A and B swapped" if swapped else ""
 
 
+def _value(value: str | int | None) -> str:
+    return "none" if value is None else str(value)
+
+
 def _words(field: str) -> str:
     """``a_major`` as ``A's major``."""
     operand, _, property_ = field.partition("_")
@@ -589,13 +614,17 @@ def _words(field: str) -> str:
 
 
 def _reason(config: GemmConfig, figures: Estimate, index: int, problem: GemmProblem, gpu: Gpu) -> str:
-    us = float(figures.us[index])
-    tiles, waves = int(figures.tiles[index]), int(figures.waves[index])
-    clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"
-    if config.scheduler.decomposition == "cluster":
-        clusters = f"in clusters of {config.scheduler.splits} blocks that share K"
+    us, scheduler = float(figures.us[index]), config.scheduler
+    parts = scheduler.splits if scheduler.decomposition in ("split", "fused") else 1
+    tiles, waves = int(figures.tiles[index]) // parts, int(figures.waves[index])
+    clusters = f"in {parts} parts of K each, " if parts > 1 else ""
+    clusters += f"in clusters of {config.cluster.m}x{config.cluster.n}"
+    if scheduler.decomposition == "cluster":
+        clusters = f"in clusters of {scheduler.splits} blocks that share K"
+    units = BOUNDS[int(figures.bound[index])]
+    bound = "multiply-adds" if units == BOUNDS[0] and config.family == "simt" else units
     return (
         f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
         f"{waves} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({figures.utilisation[index]:.0%} of them useful), bound by "
-        f"{BOUNDS[int(figures.bound[index])]}: {us:.1f} us, {problem.flops / us / 1e6:.0f} TFLOP/s by the model"
+        f"{bound}: {us:.1f} us, {problem.flops / us / 1e6:.0f} TFLOP/s by the model"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -131,7 +132,12 @@ def _nvrtc() -> tuple[str, str]:
         library = load_nvidia_dynamic_lib("nvrtc")
         # nvrtcVersion leaves out the patch level; the PTX of an empty program names it.
         _, program = nvrtc.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])
-        nvrtc.nvrtcCompileProgram(program, 0, [])
+        # The first compilation has handlers of its own for a while, which end the process without a word.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            nvrtc.nvrtcCompileProgram(program, 0, [])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _, size = nvrtc.nvrtcGetPTXSize(program)
         ptx = bytes(size)
         nvrtc.nvrtcGetPTX(program, ptx)

@@ -12,6 +12,7 @@ output, a matrix unless its value is ``max``, ``min`` or ``sum`` of one argument
 from __future__ import annotations
 
 import ast
+import math
 import re
 import struct
 import warnings
@@ -42,8 +43,8 @@ from gemmill.library.wording import one_of, suggest
 
 LINEAR = "linear"
 """Canonical text of ``d = alpha * acc + beta * c``; where there is no C, of ``d = alpha * acc``."""
-MAX_NODES = 512
-"""Most operators, functions and names of an epilogue."""
+MAX_NODES, MAX_DEPTH = 512, 64
+"""Most operators, functions and names of an epilogue; and how many of them may lie within one another."""
 RESERVED = frozenset(
     (
         *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
@@ -213,6 +214,15 @@ def _statement(source: str, start: int) -> ast.Assign:
     return statement
 
 
+def _is_float32(value: float) -> bool:
+    """Whether a number is finite once it is rounded to float32."""
+    try:
+        struct.pack("<f", float(value))
+    except OverflowError:
+        return False
+    return math.isfinite(value)
+
+
 class _Parser:
     """Turns syntax into the tree, statement by statement."""
 
@@ -221,7 +231,7 @@ class _Parser:
         self.assignments: list[Assignment] = []
         self.operands: dict[str, Operand] = {}
         self.read: set[str] = set()
-        self.nodes = 0
+        self.nodes = self.depth = 0
 
     def error(self, node: ast.AST, message: str) -> ExpressionError:
         return ExpressionError(message, self.start + getattr(node, "col_offset", 0))
@@ -317,9 +327,17 @@ class _Parser:
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise self.error(node, f"the epilogue has more than {MAX_NODES} operators, functions and names")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(node, f"operators and functions within one another are more than {MAX_DEPTH} deep")
+        tree = self.tree(node)
+        self.depth -= 1
+        return tree
+
+    def tree(self, node: ast.expr) -> Node:
         match node:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
-                if not abs(value) <= MAX_FLOAT32:
+                if not _is_float32(value):
                     raise self.error(node, f"a number is beyond float32, at most {MAX_FLOAT32:.4g}")
                 if self.vanishes(node, float(value)):
                     raise self.error(node, "a number is not 0, but nearer to it than any of float32, at least 1.4e-45")

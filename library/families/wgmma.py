@@ -86,6 +86,11 @@ MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10
 room of; and more than how many are many values. Of 440 kernels of thirteen tiles with 32 to 128 accumulators
 those with three matrices spilled at nine, the least with 32, those with two at 128, beside six vectors at 96, beside
 ten at 64; those with 12 vectors at 128, with 16 at 64, with 24 at 96."""
+ODD_LIMIT = 176
+"""The same where tile N is an odd multiple of 8: D is staged in many narrow subtiles."""
+BESIDE_FRAGMENTS = 16
+"""How many fewer, where MMAs read A from registers, if an expression reads a matrix at any strides: of 101 kernels with
+8- and 4-bit weights those with 128 sums and fragments spilled, and with 96 those with many values."""
 FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and fragments of A together where MMAs read A from registers, by consumer warpgroups and
 most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
@@ -429,6 +434,11 @@ def accumulator_limit(fields: Fields) -> int:
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
+    if integer(fields, "tile.n") % 16:
+        limits.append(ODD_LIMIT)
+    whole = fields["epilogue"] != LINEAR and decomposition != "split"
+    if whole and resources.multiplies_from_registers(fields) and _read_in_place(str(fields["epilogue"]))[0]:
+        limits[0] -= BESIDE_FRAGMENTS
     by_decomposition = {"stream": STREAM_LIMIT, "cluster": CLUSTER_LIMIT}.get(str(decomposition))
     if by_decomposition:
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses

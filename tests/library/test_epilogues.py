@@ -350,3 +350,22 @@ def test_short_forms_are_as_exact_as_they_say() -> None:
         rounding = 2.0 ** -{"bf16": 9, "f16": 12}[dtype]
         normal = (abs(wanted.value) > 2.0**-12) & (abs(x) < 16)
         assert (wanted.error[normal] < rounding / 4 * abs(wanted.value[normal])).all(), dtype
+
+
+def test_what_is_too_deep_does_not_depend_on_the_caller() -> None:
+    def from_below(frames: int, text: str) -> str:
+        return from_below(frames - 1, text) if frames else canonical(text)
+
+    fits = "d = " + " + ".join(["acc"] * 60)
+    assert from_below(400, fits) == canonical(fits)
+    for text in ("d = " + " + ".join(["acc"] * 70), "d = " + "exp(" * 70 + "acc" + ")" * 70):
+        with pytest.raises(ExpressionError, match="64 deep") as error:
+            from_below(400, text)
+        assert error.value.column
+
+
+def test_the_largest_number_of_float32_may_be_written_as_it_is_printed() -> None:
+    assert canonical("d = min(acc, 3.4028235e38)") == "d = min(acc, 3.4028235e+38)"
+    for number in ("3.5e38", "1e999", "9" * 400):
+        with pytest.raises(ExpressionError, match="beyond float32"):
+            canonical(f"d = acc * {number}")

@@ -210,7 +210,11 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
             GOOD + "    where: 1 // (tile.m - 64) == 1\n",
             ["10:12: sets[0].where: '1 // (tile.m - 64) == 1' divides by zero where tile.m"],
         ),
-        (GOOD + "where: tile.m == 128\n", ["10:8: where: no candidate passes"]),
+        (GOOD + "where: tile.m == 128\n", ["10:8: where: no candidate passes of sets[0]"]),
+        (
+            GOOD + GOOD[GOOD.index("  - ") :].replace("64x", "128x", 1) + "where: tile.m == 128\n",
+            ["12:8: where: no candidate passes of sets[0]"],
+        ),
         (GOOD.replace("64x64x64", "64x64x60"), ["8:5: sets[0]: every candidate is refused, the first one"]),
         (GOOD.replace("tile: 64x64x64\n    ", ""), ["8:5: sets[0]: tile.m, tile.n, tile.k missing"]),
         (GOOD + "presets: {p: {where: tile.m == 3}}\n", ["10:14: presets.p: no kernel of the manifest is in"]),

@@ -98,7 +98,7 @@ def test_an_unfinished_line_is_skipped_and_logged(tmp_path: Path, caplog: pytest
     line = MEASURED.model_dump_json()
     path = write(tmp_path, line, line[:100], line)
     assert list(read_records(path)) == [MEASURED, MEASURED]
-    assert f"{path}:2: skipped an unfinished record" in caplog.text
+    assert f"{path}:2: skipped an unfinished or damaged record" in caplog.text
 
 
 def test_a_line_ends_where_json_lines_do_and_may_be_torn_inside_a_character(tmp_path: Path) -> None:

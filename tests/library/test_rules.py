@@ -72,8 +72,10 @@ def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> Non
     for verdict in found:
         assert verdict.fix is not None, verdict.rule
         assert all(fields[name] != value for name, value in verdict.fix.items())
-        assert legal({**fields, **verdict.fix})
-        config_of({**fields, **verdict.fix})
+        fixed = {**fields, **verdict.fix}
+        assert legal(fixed)
+        config_of(fixed)
+        assert not any(legal({**fixed, name: fields[name]}) for name in verdict.fix), "no change is needless"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -19,11 +19,12 @@ from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import RecordError, UnsupportedProblemError
-from gemmill.library.manifest import load_manifest
+from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.rules import legal
 from gemmill.runtime.decisions import Decision, read_decisions
+from gemmill.runtime.gpus import figures, with_sms
 from gemmill.runtime.measured import measured
 from gemmill.runtime.model import Columns, analytic, estimate
 from gemmill.runtime.registry import Registry
@@ -605,3 +606,35 @@ def test_times_of_another_gpu_whose_name_begins_alike_say_nothing(kernels: dict[
     smaller = replace(H200, name="NVIDIA H2")
     assert Selector(kernels, smaller, [other]).select(gemm).source == "model"
     assert Selector(kernels, H200, [other]).select(gemm).source == "measured"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sm_count", "says"),
+    [
+        ({"m": -5}, None, "m is -5"),
+        ({"k": 1 << 33}, None, "k is 8589934592"),
+        ({"a_dtype": "bf17"}, None, "a_dtype is 'bf17'"),
+        ({"c_dtype": "bf16"}, None, "c_major None"),
+        ({"epilogue": "d = alpha * acc"}, None, "its? one spelling, 'linear'"),
+        ({"n": 511, "epilogue": "d = silu(gate) * up"}, None, "n is 511"),
+        ({}, 1.5, "sm_count is 1.5"),
+        ({}, 0, "sm_count is 0"),
+    ],
+)
+def test_a_problem_that_there_cannot_be_is_refused(changes: dict[str, Any], sm_count: Any, says: str) -> None:
+    problem = replace(GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n"), **changes)
+    with pytest.raises(UnsupportedProblemError, match=says):
+        Registry(manifests=["bf16"]).select(problem, sm_count)
+
+
+def test_a_slice_of_a_gpu_is_no_whole_one() -> None:
+    whole = figures("NVIDIA H200")
+    part = with_sms(figures("NVIDIA H200 MIG 1g.18gb"), 16, "NVIDIA H200 MIG 1g.18gb")
+    assert part.clusters_of_4 <= 4
+    configs = {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand("quick")}
+    problem = GemmProblem(4096, 4096, 4096, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+    times = Decision(problem=problem, gpu="NVIDIA H200 MIG 1g.18gb", kernel=next(iter(configs)), us=1e6)
+    assert Selector(configs, whole, [times]).select(problem).predicted_us < 1e6, "its times are not those of the whole"
+    alone = Selector(configs, part).select(problem)
+    assert alone.source == "model", "nor those of the whole its own"
+    assert alone.predicted_us > 4 * Selector(configs, whole).select(problem).predicted_us

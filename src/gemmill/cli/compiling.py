@@ -28,6 +28,7 @@ from gemmill.emitters.emit import emit as emit_source
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import StoreError
 from gemmill.library.files import publish
+from gemmill.runtime.artifact import artifact_key
 from gemmill.runtime.pool import Outcome, compile_many
 from gemmill.runtime.store import Store
 
@@ -84,6 +85,13 @@ def build(
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
     if kept.problem is not None:
         raise StoreError(f"compiled, but not kept: {kept.problem}")
+    keys = {entry.key for entry in kept.list()}
+    made = [outcome.artifact for outcome in outcomes if outcome.artifact]
+    if lost := sum(artifact_key(a.config, a.launch, a.provenance) not in keys for a in made):
+        raise StoreError(
+            f"compiled, but {lost} of {len(made)} kernels are not kept: the store holds at most {kept.max_bytes:,} "
+            "bytes; raise GEMMILL_STORE_BYTES"
+        )
     if as_json:
         output.print_json([_outcome(outcome) for outcome in outcomes])
     else:

@@ -145,7 +145,7 @@ def _store(path: Path | None) -> Finding:
     store = Store(path)
     stats = store.stats()
     detail = f"{stats.path}: {stats.entries} kernels, {stats.bytes:,} of at most {stats.max_bytes:,} bytes"
-    existing = next(folder for folder in (store.path, *store.path.parents) if folder.exists())
+    existing = next(folder for folder in (store.path, *store.path.parents) if os.path.lexists(folder))
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Finding("store", "ok", detail)
     advice = f"{existing} cannot be written, so nothing is kept; set GEMMILL_STORE to a folder that can"

@@ -32,7 +32,7 @@ from gemmill.library.errors import PackError, SettingError, UnsupportedProblemEr
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.profiler.sweep import units
+from gemmill.profiler.sweep import is_measured, units
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.cover import cover, regrets
 from gemmill.runtime.decisions import Decision, read_decisions
@@ -104,8 +104,8 @@ def make(
     With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
     the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest,
     by the measurements of --records where there are some, by the model for the GPU of this machine (or an H200)
-    elsewhere. With --budget, those come first that serve the most shapes, as many as fit; what shapes then lose is
-    printed.
+    elsewhere; kernels for groups or arrays, or with an expression, are left out, since shapes alone say nothing of
+    them. With --budget, those come first that serve the most shapes, as many as fit; what shapes then lose is printed.
 
     \b
     Examples:
@@ -121,6 +121,13 @@ def make(
         raise typer.BadParameter(str(error)) from None
     refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
+    if shapes is not None:
+        others = sum(not is_measured(config) for config in configs)
+        configs = list(filter(is_measured, configs))
+        if others:
+            output.complain(f"{others} kernels are left out: they are for groups or arrays, or have an expression")
+        if not configs:
+            raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
     decisions = read_decisions(records)
     needs = {} if shapes is None else _times(configs, shapes, decisions)
     if needs:
@@ -137,10 +144,12 @@ def make(
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
     write_pack(to, artifacts, _of(artifacts, decisions))
+    size = _bytes(artifacts, decisions)
     if as_json:
-        output.print_json(_summary(Pack.open(to)))
+        losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
+        output.print_json({**_summary(to, size, artifacts, _of(artifacts, decisions)), "losses": losses_by_problem})
         return
-    typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {to.stat().st_size:,} bytes")
+    typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
     if losses := [loss for loss in lost.values() if loss is not None]:
         mean = sum(losses) / len(losses)
         typer.echo(f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean")
@@ -178,10 +187,10 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
       gemmill pack inspect quick.pack --json
     """
     pack = Pack.open(file)
-    if as_json:
-        output.print_json(_summary(pack))
-        return
     artifacts = [pack.get(name) for name in pack.names()]
+    if as_json:
+        output.print_json(_summary(file, file.stat().st_size, artifacts, pack.decisions))
+        return
     rows = [
         (a.name, a.resources.registers, f"{len(a.cubin):,}", a.provenance.nvrtc_version, a.provenance.cutlass_version)
         for a in artifacts
@@ -210,13 +219,12 @@ def verify(file: PackFile, as_json: Json = False) -> None:
         raise typer.Exit(Status.WRONG)
 
 
-def _summary(pack: Pack) -> dict[str, object]:
-    artifacts = [pack.get(name) for name in pack.names()]
+def _summary(path: Path, size: int, artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> dict[str, object]:
     return {
-        "file": str(pack.path),
-        "bytes": pack.path.stat().st_size,
+        "file": str(path),
+        "bytes": size,
         "kernels": [
             {"name": a.name, "digest": a.digest, **asdict(a.resources), **asdict(a.provenance)} for a in artifacts
         ],
-        "decisions": [*map(asdict, pack.decisions)],
+        "decisions": [*map(asdict, decisions)],
     }
