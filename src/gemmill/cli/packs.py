@@ -152,7 +152,10 @@ def make(
     typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
     if losses := [loss for loss in lost.values() if loss is not None]:
         mean = sum(losses) / len(losses)
-        typer.echo(f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean")
+        typer.echo(
+            f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean, by the model "
+            "where --records say nothing"
+        )
 
 
 def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
