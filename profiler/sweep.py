@@ -59,6 +59,10 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 
 
+NOT_MEASURED = "they are for groups or arrays, or have an expression"
+"""Why kernels are not that :func:`is_measured` tells."""
+
+
 def is_measured(config: GemmConfig) -> bool:
     """Whether a shape is all that a kernel's problem needs: groups, arrays and expressions take more than matrices."""
     return config.scheduler.batching == "strided" and config.epilogue == LINEAR

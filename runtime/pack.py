@@ -56,8 +56,8 @@ class Member(NamedTuple):
     sha256: str
 
 
-def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> None:
-    """Write a pack; it appears whole or not at all. Equal input gives equal bytes.
+def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> int:
+    """Write a pack, and return its bytes; it appears whole or not at all. Equal input gives equal bytes.
 
     Raises:
         PackError: two artifacts have one name, there are none, a decision names a kernel that is not among them, or the
@@ -65,11 +65,12 @@ def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Seque
     """
     path = Path(path)
     try:
-        publish(path, pack_parts(artifacts, decisions))
+        publish(path, parts := pack_parts(artifacts, decisions))
     except PackError as error:
         raise PackError(f"{path}: {error}") from None
     except OSError as error:
         raise PackError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return sum(map(len, parts))
 
 
 def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> list[bytes]:

@@ -617,12 +617,14 @@ def _reason(config: GemmConfig, figures: Estimate, index: int, problem: GemmProb
     us, scheduler = float(figures.us[index]), config.scheduler
     parts = scheduler.splits if scheduler.decomposition in ("split", "fused") else 1
     tiles, waves = int(figures.tiles[index]) // parts, int(figures.waves[index])
-    clusters = f"in {parts} parts of K each, " if parts > 1 else ""
-    clusters += f"in clusters of {config.cluster.m}x{config.cluster.n}"
+    clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"
     if scheduler.decomposition == "cluster":
         clusters = f"in clusters of {scheduler.splits} blocks that share K"
-    units = BOUNDS[int(figures.bound[index])]
-    bound = "multiply-adds" if units == BOUNDS[0] and config.family == "simt" else units
+    elif parts > 1:
+        clusters = f"in {parts} parts of K each, {clusters}"
+    bound = BOUNDS[int(figures.bound[index])]
+    if config.family == "simt" and bound == BOUNDS[0]:
+        bound = "multiply-adds"
     return (
         f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
         f"{waves} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({figures.utilisation[index]:.0%} of them useful), bound by "

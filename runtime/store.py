@@ -92,6 +92,10 @@ class Store:
             os.utime(path)
         return artifact
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry of a key, sound or not."""
+        return self._file(key).exists()
+
     def put(self, key: str, artifact: Artifact) -> None:
         """Keep an artifact; a failure to write is a warning, once."""
         data = artifact.to_bytes()
@@ -99,7 +103,7 @@ class Store:
             self._until_prune -= len(data)
             if self._until_prune < 0:
                 self.prune()
-                if self.max_bytes and not self._file(key).exists():
+                if self.max_bytes and not self.holds(key):
                     self.report(f"{artifact.name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
 
     def get_or_make(self, key: str, make: Callable[[], Artifact]) -> tuple[Artifact, bool]:

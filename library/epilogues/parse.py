@@ -214,13 +214,13 @@ def _statement(source: str, start: int) -> ast.Assign:
     return statement
 
 
-def _is_float32(value: float) -> bool:
-    """Whether a number is finite once it is rounded to float32."""
+def _as_float32(value: float) -> float:
+    """A number rounded to float32, infinite beyond it."""
     try:
-        struct.pack("<f", float(value))
+        (rounded,) = struct.unpack("<f", struct.pack("<f", float(value)))
     except OverflowError:
-        return False
-    return math.isfinite(value)
+        return math.inf
+    return float(rounded)
 
 
 class _Parser:
@@ -317,11 +317,10 @@ class _Parser:
             raise self.error(node, f"{ast.unparse(node)!r} is {has}; {needs} belongs here: use where(condition, x, y)")
         return tree
 
-    def vanishes(self, node: ast.Constant, value: float) -> bool:
-        """Whether a number that is not 0 as it is written is 0 in float32."""
-        (rounded,) = struct.unpack("f", struct.pack("f", value))
+    def is_zero(self, node: ast.Constant) -> bool:
+        """Whether a number is 0 as it is written."""
         mantissa, *_ = re.split("[eE]", ast.get_source_segment(self.source, node) or "")
-        return rounded == 0 and bool(re.search("[1-9]", mantissa))
+        return not re.search("[1-9]", mantissa)
 
     def node(self, node: ast.expr) -> Node:
         self.nodes += 1
@@ -337,9 +336,10 @@ class _Parser:
     def tree(self, node: ast.expr) -> Node:
         match node:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
-                if not _is_float32(value):
+                rounded = _as_float32(value)
+                if math.isinf(rounded):
                     raise self.error(node, f"a number is beyond float32, at most {MAX_FLOAT32:.4g}")
-                if self.vanishes(node, float(value)):
+                if rounded == 0 and not self.is_zero(node):
                     raise self.error(node, "a number is not 0, but nearer to it than any of float32, at least 1.4e-45")
                 return Number(float(value))
             case ast.UnaryOp(ast.USub(), operand):

@@ -81,11 +81,6 @@ ACCUMULATOR_LIMIT = {
 }
 """Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
-MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10
-"""Matrices at any strides, and vectors along N, that an expression may read; how many of the latter a matrix takes the
-room of; and more than how many are many values. Of 440 kernels of thirteen tiles with 32 to 128 accumulators
-those with three matrices spilled at nine, the least with 32, those with two at 128, beside six vectors at 96, beside
-ten at 64; those with 12 vectors at 128, with 16 at 64, with 24 at 96."""
 ODD_LIMIT = 176
 """The same where tile N is an odd multiple of 8: D is staged in many narrow subtiles."""
 BESIDE_FRAGMENTS = 16
@@ -126,6 +121,11 @@ stream-K kernels with a tile M of 128, clusters of at most two blocks, K-major o
 have room for as many as others."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
+MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10
+"""Matrices at any strides, and vectors along N, that an expression may read; how many of the latter a matrix takes the
+room of; and more than how many are many values. Of 440 kernels of thirteen tiles with 32 to 128 accumulators
+those with three matrices spilled at nine, the least with 32, those with two at 128, beside six vectors at 96, beside
+ten at 64; those with 12 vectors at 128, with 16 at 64, with 24 at 96."""
 
 
 def _majors(f: Fields) -> str | None:
@@ -395,9 +395,14 @@ def _read_in_place(epilogue: str) -> tuple[int, int]:
     return matrices, sum(operand.kind == "column" for operand in operands)
 
 
+def _has_expression(f: Fields) -> bool:
+    """Whether the kernel that sums evaluates one; of split kernels the second does."""
+    return f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split"
+
+
 @part
 def _epilogue_has(f: Fields) -> str:
-    if f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split":
+    if _has_expression(f):
         return "an expression of many values and a" if _is_demanding(str(f["epilogue"])) else "an expression and a"
     plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
     return "no C and an n-major" if plain else "C or an m-major"
@@ -436,9 +441,9 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
     if integer(fields, "tile.n") % 16:
         limits.append(ODD_LIMIT)
-    whole = fields["epilogue"] != LINEAR and decomposition != "split"
-    if whole and resources.multiplies_from_registers(fields) and _read_in_place(str(fields["epilogue"]))[0]:
-        limits[0] -= BESIDE_FRAGMENTS
+    if _has_expression(fields) and resources.multiplies_from_registers(fields):
+        matrices, _ = _read_in_place(str(fields["epilogue"]))
+        limits[0] -= BESIDE_FRAGMENTS * (matrices > 0)
     by_decomposition = {"stream": STREAM_LIMIT, "cluster": CLUSTER_LIMIT}.get(str(decomposition))
     if by_decomposition:
         limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses

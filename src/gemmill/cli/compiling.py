@@ -85,9 +85,8 @@ def build(
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
     if kept.problem is not None:
         raise StoreError(f"compiled, but not kept: {kept.problem}")
-    keys = {entry.key for entry in kept.list()}
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
-    if lost := sum(artifact_key(a.config, a.launch, a.provenance) not in keys for a in made):
+    if lost := sum(not kept.holds(artifact_key(a.config, a.launch, a.provenance)) for a in made):
         raise StoreError(
             f"compiled, but {lost} of {len(made)} kernels are not kept: the store holds at most {kept.max_bytes:,} "
             "bytes; raise GEMMILL_STORE_BYTES"

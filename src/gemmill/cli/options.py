@@ -190,8 +190,8 @@ def _problem(
     ] = None,
     d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
 ) -> GemmProblem:
-    for option in ("--promoted",) * promoted + ("--block-scaled",) * block_scaled:
-        if not {a_dtype, b_dtype or a_dtype} <= {"e4m3", "e5m2"}:
+    for option, given in (("--promoted", promoted), ("--block-scaled", block_scaled)):
+        if given and not {a_dtype, b_dtype or a_dtype} <= {"e4m3", "e5m2"}:
             raise typer.BadParameter(f"{option} is for fp8: A and B must be e4m3 or e5m2")
     if c_major and not c_dtype:
         raise typer.BadParameter("--c-major is of no use without --c-dtype")

@@ -32,7 +32,7 @@ from gemmill.library.errors import PackError, SettingError, UnsupportedProblemEr
 from gemmill.library.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.profiler.sweep import is_measured, units
+from gemmill.profiler.sweep import NOT_MEASURED, is_measured, units
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.cover import cover, regrets
 from gemmill.runtime.decisions import Decision, read_decisions
@@ -122,10 +122,9 @@ def make(
     refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
     if shapes is not None:
-        others = sum(not is_measured(config) for config in configs)
+        if others := sum(not is_measured(config) for config in configs):
+            output.complain(f"{others} kernels are left out: {NOT_MEASURED}")
         configs = list(filter(is_measured, configs))
-        if others:
-            output.complain(f"{others} kernels are left out: they are for groups or arrays, or have an expression")
         if not configs:
             raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
     decisions = read_decisions(records)
@@ -143,11 +142,11 @@ def make(
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
-    write_pack(to, artifacts, _of(artifacts, decisions))
-    size = _bytes(artifacts, decisions)
+    own = _of(artifacts, decisions)
+    size = write_pack(to, artifacts, own)
     if as_json:
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
-        output.print_json({**_summary(to, size, artifacts, _of(artifacts, decisions)), "losses": losses_by_problem})
+        output.print_json({**_summary(to, size, artifacts, own), "losses": losses_by_problem})
         return
     typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
     if losses := [loss for loss in lost.values() if loss is not None]:

@@ -38,7 +38,7 @@ from gemmill.profiler.baseline import BASELINES
 from gemmill.profiler.cluster import Cluster, local_gpus
 from gemmill.profiler.crew import Crew, OneGpu
 from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import DEFAULT_OPTIONS, Listener, is_measured, sweep, units
+from gemmill.profiler.sweep import DEFAULT_OPTIONS, NOT_MEASURED, Listener, is_measured, sweep, units
 from gemmill.profiler.worker import Options, Unit
 from gemmill.runtime.invariance import packed_rows
 from gemmill.runtime.registry import Registry
@@ -202,7 +202,7 @@ def profile(
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
     crew = _crew(gpus, scheduler)
     if others := sum(not is_measured(config) for config in configs):
-        output.complain(f"{others} kernels are not measured: they are for groups or arrays, or have an expression")
+        output.complain(f"{others} kernels are not measured: {NOT_MEASURED}")
     found = measure(
         units(configs, suite), records, store=Store(store), jobs=jobs, options=options, budget=budget, crew=crew
     )
