@@ -249,8 +249,7 @@ def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
         fixed.update(change)
     if not legal(fixed):
         return None
-    for name in [name for name in fixed if fixed[name] != fields[name]]:
-        # A later change may have made this one needless.
-        if legal(without := {**fixed, name: fields[name]}):
-            fixed = without
+    # A later change may have made an earlier one needless, and to take one back may make another so.
+    while needless := [n for n in fixed if fixed[n] != fields[n] and legal({**fixed, n: fields[n]})]:
+        fixed[needless[0]] = fields[needless[0]]
     return {name: value for name, value in fixed.items() if value != fields[name]}
