@@ -41,7 +41,7 @@ NARROW_CHUNK = 16
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
 """Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
 TILE_N = tuple(range(8, 257, 8))
-TILE_K_BYTES = tuple(range(64, 257, 32))
+TILE_K_BYTES = tuple(range(64, 513, 32))
 """Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
 PROMOTION_K = 128
 """K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a promoted stage."""
