@@ -186,7 +186,7 @@ class Selector:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
-        if sm_count is None and invariant_to is None and (times := self._times_on(problem)):
+        if sm_count is None and invariant_to is None and (times := self.measured_on(problem)):
             return self._by_measurement(problem, times)
         group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
@@ -212,7 +212,7 @@ class Selector:
         sm_count = self._bound(sm_count)
         found: dict[str, Candidate] = {}
         if sm_count is None:
-            for us, name in self._times_on(problem):
+            for us, name in self.measured_on(problem):
                 found[name] = Candidate(name, runs_transposed(self._config(name), problem), us)
         group, serving = self._serving(problem, sm_count)
         figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
@@ -221,7 +221,7 @@ class Selector:
             found.setdefault(name, Candidate(name, swapped, float(figures.us[i])))
         return [*found.values()][:count]
 
-    def _times_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
+    def measured_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
         """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
         those that ship, for its types or for types alike. The latter are of a few kernels each, and say nothing where
         the fastest of them is not here."""

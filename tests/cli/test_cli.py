@@ -21,10 +21,15 @@ from typer.testing import CliRunner, Result
 from gemmill.cli import commands
 from gemmill.cli.app import Commands
 from gemmill.emitters.emit import emit
+from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.fields import config_of, fields_of
 from gemmill.library.manifest import load_manifest, shipped_manifest
 from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baseline import BASELINES
+from gemmill.runtime.decisions import Decision
+from gemmill.runtime.measured import measured
+from gemmill.runtime.pack import Pack
 from gemmill.runtime.store import Store
 
 SMALL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
@@ -331,6 +336,23 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         result = gemmill("pack", manifest, *arguments, "-o", to)
         assert result.exit_code == 2
         assert says in result.stderr
+
+
+def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path) -> None:
+    tables = measured(DEFAULT_GPU.name)
+    assert tables is not None
+    problem = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+    (us, fastest), *_, (_, slowest) = tables.times(problem)
+    either = " or ".join(
+        "(" + " and ".join(f"{field} == {value!r}" for field, value in fields_of(parse_name(name)).items()) + ")"
+        for name in (fastest, slowest)
+    )
+    shapes, to = tmp_path / "shapes.yaml", tmp_path / "one.pack"
+    shapes.write_text("shapes: [[4096, 4096, 4096]]")
+    ok("pack", "bf16", "--where", either, "--shapes", shapes, "--regret", "0", "-o", to)
+    (decision,) = Pack.open(to).decisions
+    assert decision == Decision(problem=problem, gpu=DEFAULT_GPU.name, kernel=fastest, us=us)
+    assert Pack.open(to).names() == [fastest]
 
 
 def test_pack_writes_inspects_and_finds_damage(pack: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
     for table in content["tables"]:
         assert tuple(table["formats"]) == FORMATS
         for extents in table["problems"]:
-            m, n, k = map(int, extents.split("x"))
+            m, n, k, *_ = map(int, extents.split("x"))
             problem = GemmProblem(m=m, n=n, k=k, **table["formats"])
             found = tables.times(problem)
             assert found
@@ -67,7 +67,7 @@ def test_the_fastest_kernel_that_was_measured_is_chosen(kernels: dict[str, GemmC
     assert choice.runners_up == tuple((name, us) for us, name in others)
     found = selector.candidates(PROBLEM, 1 + len(others))
     assert [c.name for c in found] == [first, *(name for _, name in others)]
-    # Of few kernels: not what the smallest pack for a problem may be made of.
+    # The model's own, of all kernels.
     assert len(selector.times(PROBLEM)) > len(kernels) / 20
 
 

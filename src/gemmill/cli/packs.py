@@ -36,7 +36,7 @@ from gemmill.profiler.sweep import NOT_MEASURED, is_measured, units
 from gemmill.runtime.artifact import Artifact
 from gemmill.runtime.cover import cover, regrets
 from gemmill.runtime.decisions import Decision, read_decisions
-from gemmill.runtime.gpus import detect
+from gemmill.runtime.gpus import detect, figures
 from gemmill.runtime.pack import Pack, pack_parts, write_pack
 from gemmill.runtime.selector import Selector
 from gemmill.runtime.settings import number_of_bytes
@@ -102,10 +102,11 @@ def make(
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
 
     With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
-    the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest,
-    by the measurements of --records where there are some, by the model for the GPU of this machine (or an H200)
-    elsewhere; kernels for groups or arrays, or with an expression, are left out, since shapes alone say nothing of
-    them. With --budget, those come first that serve the most shapes, as many as fit; what shapes then lose is printed.
+    the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest:
+    by the measurements of --records where there are some, by those that ship with gemmill where it has some of the
+    shape, which go along too, and elsewhere by the model for the GPU of this machine (or an H200); kernels for groups
+    or arrays, or with an expression, are left out, since shapes alone say nothing of them. With --budget, those come
+    first that serve the most shapes, as many as fit; what shapes then lose is printed.
 
     \b
     Examples:
@@ -128,8 +129,10 @@ def make(
         if not configs:
             raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
     decisions = read_decisions(records)
-    needs = {} if shapes is None else _times(configs, shapes, decisions)
-    if needs:
+    needs: dict[GemmProblem, dict[str, float]] = {}
+    if shapes is not None:
+        needs, shipped = _times(configs, shapes, decisions)
+        decisions += shipped
         by_name = {kernel_name(config): config for config in configs}
         configs = [by_name[name] for name in cover(needs, REGRET if regret is None else regret)]
     outcomes = compile_all(configs, jobs, Store(store))
@@ -153,7 +156,7 @@ def make(
         mean = sum(losses) / len(losses)
         typer.echo(
             f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean, by the model "
-            "where --records say nothing"
+            "where nothing was measured"
         )
 
 
@@ -170,14 +173,25 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 def _times(
     configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision]
-) -> dict[GemmProblem, dict[str, float]]:
-    """Times of the kernels on every problem that a suite makes of them."""
+) -> tuple[dict[GemmProblem, dict[str, float]], list[Decision]]:
+    """Times of the kernels on every problem that a suite makes of them, of some problems the model's; and which of the
+    measured ones are none of the decisions."""
     selector = Selector({kernel_name(config): config for config in configs}, detect(), decisions)
-    found = {unit.problem: selector.times(unit.problem) for unit in units(configs, shape_suite(shapes))}
+    own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
+    found: dict[GemmProblem, dict[str, float]] = {}
+    shipped: list[Decision] = []
+    for problem in dict.fromkeys(unit.problem for unit in units(configs, shape_suite(shapes))):
+        measured = {name: us for us, name in selector.measured_on(problem)}
+        found[problem] = measured or selector.times(problem)
+        shipped += (
+            Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
+            for name, us in measured.items()
+            if (problem, name) not in own
+        )
     if not found or not all(found.values()):
         unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
         raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
-    return found
+    return found, shipped
 
 
 @pack_app.command()
