@@ -297,6 +297,10 @@ class Selector:
         model says of all; none where no kernel does."""
         if own := self._measured.get(problem):
             return {decision.kernel: decision.us for decision in _comparable([*own.values()])}
+        return self.modelled(problem)
+
+    def modelled(self, problem: GemmProblem) -> dict[str, float]:
+        """What the model says of the kernels that serve a problem, in microseconds."""
         found: dict[str, float] = {}
         if served := self._found(problem, None):
             group, serving = served

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -338,21 +339,33 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         assert says in result.stderr
 
 
+def _either(*names: str) -> str:
+    """A condition that these kernels alone meet."""
+    return " or ".join(
+        "(" + " and ".join(f"{field} == {value!r}" for field, value in fields_of(parse_name(name)).items()) + ")"
+        for name in names
+    )
+
+
 def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path) -> None:
     tables = measured(DEFAULT_GPU.name)
     assert tables is not None
     problem = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
     (us, fastest), *_, (_, slowest) = tables.times(problem)
-    either = " or ".join(
-        "(" + " and ".join(f"{field} == {value!r}" for field, value in fields_of(parse_name(name)).items()) + ")"
-        for name in (fastest, slowest)
-    )
     shapes, to = tmp_path / "shapes.yaml", tmp_path / "one.pack"
     shapes.write_text("shapes: [[4096, 4096, 4096]]")
-    ok("pack", "bf16", "--where", either, "--shapes", shapes, "--regret", "0", "-o", to)
+    ok("pack", "bf16", "--where", _either(fastest, slowest), "--shapes", shapes, "--regret", "0", "-o", to)
     (decision,) = Pack.open(to).decisions
     assert decision == Decision(problem=problem, gpu=DEFAULT_GPU.name, kernel=fastest, us=us)
     assert Pack.open(to).names() == [fastest]
+    # Of two that each serve one shape best a budget leaves one, and it serves both.
+    (_, elsewhere), *_ = tables.times(replace(problem, m=128, n=8192, k=8192))
+    shapes.write_text("shapes: [[4096, 4096, 4096], [128, 8192, 8192]]")
+    pack = ("pack", "bf16", "--where", _either(fastest, elsewhere), "--shapes", shapes, "--regret", "0", "-o", to)
+    ok(*pack)
+    assert set(Pack.open(to).names()) == {fastest, elsewhere}
+    assert "2 problems lose" in ok(*pack, "--budget", str(to.stat().st_size - 1))
+    assert len(Pack.open(to).names()) == 1
 
 
 def test_pack_writes_inspects_and_finds_damage(pack: Path) -> None:

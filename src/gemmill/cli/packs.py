@@ -131,10 +131,10 @@ def make(
     decisions = read_decisions(records)
     needs: dict[GemmProblem, dict[str, float]] = {}
     if shapes is not None:
-        needs, shipped = _times(configs, shapes, decisions)
+        needs, known, shipped = _times(configs, shapes, decisions)
         decisions += shipped
         by_name = {kernel_name(config): config for config in configs}
-        configs = [by_name[name] for name in cover(needs, REGRET if regret is None else regret)]
+        configs = [by_name[name] for name in cover(known, REGRET if regret is None else regret)]
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
@@ -173,16 +173,18 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 def _times(
     configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision]
-) -> tuple[dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """Times of the kernels on every problem that a suite makes of them, of some problems the model's; and which of the
-    measured ones are none of the decisions."""
+) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
+    """Times of the kernels on every problem that a suite makes of them: of all kernels; of those alone that were
+    measured on it, if any were; and which measurements are none of the decisions."""
     selector = Selector({kernel_name(config): config for config in configs}, detect(), decisions)
     own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
     found: dict[GemmProblem, dict[str, float]] = {}
+    known: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
     for problem in dict.fromkeys(unit.problem for unit in units(configs, shape_suite(shapes))):
         measured = {name: us for us, name in selector.measured_on(problem)}
-        found[problem] = measured or selector.times(problem)
+        found[problem] = _completed(measured, selector.modelled(problem))
+        known[problem] = measured or found[problem]
         shipped += (
             Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
             for name, us in measured.items()
@@ -191,7 +193,17 @@ def _times(
     if not found or not all(found.values()):
         unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
         raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
-    return found, shipped
+    return found, known, shipped
+
+
+def _completed(measured: dict[str, float], modelled: dict[str, float]) -> dict[str, float]:
+    """Times of all kernels: those measured, and of others the model's, scaled to the fastest of these, but no less than
+    the slowest of them."""
+    if not measured:
+        return modelled
+    fastest, slowest = min(measured, key=lambda name: measured[name]), max(measured.values())
+    scale = measured[fastest] / modelled[fastest] if fastest in modelled else 1.0
+    return {name: max(us * scale, slowest) for name, us in modelled.items()} | measured
 
 
 @pack_app.command()
