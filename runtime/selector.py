@@ -293,14 +293,7 @@ class Selector:
         return None
 
     def times(self, problem: GemmProblem) -> dict[str, float]:
-        """Microseconds of the kernels that serve a problem: of those measured on it if there are any, or else what the
-        model says of all; none where no kernel does."""
-        if own := self._measured.get(problem):
-            return {decision.kernel: decision.us for decision in _comparable([*own.values()])}
-        return self.modelled(problem)
-
-    def modelled(self, problem: GemmProblem) -> dict[str, float]:
-        """What the model says of the kernels that serve a problem, in microseconds."""
+        """Microseconds that the model says of the kernels that serve a problem; none where no kernel does."""
         found: dict[str, float] = {}
         if served := self._found(problem, None):
             group, serving = served

@@ -220,7 +220,7 @@ def test_brief_measurements_count_where_there_are_no_others(kernels: dict[str, G
     final = Decision(problem=size, gpu="NVIDIA H200", kernel=two, us=6.0)
     assert Selector(kernels, H200, [brief]).select(size).name == one
     assert Selector(kernels, H200, [brief, final]).select(size).name == two
-    assert Selector(kernels, H200, [brief, final]).times(size) == {two: 6.0}
+    assert Selector(kernels, H200, [brief, final]).measured_on(size) == [(6.0, two)]
     modelled = Selector(kernels, H200)
     choice = modelled.select(size)
     assert modelled.times(size)[choice.name] == choice.predicted_us == min(modelled.times(size).values())

@@ -122,15 +122,14 @@ def make(
         raise typer.BadParameter(str(error)) from None
     refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
+    decisions = read_decisions(records)
+    needs: dict[GemmProblem, dict[str, float]] = {}
     if shapes is not None:
         if others := sum(not is_measured(config) for config in configs):
             output.complain(f"{others} kernels are left out: {NOT_MEASURED}")
         configs = list(filter(is_measured, configs))
         if not configs:
             raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
-    decisions = read_decisions(records)
-    needs: dict[GemmProblem, dict[str, float]] = {}
-    if shapes is not None:
         needs, known, shipped = _times(configs, shapes, decisions)
         decisions += shipped
         by_name = {kernel_name(config): config for config in configs}
@@ -183,7 +182,7 @@ def _times(
     shipped: list[Decision] = []
     for problem in dict.fromkeys(unit.problem for unit in units(configs, shape_suite(shapes))):
         measured = {name: us for us, name in selector.measured_on(problem)}
-        found[problem] = _completed(measured, selector.modelled(problem))
+        found[problem] = _completed(measured, selector.times(problem))
         known[problem] = measured or found[problem]
         shipped += (
             Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
