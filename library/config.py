@@ -183,6 +183,13 @@ class GemmConfig:
         return FAMILIES[self.schedule]
 
     @property
+    def least_d_align(self) -> int:
+        """Alignment in bytes that D must have at least: ``d.align``, or that of an element where threads store what TMA
+        cannot."""
+        by_element = self.scheduler.decomposition != "split" and self.scheduler.batching != "array"
+        return self.d.type.bytes if self.family == "wgmma" and by_element else self.d.align
+
+    @property
     def target(self) -> Arch:
         """Row of the arch table."""
         return ARCHS[self.arch]

@@ -70,6 +70,8 @@ _TRANSPOSED_BYTES_PER_CYCLE = 32.0
 """What three warps transpose in shared memory."""
 _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
+_ELEMENTS_PER_CYCLE = 4.0
+"""What a block stores of a D that TMA cannot store."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -140,6 +142,10 @@ class Columns(NamedTuple):
     whose rates include what they do not."""
     stored: Floats
     """Bytes of an output tile that a block stores or, of C, loads."""
+    align_d: Floats
+    """Bytes that D is aligned to where the kernel stores it at its best."""
+    by_element: Floats
+    """Elements of a tile that threads store, each on its own, where D is less aligned."""
     shared_ns: Floats
     """Time in which the blocks of a cluster add up the parts of each tile."""
     exchange_ns: Floats
@@ -216,6 +222,8 @@ class Columns(NamedTuple):
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
+            align_d=column([c.d.align for c in configs]),
+            by_element=tile / cluster_k * [c.least_d_align < c.d.align for c in configs],
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
             streamed=column([streamed for streamed, _ in streams]),
@@ -421,6 +429,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
     store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz) + k.shared_ns
+    store_ns += np.where(problem.d_align < k.align_d, k.by_element / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
     if k.stream.any():

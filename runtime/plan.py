@@ -31,6 +31,8 @@ _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 _INDEX = {name: index for index, name in enumerate(OPERANDS)}
 FEW_ROWS = 64
 """Most rows of D that B is read for, or columns that A is, for the pace of memory to be what matters."""
+_UNALIGNED_D = 31
+"""The bit of ``batched`` that says so (kernel/params.cuh)."""
 _STRIDED = (
     ("pointer", "Q", "ptr"),
     ("row_stride", "q", "row_stride"),
@@ -121,7 +123,7 @@ def _encode_descriptors(
         n = problem.d_columns if box.operand in ("c", "d") else problem.n
         sizes = {"m": problem.m, "n": n, "k": problem.k}
         extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
-        if not box.rows(extents[1]):
+        if not box.rows(extents[1]) or (box.operand == "d" and problem.d_align < tma.ALIGNMENT):
             continue
         name = gemm.name(box.operand)
         batch = problem.batch if operand.batch_stride else 1
@@ -155,7 +157,8 @@ def _scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[Bound]) -> 
     for extent in ("m", "n", "k", "batch"):
         yield extent, "i", getattr(problem, extent)
     batched = [bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)] + [bool(x.strides[2]) for x in staged]
-    yield "batched", "I", sum(has << i for i, has in enumerate(batched))
+    unaligned = gemm.problem.d_align < tma.ALIGNMENT
+    yield "batched", "I", sum(has << i for i, has in enumerate(batched)) | unaligned << _UNALIGNED_D
     for name, value in (("alpha", alpha), ("beta", beta)):
         yield name, factor, int(value) if factor == "i" else value
         yield f"{name}64", "d", value
@@ -424,6 +427,8 @@ class Plan:
         known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
         operand = getattr(self.kernel, known_as.get(name, name), None)
         align = tma.ALIGNMENT if name in self._moved else operand.align if operand is not None else 0
+        if name == "out" and self.problem.d_align < align and self.kernel is not None:
+            align = self.kernel.least_d_align
         if align and (address % align or address == 0):
             raise OperandError(
                 f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {align} bytes: "

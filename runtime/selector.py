@@ -565,7 +565,7 @@ def _format(config: GemmConfig) -> Format:
 
 def _aligns(config: GemmConfig) -> tuple[int, ...]:
     """The alignments that a problem must at least have, in the order of ``_ALIGNS``."""
-    return config.a.align, config.b.align, config.c.align if config.c else 0, config.d.align
+    return config.a.align, config.b.align, config.c.align if config.c else 0, config.least_d_align
 
 
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:

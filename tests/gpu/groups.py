@@ -180,20 +180,31 @@ def fill(tensor: Any, exact: bool) -> None:
 
 
 def make_case(
-    config: GemmConfig, values: Sequence[int], extent: int, m: int, n: int, k: int, *, exact: bool = True, pad: int = 1
+    config: GemmConfig,
+    values: Sequence[int],
+    extent: int,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    exact: bool = True,
+    pad: int = 1,
+    d_align: int = 16,
 ) -> Case:
     """Operands for the groups that an array describes; ``extent`` is that of all rows, of a slot, or of all of K."""
     batching, groups = config.scheduler.batching, len(values)
     rows, depth = (m, extent) if batching == "kgrouped" else (extent, k)
     batch = {"grouped": (None, groups, None), "masked": (groups,) * 3, "kgrouped": (None, None, groups)}[batching]
 
-    def operand(rows: int, columns: int, dtype: str, columns_contiguous: bool, batch: int | None) -> Guarded:
-        return guarded(rows, columns, dtype, columns_contiguous=columns_contiguous, batch=batch, pad=pad)
+    def operand(
+        rows: int, columns: int, dtype: str, columns_contiguous: bool, batch: int | None, align: int = 16
+    ) -> Guarded:
+        return guarded(rows, columns, dtype, columns_contiguous=columns_contiguous, batch=batch, pad=pad, align=align)
 
     a = operand(rows, depth, config.a.dtype, config.a.major == "k", batch[0])
     b = operand(depth, n, config.b.dtype, config.b.major == "mn", batch[1])
     c = operand(rows, n, config.c.dtype, config.c.major == "n", batch[2]) if config.c else None
-    d = operand(rows, n, config.d.dtype, config.d.major == "n", batch[2])
+    d = operand(rows, n, config.d.dtype, config.d.major == "n", batch[2], d_align)
     for tensor in (a.tensor, b.tensor, *([c.tensor] if c else [])):
         fill(tensor, exact)
     array = torch.tensor(values, dtype=torch.int32, device="cuda")

@@ -375,12 +375,13 @@ def make_case(
     beta: float | None = None,
     pad: int = 1,
     offset: int = 0,
+    d_align: int | None = None,
     seed: int = 0,
     device: Any = "cuda",
 ) -> Case:
     """Operands for a kernel: guarded, padded, D poisoned. ``batched`` says which have a batch extent.
 
-    Without ``data``, such that every sum is exact (:func:`exact_data`).
+    Without ``data``, such that every sum is exact (:func:`exact_data`). ``d_align``: bytes, where not the config's.
     """
     problem = GemmProblem(
         m=m,
@@ -413,7 +414,7 @@ def make_case(
             batch=batch if name in batched else None,
             pad=pad,
             offset=offset,
-            align=operand.align,
+            align=d_align if name == "d" and d_align else operand.align,
             step=3 if operand.major == "any" else 1,
             device=device,
         )

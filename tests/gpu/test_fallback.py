@@ -127,6 +127,20 @@ def test_f64_keeps_every_bit() -> None:
     assert torch.equal(gemmill.matmul(a, b, c=c, alpha=3.0).cpu().long(), wanted)
 
 
+@pytest.mark.parametrize("n", [203, 50257])
+def test_an_odd_vocabulary_goes_to_wgmma(n: int) -> None:
+    a, b = integers(70, 64), integers(n, 64).T
+    with gemmill.plan(a, b) as launch:
+        launch()
+        assert launch.kernel is not None
+        assert launch.kernel.family == "wgmma"
+        assert torch.equal(launch.out.double(), exact(a, b))
+        other = torch.empty(70 * n + 1, device="cuda", dtype=a.dtype)[1:].view(70, n)
+        launch.rebind(out=other)
+        launch()
+        assert torch.equal(other.double(), exact(a, b))
+
+
 def test_same_signature_other_alignment() -> None:
     memory = integers(2, 8192)
     for first, second in ((0, 1), (1, 0), (1, 1), (0, 0)):

@@ -81,6 +81,13 @@ def test_groups_along_k(config: GemmConfig, registry: Registry) -> None:
                 make_case(config, values, values[-1] + rest, m, n, 0).run(registry)
 
 
+@pytest.mark.parametrize("config", [*GROUPED, *MASKED, *KGROUPED], ids=kernel_name)
+def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
+    values = [200, 0, 1, 64, 65] if config.scheduler.batching == "masked" else ends(70, 33, 0, 5, 90, 64)
+    extent = 200 if config.scheduler.batching == "masked" else values[-1] + 3
+    make_case(config, values, extent, 150, 203, 96, d_align=config.d.type.bytes).run(registry)
+
+
 @pytest.mark.parametrize("config", [GROUPED[0], GROUPED[2], KGROUPED[0], KGROUPED[3]], ids=kernel_name)
 def test_neighbours_do_not_mix(config: GemmConfig, registry: Registry) -> None:
     values = ends(70, 33, 0, 5, 90, 64)

@@ -185,6 +185,18 @@ def test_an_output_of_any_alignment(registry: Registry) -> None:
     assert whole[1 + 130 * 75 :].isnan().all()
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(fused(4), fused(2, "128x256x64", "cooperative", "2x1", c__dtype="bf16"), stream("192x96x64", d__major="m")),
+        *(stream(), cluster(3, "128x96x64"), cluster(4, "64x32x128", "pingpong", d__major="m")),
+    ],
+    ids=kernel_name,
+)
+def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
+    check(config, 301, 269, 1000, registry, d_align=config.d.type.bytes, offset=1)
+
+
 @pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)
 def test_a_thousand_runs_are_equal_bit_for_bit(config: GemmConfig, registry: Registry) -> None:
     check_a_thousand_runs(config, 1300, 1100, 1777, registry)

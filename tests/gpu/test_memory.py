@@ -39,6 +39,13 @@ def test_infinities_and_nans_of_c_reach_d(config: GemmConfig, registry: Registry
     assert int((~d.isfinite()).sum()) == 2
 
 
+@pytest.mark.parametrize("config", FAMILY, ids=kernel_name)
+def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
+    for align in {config.d.type.bytes, 4, 8}:
+        check(config, 301, 269, 100, registry, d_align=align, offset=1)
+    check(config, 130, 67, 64, registry, d_align=config.d.type.bytes, offset=3, batch=3)
+
+
 @pytest.mark.parametrize("config", BASE, ids=kernel_name)
 def test_nan_and_infinity_of_a_stay_in_their_row(config: GemmConfig, registry: Registry) -> None:
     case = make_case(config, 200, 136, 72)

@@ -308,6 +308,19 @@ def test_hopper_s_own_kernels_are_preferred_wherever_they_serve(everything: Sele
     assert everything.select(mixed).config.family == "simt"
 
 
+@pytest.mark.parametrize("size", [(4096, 50257, 768), (16, 50257, 768), (300, 203, 4096)])
+def test_only_elements_of_d_need_be_aligned(everything: Selector, size: tuple[int, int, int]) -> None:
+    aligned, unaligned = problem(*size), replace(problem(*size), d_align=2)
+    choice = everything.select(unaligned)
+    assert choice.config.family == "wgmma"
+    assert choice.config.scheduler.decomposition != "split"
+    assert choice.predicted_us >= everything.select(aligned).predicted_us
+    array = replace(problem(*size), batching="array")
+    assert everything.select(array).config.family == "wgmma"
+    with pytest.raises(UnsupportedProblemError, match="no kernel serves"):
+        everything.select(replace(array, d_align=2))
+
+
 # Transposed problems, and fewer SMs.
 
 

@@ -229,13 +229,14 @@ struct StagedEpilogue {
   __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end, bool last) {
     int const first = i % kColumns * SubtileN;
     int const row = m + i / kColumns * kSubtileM;
-    bool const ragged = !kPartial && SubtileD::is_ragged(params.m, n_end(), row, n + first);
-    if (ragged) {
+    bool const by_element =
+        !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(params.m, n_end(), row, n + first));
+    if (by_element) {
       int const m_end = Found == Matrices::Cut ? end : params.m;
-      SubtileD::store_ragged(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
+      SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
     }
     if (is_leader()) {
-      if (!ragged) {
+      if (!by_element) {
         if constexpr (Found == Matrices::Cut) {
           SubtileD::store_rows(params.d, subtile_d, row, n + first, batch, end);
         } else if constexpr (Found == Matrices::Array) {

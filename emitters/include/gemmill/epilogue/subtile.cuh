@@ -167,17 +167,29 @@ struct Subtile {
     return end > extent && extent % (16 / int(sizeof(Element))) != 0;
   }
 
-  /// Every thread of a warpgroup: copies what lies inside the matrix D, before `m_end` and `n_end`, element by element.
-  __device__ static void store_ragged(GemmParams const& params, char const* subtile, int m, int n, Element* d,
-                                      int m_end, int n_end) {
+  /// Every thread of a warpgroup: copies what lies inside the matrix D, before `m_end` and `n_end`, element by element. A
+  /// warp takes a row of neighbours in memory at a time, or as many short ones as it has lanes for.
+  __device__ static void store_elements(GemmParams const& params, char const* subtile, int m, int n, Element* d,
+                                        int m_end, int n_end) {
+    constexpr bool kRows = Major == MajorOut::N;
+    constexpr int kLines = kRows ? kSubtileM : N, kAlong = kRows ? N : kSubtileM;
+    constexpr int kLanes = min_of(kAlong, 32), kEach = ceil_div(kAlong, kLanes), kAtOnce = 4 * (32 / kLanes);
+    int const lines = min(kRows ? m_end - m : n_end - n, kLines), along = min(kRows ? n_end - n : m_end - m, kAlong);
 #pragma unroll 1
-    for (int i = threadIdx.x % 128; i < kSubtileM * N; i += 128) {
-      int const row = Major == MajorOut::N ? i / N : i % kSubtileM;
-      int const column = Major == MajorOut::N ? i % N : i / kSubtileM;
-      if (m + row >= m_end || n + column >= n_end) continue;
-      int64_t const at = Major == MajorOut::N ? (m + row) * params.d_stride + n + column
-                                              : (n + column) * params.d_stride + m + row;
-      d[at] = *reinterpret_cast<Element const*>(subtile + offset(row, column));
+    for (int line = threadIdx.x / 32 % 4 * (32 / kLanes) + threadIdx.x % 32 / kLanes; line < lines; line += kAtOnce) {
+      Element* const to = d + (line + (kRows ? m : n)) * params.d_stride + (kRows ? n : m);
+      Element elements[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        int const at = i * kLanes + threadIdx.x % 32 % kLanes;
+        if (kAlong % kLanes == 0 || at < kAlong)
+          elements[i] = *reinterpret_cast<Element const*>(subtile + (kRows ? offset(line, at) : offset(at, line)));
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        int const at = i * kLanes + threadIdx.x % 32 % kLanes;
+        if (at < along) to[at] = elements[i];
+      }
     }
   }
 

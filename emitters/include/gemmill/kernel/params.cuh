@@ -12,6 +12,9 @@ struct ScaleParams {
   int64_t stride, k_stride, batch_stride;
 };
 
+/// Of `GemmParams::batched`: D is not as aligned as TMA needs it, and has no descriptor.
+inline constexpr uint32_t kUnalignedD = 1u << 31;
+
 /// What every GEMM takes. Descriptors first: they need 64-byte alignment.
 struct GemmParams {
   cute::TmaDescriptor a, b, c, d;
@@ -19,7 +22,7 @@ struct GemmParams {
   cute::TmaDescriptor a_tail, b_tail;
   int m, n, k, batch;
   /// Bit 0: A has a batch extent, bit 1: B, bit 2: C, further ones: matrices that the epilogue reads by TMA. A clear bit
-  /// broadcasts the operand over the batch.
+  /// broadcasts the operand over the batch. The last is kUnalignedD.
   uint32_t batched;
   /// Address of D, and strides in elements of its strided extent and its batch.
   char* d_pointer;
