@@ -31,7 +31,7 @@ SHARPNESS = 5.0
 TREES, DEPTH = 200, 6
 ROUNDING = 0.002
 """Most that numbers as they are written may change a logarithm of time."""
-SUITES = ("h200", "llm", "deepseek", "uneven", "heads", "batched")
+SUITES = ("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal")
 """Whose shapes ship with what was measured of them."""
 SETS = ("bf16", "f16", "fp8", "int8", "tf32")
 """Whose kernels."""
@@ -231,7 +231,7 @@ def by_problem(measurements: Iterable[Any]) -> dict[Any, dict[str, Any]]:
 
 
 def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
-    """The kernels of each problem that trees are for.
+    """The kernels of each problem that trees are for. Times with copies of operands are none that they correct.
 
     Brief measurements were at other clocks: they are scaled so that none seems faster than the finalists, of which the
     slowest two may have been pinned.
@@ -242,7 +242,9 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
     from gemmill.runtime.selector import needs_swap
 
     times = by_problem(
-        m for m in measurements if m.us is not None and m.kernel not in BASELINES and m.problem.batching == "strided"
+        m
+        for m in measurements
+        if m.us is not None and m.kernel not in BASELINES and m.problem.batching == "strided" and not copies(m.problem)
     )
     configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
     rows = []
@@ -276,6 +278,11 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
         if kernels.size:
             rows.append(Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0])))
     return rows
+
+
+def copies(problem: Any) -> bool:
+    """Whether operands are copied into aligned memory, as none is that is aligned as TMA needs it."""
+    return any(align < 16 for align in (problem.a_align, problem.b_align, problem.c_align))
 
 
 def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:

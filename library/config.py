@@ -183,11 +183,19 @@ class GemmConfig:
         return FAMILIES[self.schedule]
 
     @property
-    def least_d_align(self) -> int:
-        """Alignment in bytes that D must have at least: ``d.align``, or that of an element where threads store what TMA
-        cannot."""
-        by_element = self.scheduler.decomposition != "split" and self.scheduler.batching != "array"
-        return self.d.type.bytes if self.family == "wgmma" and by_element else self.d.align
+    def copies(self) -> bool:
+        """Whether A, B and C that are less aligned than TMA needs them are copied into aligned memory beforehand."""
+        alike = self.a.type.bits == self.b.type.bits
+        return self.family == "wgmma" and alike and self.scheduler.batching == "strided"
+
+    def least_aligns(self, copying: bool = True) -> tuple[int, int, int, int]:
+        """Alignments in bytes that A, B, C and D must have at least, 0 where there is no C: those of the operands, or
+        of an element where they may be copied beforehand, or threads store the D that TMA cannot."""
+        scheduler = self.scheduler
+        by_element = self.family == "wgmma" and scheduler.decomposition != "split" and scheduler.batching != "array"
+        inputs = [x.type.bytes if copying and self.copies else x.align for x in (self.a, self.b)]
+        c = self.c and (self.c.type.bytes if copying and self.copies and by_element else self.c.align)
+        return inputs[0], inputs[1], c or 0, self.d.type.bytes if by_element else self.d.align
 
     @property
     def target(self) -> Arch:

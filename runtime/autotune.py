@@ -98,10 +98,11 @@ def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequen
 
 def _choice(answer: Answer) -> Choice:
     best, *others = answer.kernels
+    config = parse_name(best.kernel)
     bound = "" if answer.sm_count is None else f", on {answer.sm_count} SMs"
     reason = (
         f"autotuned: the fastest of {len(answer.kernels)} kernels timed for this problem on {answer.gpu}{bound}: "
-        f"{best.us:.1f} us{in_words(best.swapped)}"
+        f"{best.us:.1f} us{in_words(config, answer.problem, best.swapped)}"
     )
     runners_up = tuple((other.kernel, other.us) for other in others[:RUNNERS_UP])
-    return Choice(best.kernel, parse_name(best.kernel), reason, best.us, runners_up, "measured", best.swapped)
+    return Choice(best.kernel, config, reason, best.us, runners_up, "measured", best.swapped)

@@ -161,6 +161,23 @@ def fill(device: int, stream: int, address: int, word: int, count: int) -> None:
         check(bindings().cuMemsetD32Async(address, word, count, stream), f"filling {count} words at {address:#x}")
 
 
+def copy_rows(
+    device: int, stream: int, source: int, stride: int, destination: int, to_stride: int, row_bytes: int, rows: int
+) -> None:
+    """Copy rows within a GPU's memory from addresses some bytes apart to others, in the order of a stream of the GPU.
+
+    Rows are no longer than both strides, which are below 2^31 bytes.
+    """
+    driver = bindings()
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcDevice, copy.srcPitch = source, stride
+    copy.dstDevice, copy.dstPitch = destination, to_stride
+    copy.WidthInBytes, copy.Height = row_bytes, rows
+    with current(device):
+        check(driver.cuMemcpy2DAsync(copy, stream), f"copying {rows} rows of {row_bytes} bytes from {source:#x}")
+
+
 def load(device: int, artifact: Artifact) -> Kernel:
     """Load a kernel on a GPU, once; it stays for the life of the process, since CUDA graphs may refer to it.
 

@@ -1,14 +1,18 @@
-"""Launches of kernels whose blocks sum parts of K: a workspace for the partial sums, and perhaps a second kernel."""
+"""Launches that take a workspace: of kernels whose blocks sum parts of K, which leave partial sums there and may have a
+second kernel, and of those before which operands are copied."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gemmill.runtime import parts, tma
+from gemmill.runtime.copies import BEGIN, Copy, rounded
 from gemmill.runtime.driver import Kernel, PreparedLaunch
 from gemmill.runtime.operands import Gemm
+from gemmill.runtime.parts import Need
 from gemmill.runtime.workspace import workspace
 
 
@@ -22,19 +26,49 @@ class Parameters(Protocol):
         """Address of the ``void*`` that a launch takes as ``kernelParams``."""
 
 
-class Exchange:
-    """What a launch needs besides where blocks sum parts of K. One thread at a time."""
+class Described(NamedTuple):
+    """An encoded descriptor that follows an operand."""
 
-    def __init__(self, gemm: Gemm, kernel: Kernel, parameters: Parameters, blocks: int) -> None:
+    place: int
+    """The operand's, in :data:`~gemmill.runtime.plan.OPERANDS`, or of what is passed to the epilogue after these."""
+    address: int
+    """The descriptor's."""
+    shift: int
+    """How far from the operand's address it begins."""
+
+
+class Exchange:
+    """What a launch needs besides where it takes a workspace. One thread at a time.
+
+    ``copies`` are of the operands at some places, whose ``descriptors`` follow the copies.
+    """
+
+    def __init__(
+        self,
+        gemm: Gemm,
+        kernel: Kernel,
+        parameters: Parameters,
+        blocks: int,
+        copies: Sequence[tuple[int, Copy]],
+        descriptors: Iterable[Described],
+    ) -> None:
         spec, problem = kernel.spec, gemm.problem
-        assert spec.parts
         self._kernel = kernel
-        self._need = parts.need(spec, problem, blocks // spec.cluster_blocks)
-        self._partials = ctypes.c_uint64.from_address(parameters.address + spec.offsets["partials"])
-        self._flags = ctypes.c_uint64.from_address(parameters.address + spec.offsets["flags"])
+        self._copies = copies
+        offsets = {place: copy.offset for place, copy in copies}
+        self._copied = tuple((x.address, offsets[x.place] + x.shift) for x in descriptors)
+        need = parts.need(spec, problem, blocks // spec.cluster_blocks) if spec.parts else Need(0, 0)
+        self._behind = rounded(need.buffer, BEGIN)
+        """Where copies begin."""
+        self._need = need._replace(buffer=self._behind + copies[-1][1].end) if copies else need
+        self._buffer = 0
+        self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None
         self._reduce: PreparedLaunch | None = None
-        if spec.parts.reduction:
+        if spec.parts:
+            members = parameters.address + spec.offsets["partials"], parameters.address + spec.offsets["flags"]
+            self._pointers = tuple(map(ctypes.c_uint64.from_address, members))
+        if spec.parts and spec.parts.reduction:
             matrices = parts.partial_matrices(spec.parts, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")
             extents = matrices.contiguous, matrices.strided, matrices.count
@@ -43,14 +77,22 @@ class Exchange:
             self._descriptor_address = parameters.address + box.offset
             self._reduce = kernel.prepare_reduction(parts.reduction_blocks(spec, problem), parameters.arguments)
 
-    def launch(self, stream: int, prepared: PreparedLaunch) -> None:
-        """Launch on a stream with the workspace of that stream."""
-        space = workspace(self._kernel.device, stream, self._need)
+    def launch(self, stream: int, prepared: PreparedLaunch, addresses: Sequence[int]) -> None:
+        """Launch on a stream with the workspace of that stream, on operands at some addresses."""
+        device = self._kernel.device
+        space = workspace(device, stream, self._need)
         with space.lock:
             space.reserve(self._need, self._kernel.spec.entry)
-            if space.partials != self._partials.value and self._descriptor:
-                replace(self._descriptor, address=space.partials).encode(self._descriptor_address, self._kernel.device)
-            self._partials.value, self._flags.value = space.partials, space.flags
+            if space.buffer != self._buffer:
+                if self._descriptor:
+                    replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)
+                for descriptor, offset in self._copied:
+                    tma.replace_address(descriptor, space.buffer + self._behind + offset, device)
+                self._buffer = space.buffer
+            for pointer, address in zip(self._pointers, (space.buffer, space.flags), strict=False):
+                pointer.value = address
+            for place, copy in self._copies:
+                copy.launch(device, stream, addresses[place], space.buffer + self._behind)
             prepared.launch(stream)
             if self._reduce:
                 self._reduce.launch(stream)

@@ -62,6 +62,8 @@ _LAUNCH_NS = 310.0
 """A launch in a train of launches."""
 _ROW_CYCLES = 2.2
 """What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
+_CROSSING_CYCLES: Mapping[int, float] = {16: 4.4, 32: 3.3, 64: 2.7}
+"""The same for a row that may lie across two lines, by the bytes that its address is a multiple of."""
 _WIDE_ROW = 128
 """Bytes of a row of a box at most."""
 _TRANSPOSING_CYCLES = 250.0
@@ -72,6 +74,10 @@ _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _ELEMENTS_PER_CYCLE = 4.0
 """What a block stores of a D that TMA cannot store."""
+_COPY_NS = 2000.0
+"""A copy of a matrix into aligned memory, whatever its size."""
+_COPY_GBPS = 1600.0
+"""What such a copy reads and writes."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -82,17 +88,20 @@ _WHOLE_SHARPNESS = 11.5
 """The same for a whole GEMM: the SMs, DRAM and power."""
 
 
-# Rough: kernels of these families are asked where no other serves, and compete with each other alone.
+# Rough: kernels of these families are asked where TMA cannot move operands, or no other serves, and compete with each
+# other and with copies into aligned memory. Those of bf16 were measured on an H200 (docs/performance.md).
 _MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
     "simt": {"f32": 95, "s32": 60, "f64": 45},
-    "mma": {"f32": 640, "s32": 480, "f64": 85},
+    "mma": {"f32": 530, "s32": 480, "f64": 85},
 }
 """Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; those of mma.sync with
-operands of 16 bits, and twice as many of 8."""
-_BY_ELEMENT = 0.35
-"""Part of mma.sync's rate that is left where an operand is loaded element by element."""
+operands of 16 bits or fp8, whose MMAs are of f16, and twice as many of integers."""
+_BY_ALIGNMENT: Mapping[int, tuple[float, float]] = {16: (1.0, 1.0), 8: (0.82, 0.8), 4: (0.63, 0.55), 2: (0.42, 0.3)}
+"""Part of mma.sync's rate that is left where operands are loaded by so many bytes; and of tiles of 64 x 64."""
 _SMALL_TILE = 0.8
-"""Part of the rate that tiles of 64 x 64 reach, in shared memory's bandwidth."""
+"""Part of the rate of FMAs that tiles of 64 x 64 reach, in shared memory's bandwidth."""
+_SMALL_BLOCKS = 2
+"""Blocks of mma.sync with such tiles that it takes to reach an SM's rate."""
 
 
 # The gemv family, from a run of fourteen kernels on three problems.
@@ -133,8 +142,11 @@ class Columns(NamedTuple):
     """What is loaded of A for it, as far as multicast does not save it; so of B."""
     step_bytes_b: Floats
     step_rows: Floats
-    """Rows of boxes that a block asks TMA for in a step where those of A or B are narrow, as of an mn-major operand
-    whose tile is no multiple of 128 bytes; else 0, since the constants were fitted to what wide ones take."""
+    """Rows of boxes of A and of B, the rows, that a block asks TMA for in a step; 0 in families without it."""
+    narrow: Bools
+    """Whether those of A or B are narrow, as of an mn-major operand whose tile is no multiple of 128 bytes."""
+    contiguous_k: Bools
+    """Whether A and B, the rows, are K-major."""
     transposing_cycles: Floats
     """Clocks in which a block transposes what it must of a step, in shared memory."""
     latency_ns: Floats
@@ -142,8 +154,8 @@ class Columns(NamedTuple):
     whose rates include what they do not."""
     stored: Floats
     """Bytes of an output tile that a block stores or, of C, loads."""
-    align_d: Floats
-    """Bytes that D is aligned to where the kernel stores it at its best."""
+    aligns: Floats
+    """Bytes that A, B, C and D, the rows, are aligned to where the kernel loads and stores them at its best."""
     by_element: Floats
     """Elements of a tile that threads store, each on its own, where D is less aligned."""
     shared_ns: Floats
@@ -218,12 +230,14 @@ class Columns(NamedTuple):
             ),
             step_bytes_a=tile_k * loaded_a,
             step_bytes_b=tile_k * loaded_b,
-            step_rows=np.where(np.minimum(row_a, row_b) < _WIDE_ROW, rows_a / cluster_n + rows_b / cluster_m, 0.0),
+            step_rows=np.where(wgmma, np.stack([rows_a / cluster_n, rows_b / cluster_m]), 0.0),
+            narrow=np.minimum(row_a, row_b) < _WIDE_ROW,
+            contiguous_k=np.array([[c.a.major == "k", c.b.major == "k"] for c in configs]).T,
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
-            align_d=column([c.d.align for c in configs]),
-            by_element=tile / cluster_k * [c.least_d_align < c.d.align for c in configs],
+            aligns=np.array([[c.a.align, c.b.align, c.c.align if c.c else 0, c.d.align] for c in configs], float).T,
+            by_element=tile / cluster_k,
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
             streamed=column([streamed for streamed, _ in streams]),
@@ -237,7 +251,7 @@ class Columns(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """The figures of kernels of several."""
-        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+        return cls(*(np.concatenate(figures, axis=-1) for figures in zip(*parts, strict=True)))
 
 
 def _row_bytes(config: GemmConfig) -> tuple[int, int]:
@@ -276,9 +290,9 @@ def _multiplies_as_loaded(config: GemmConfig) -> bool:
 
 
 def _stream(config: GemmConfig) -> tuple[int, int]:
-    """Bytes of B in flight of a block of the gemv family, and blocks on an SM; 0 and 1 of others."""
+    """Bytes of B in flight of a block of the gemv family, 0 of others; and blocks that share an SM."""
     if config.family != "gemv":
-        return 0, 1
+        return 0, _SMALL_BLOCKS if config.family == "mma" and _is_small(config) else 1
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
 
     own = fields_of(config)
@@ -287,13 +301,16 @@ def _stream(config: GemmConfig) -> tuple[int, int]:
 
 def _multiply_adds(config: GemmConfig) -> float:
     rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
-    if config.tile.m * config.tile.n <= 64 * 64:
-        rate *= _SMALL_TILE
+    small = _is_small(config)
     if config.family == "mma":
-        rate *= 2 / max(1, config.a.type.bytes) if config.accumulator != "f64" else 1
-        if min(config.a.align, config.b.align) < 4:
-            rate *= _BY_ELEMENT
-    return rate
+        rate *= {4: 0.5, 2: 1.0, 1: 2.0 if config.accumulator == "s32" else 1.0}.get(config.a.type.bytes, 1.0)
+        rate *= _BY_ALIGNMENT[max(2, min(config.a.align, config.b.align))][small]
+        return rate / _SMALL_BLOCKS if small else rate
+    return rate * _SMALL_TILE if small else rate
+
+
+def _is_small(config: GemmConfig) -> bool:
+    return config.tile.m * config.tile.n <= 64 * 64
 
 
 class Estimate(NamedTuple):
@@ -321,9 +338,10 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         serving: indices of those that can; None: all.
     """
     figures, others = analytic(columns, problem, gpu)
+    copies_us = _copies_us(columns, problem)
     found = trees.fitted(gpu.name) if problem.batching == "strided" else None
     if found is None:
-        return figures
+        return figures._replace(us=figures.us + copies_us)
     rows = features(columns, figures, others, problem, gpu)
     members = np.arange(figures.us.size) if serving is None else serving
     near = figures.us[members] <= CORRECTED * figures.us[members].min()
@@ -332,7 +350,22 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         asked = asked[np.argpartition(figures.us[asked], MOST_CORRECTED)[:MOST_CORRECTED]]
     us = figures.us.copy()
     us[asked] *= np.exp(found(np.stack([rows[name] for name in found.features])[:, asked]))
-    return figures._replace(us=us)
+    return figures._replace(us=us + copies_us)
+
+
+def _copies_us(k: Columns, problem: GemmProblem) -> Floats:
+    """Microseconds in which operands that are less aligned than a kernel reads them are copied into aligned memory."""
+    offered_a, offered_b = np.where(
+        k.swapped, ((problem.b_align,), (problem.a_align,)), ((problem.a_align,), (problem.b_align,))
+    )
+    m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
+    sizes = m * problem.k * k.bytes_a, n * problem.k * k.bytes_b, m * n * k.bytes_c
+    offered = offered_a, offered_b, problem.c_align
+    ns = [
+        np.where(has < needs, _COPY_NS + 2 * size / _COPY_GBPS, 0)
+        for size, has, needs in zip(sizes, offered, k.aligns, strict=False)
+    ]
+    return np.asarray(sum(ns)) * problem.batch / 1000
 
 
 FEATURES = (
@@ -416,10 +449,11 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # One step along K of one tile.
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
-    own_cycles = np.maximum(k.step_rows * _ROW_CYCLES, k.transposing_cycles)
-    step_bytes = k.step_bytes_a + k.step_bytes_b
+    inside = np.ones((2, k.tile.size))
     if strided:  # boxes end with the operands
-        step_bytes = k.step_bytes_a * np.minimum(m / k.tile_m, 1) + k.step_bytes_b * np.minimum(n / k.tile_n, 1)
+        inside = np.stack([np.minimum(m / k.tile_m, 1), np.minimum(n / k.tile_n, 1)])
+    own_cycles = np.maximum(_row_cycles(k, problem, m, n, inside), k.transposing_cycles)
+    step_bytes = k.step_bytes_a * inside[0] + k.step_bytes_b * inside[1]
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
     paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
@@ -429,7 +463,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
     store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz) + k.shared_ns
-    store_ns += np.where(problem.d_align < k.align_d, k.by_element / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
+    store_ns += np.where(problem.d_align < k.aligns[3], k.by_element / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
     if k.stream.any():
@@ -474,6 +508,18 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
         "active": active,
         "last wave": clusters / slots - waves + 1,
     }
+
+
+def _row_cycles(k: Columns, problem: GemmProblem, m: Floats, n: Floats, inside: Floats) -> Floats:
+    """Clocks in which TMA loads the rows of boxes of a step, as far as the constants, which were fitted to wide rows
+    within lines, do not have it; ``inside``: parts of tiles that lie in the problem. Operands are taken for packed, but
+    those that are copied: their rows begin lines."""
+    cycles = np.where(k.narrow, _ROW_CYCLES, 0.0) * np.ones_like(k.step_rows)
+    for i, (extent, size) in enumerate(((m, k.bytes_a), (n, k.bytes_b))):
+        stride = np.where(k.contiguous_k[i], problem.k, extent) * size
+        for align, crossing in _CROSSING_CYCLES.items():
+            cycles[i] = np.where(stride % (2 * align) == align, crossing, cycles[i])
+    return np.asarray((k.step_rows * inside * cycles).sum(axis=0))
 
 
 def _norm(times: Floats, sharpness: float) -> Floats:

@@ -18,6 +18,8 @@ from gemmill.runtime.tensors import TensorView
 
 GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
+MAX_PITCH = 1 << 31
+"""Strides in bytes of rows that the driver copies are below this (``CU_DEVICE_ATTRIBUTE_MAX_PITCH``)."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
 
@@ -510,7 +512,10 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         longest = 8 * tma.MAX_STRIDE
         regular = (outer == 1 or 0 < stride * bits < longest) and 0 <= batch_stride * bits < longest
         if (inner == 1 or inner_stride == 1) and regular:
-            layouts.append(described(major, stride if outer > 1 else 0))
+            layout = described(major, stride if outer > 1 else 0)
+            # So does one that would be copied into aligned memory and whose rows no copy can take.
+            if layout.align == tma.ALIGNMENT or outer == 1 or (inner <= stride and stride * bits < 8 * MAX_PITCH):
+                layouts.append(layout)
     if not layouts:
         return described("any", *steps)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))

@@ -22,7 +22,8 @@ many parts takes about as long as five steps (H200)."""
 class Need(NamedTuple):
     """Bytes of workspace that a launch takes."""
 
-    partials: int
+    buffer: int
+    """For partial sums, and copies of operands."""
     flags: int
 
 

@@ -13,12 +13,13 @@ from gemmill.library.errors import GemmillError, OperandError, UnsupportedProble
 from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver, parts, tma
+from gemmill.runtime.copies import aligned
 from gemmill.runtime.driver import Kernel
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed, refuse_shared_memory
-from gemmill.runtime.exchange import Exchange
+from gemmill.runtime.exchange import Described, Exchange
 from gemmill.runtime.groups import GROUPS
 from gemmill.runtime.operands import Gemm, unpacked
-from gemmill.runtime.selector import Choice
+from gemmill.runtime.selector import Choice, copied
 from gemmill.runtime.tensors import TensorView, as_words, view
 
 Addresses = tuple[int, ...]
@@ -104,9 +105,8 @@ def is_empty(problem: GemmProblem) -> bool:
 
 def _encode_descriptors(
     gemm: Gemm, kernel: Kernel, block: ParameterBlock, extras: Mapping[str, tuple[int, Bound]]
-) -> Iterator[tuple[int, int, int]]:
-    """Writes the TMA descriptors. Of those that follow an operand: its place in :data:`OPERANDS`, or of what is passed
-    to the epilogue after these; the descriptor's address; and how far from the operand's address it begins."""
+) -> Iterator[Described]:
+    """Writes the TMA descriptors; those that follow an operand."""
     problem = gemm.problem
     for box in kernel.spec.boxes:
         if box.operand == "partials":
@@ -115,7 +115,7 @@ def _encode_descriptors(
             place, extra = extras[box.operand]
             described = _describe_matrix(box, extra, problem, gemm.is_transposed)
             described.encode(block.address + box.offset, kernel.device)
-            yield place, block.address + box.offset, 0
+            yield Described(place, block.address + box.offset, 0)
             continue
         operand = getattr(gemm, box.operand)
         # Without a K tile A and B are not read, and may have no address.
@@ -131,7 +131,7 @@ def _encode_descriptors(
         described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
         described.encode(block.address + box.offset, kernel.device, fetched_bytes(box, problem))
         if not (unread or box.anywhere):
-            yield _INDEX[name], block.address + box.offset, described.address - address
+            yield Described(_INDEX[name], block.address + box.offset, described.address - address)
 
 
 def fetched_bytes(box: TmaBox, problem: GemmProblem) -> int:
@@ -241,12 +241,24 @@ class Launcher:
         self.swapped = gemm.is_transposed
         """Whether the kernel's A is the caller's b."""
         spec = kernel.spec
+        names = copied(kernel.config, gemm.problem)
+        self.copied = frozenset(map(gemm.name, names))
+        """Operands that are copied into aligned memory before each launch, as the caller calls them."""
+        if names and sm_count is not None:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.copied))} aligned to "
+                f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
+            )
+        self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
+        places = [_INDEX[gemm.name(name)] for name in names]
+        gemm, copies = aligned(gemm, names)
         self.kernel = kernel
         self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
         """Blocks of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
         placed = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
-        self._descriptors = tuple(_encode_descriptors(gemm, kernel, block, placed))
+        descriptors = [*_encode_descriptors(gemm, kernel, block, placed)]
+        self._descriptors = tuple(x for x in descriptors if x.place not in places)
         staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
         for name, layout, value in _scalars(gemm, alpha, beta, staged.values()):
             if name in spec.offsets:
@@ -259,8 +271,10 @@ class Launcher:
             (index, ctypes.c_uint64.from_address(block.address + spec.offsets[member])) for index, member in pointers
         )
         self._resets = Resets(kernel.device, extras) if any(extra.reset for extra in extras) else None
-        self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
-        self._exchange = Exchange(gemm, kernel, block, self.blocks) if spec.parts else None
+        self._exchange = None
+        if spec.parts or copies:
+            following = [x for x in descriptors if x.place in places]
+            self._exchange = Exchange(gemm, kernel, block, self.blocks, [*zip(places, copies, strict=True)], following)
         self._prepared = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
 
@@ -280,7 +294,7 @@ class Launcher:
             if self._exchange is None:
                 self._prepared.launch(stream)
             else:
-                self._exchange.launch(stream, self._prepared)
+                self._exchange.launch(stream, self._prepared, addresses)
 
 
 def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
@@ -330,6 +344,8 @@ class Plan:
         """Blocks that a launch has, and so the most SMs that it uses."""
         self.swapped = bound.swapped if bound else False
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
+        self.copied = bound.copied if bound else frozenset()
+        """Which of ``a``, ``b`` and ``c`` are copied into aligned memory before each launch: TMA cannot move them."""
         self.out = out
         """The tensor it writes."""
         self._moved = _moved(bound) if bound else frozenset()
@@ -427,8 +443,8 @@ class Plan:
         known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
         operand = getattr(self.kernel, known_as.get(name, name), None)
         align = tma.ALIGNMENT if name in self._moved else operand.align if operand is not None else 0
-        if name == "out" and self.problem.d_align < align and self.kernel is not None:
-            align = self.kernel.least_d_align
+        if operand is not None and (name in self.copied or (name == "out" and self.problem.d_align < align)):
+            align = operand.type.bytes
         if align and (address % align or address == 0):
             raise OperandError(
                 f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {align} bytes: "

@@ -65,7 +65,7 @@ class Choice:
     """Kernel name."""
     config: GemmConfig
     reason: str
-    """Why it won, in a sentence."""
+    """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
     predicted_us: float
     """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
     runners_up: tuple[tuple[str, float], ...]
@@ -94,18 +94,19 @@ class _Group(NamedTuple):
     configs: tuple[GemmConfig, ...]
     aligns: Integers
     """Alignments in bytes of A, B, C and D that a problem must have for each kernel."""
+    uncopied: Integers
+    """The same where no operand is copied beforehand."""
     columns: Columns
 
     @classmethod
     def of(cls, configs: Mapping[str, GemmConfig], swapped: bool = False) -> _Group:
         """Kernels by name, for problems as they are or transposed, where A and B change places."""
-        aligns = np.array([_aligns(config) for config in configs.values()])
-        return cls(
-            tuple(configs),
-            tuple(configs.values()),
-            aligns[:, [1, 0, 2, 3]] if swapped else aligns,
-            Columns.of([*configs.values()], swapped),
+        order = [1, 0, 2, 3] if swapped else [0, 1, 2, 3]
+        aligns, uncopied = (
+            np.array([config.least_aligns(copying) for config in configs.values()])[:, order]
+            for copying in (True, False)
         )
+        return cls(tuple(configs), tuple(configs.values()), aligns, uncopied, Columns.of([*configs.values()], swapped))
 
     @classmethod
     def joined(cls, groups: Sequence[_Group]) -> _Group:
@@ -114,13 +115,14 @@ class _Group(NamedTuple):
             tuple(itertools.chain.from_iterable(group.names for group in groups)),
             tuple(itertools.chain.from_iterable(group.configs for group in groups)),
             np.concatenate([group.aligns for group in groups]),
+            np.concatenate([group.uncopied for group in groups]),
             Columns.joined([group.columns for group in groups]),
         )
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
-        """Indices of the kernels whose alignments a problem meets, and which stay within some SMs."""
+        """Indices of the kernels whose alignments a problem meets, and which stay within some SMs: copies do not."""
         offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
-        serves = (self.aligns <= offered).all(axis=1)
+        serves = ((self.aligns if sm_count is None else self.uncopied) <= offered).all(axis=1)
         if sm_count is not None:
             serves &= (self.columns.blocks <= sm_count) & ~self.columns.split
         return np.flatnonzero(serves)
@@ -375,7 +377,7 @@ class Selector:
         types = "" if best in self.configs else " with types alike"
         reason = f"fastest of {len(times)} kernels measured for this problem{types} on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
-        return Choice(best, config, reason + in_words(swapped), us, runners_up, "measured", swapped)
+        return Choice(best, config, reason + in_words(config, problem, swapped), us, runners_up, "measured", swapped)
 
     def _for_all(self, problem: GemmProblem, group: _Group, sm_count: int | None, rows: Rows) -> Choice:
         """The kernel for problems that differ in M and batch alone, with its time for this one."""
@@ -418,8 +420,8 @@ class Selector:
             group, serving = found
             return UnsupportedProblemError(
                 f"no kernel serves {problem} on {sm_count} SMs: those that serve it are in clusters of at least "
-                f"{group.columns.blocks[serving].min():.0f} blocks, or reduce in a second kernel, which keeps to no "
-                "bound; raise sm_count or leave it out"
+                f"{group.columns.blocks[serving].min():.0f} blocks, or reduce in a second kernel or copy operands "
+                "first, which keeps to no bound; raise sm_count or leave it out"
             )
         plain = replace(problem, epilogue=LINEAR)
         wanting = {name: faults(config, plain) for name, config in self.configs.items()}
@@ -465,7 +467,7 @@ def _choice(
     """A choice by the model of the first of some kernels, the others its runners-up; ``why`` begins its reason."""
     best, *others = ranked
     config, swapped = group.configs[best], bool(group.columns.swapped[best])
-    reason = why + _reason(config, figures, best, problem, gpu) + in_words(swapped)
+    reason = why + _reason(config, figures, best, problem, gpu) + in_words(config, problem, swapped)
     runners_up = tuple((group.names[i], float(figures.us[i])) for i in others)
     return Choice(group.names[best], config, reason, float(figures.us[best]), runners_up, "model", swapped)
 
@@ -563,11 +565,6 @@ def _format(config: GemmConfig) -> Format:
     )
 
 
-def _aligns(config: GemmConfig) -> tuple[int, ...]:
-    """The alignments that a problem must at least have, in the order of ``_ALIGNS``."""
-    return config.a.align, config.b.align, config.c.align if config.c else 0, config.least_d_align
-
-
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
     found = []
@@ -575,7 +572,7 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
         given = getattr(problem, field)
         if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
             found.append(f"{_words(field)} {_value(wanted)} (it has {_value(given)})")
-    for field, align in zip(_ALIGNS, _aligns(config), strict=True):
+    for field, align in zip(_ALIGNS, config.least_aligns(), strict=True):
         if (given := getattr(problem, field)) < align:
             found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
     return found
@@ -595,9 +592,21 @@ def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
     return needs_swap(config, problem) is True if major == "any" else major != problem.d_major
 
 
-def in_words(swapped: bool) -> str:
-    """What a reason adds for a kernel that runs the transposed problem."""
-    return "; it runs D^T = B^T A^T, with A and B swapped" if swapped else ""
+def copied(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
+    """Which of ``a``, ``b`` and ``c`` of a problem are copied into aligned memory before a kernel that runs it as it
+    is; ``problem.transposed`` for one that runs the transpose."""
+    operands = zip("abc", (config.a, config.b, config.c), strict=True)
+    return tuple(x for x, operand in operands if operand and getattr(problem, f"{x}_align") < operand.align)
+
+
+def in_words(config: GemmConfig, problem: GemmProblem, swapped: bool) -> str:
+    """What a reason adds for a kernel that runs the transposed problem, or copies of operands."""
+    words, names = "", "ABC"
+    if swapped:
+        words, names, problem = "; it runs D^T = B^T A^T, with A and B swapped", "BAC", problem.transposed
+    if found := sorted(names["abc".index(x)] for x in copied(config, problem)):
+        words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
+    return words
 
 
 def _value(value: str | int | None) -> str:

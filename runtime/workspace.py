@@ -1,4 +1,4 @@
-"""GPU memory that partial sums go through: one workspace for each stream, and for each capture of a stream.
+"""GPU memory that partial sums and copies of operands go through: a workspace for each stream, and each capture of one.
 
 Launches on one stream follow each other, so they share a workspace; it grows on demand and is kept. A CUDA graph may be
 replayed at any time, beside anything: what is captured has a workspace of its own, one for each stream of the capture,
@@ -43,32 +43,32 @@ class Workspace:
         self.stream = stream
         """The stream whose launches use it; None where a graph holds it, which allows no waiting."""
         self.lock = threading.Lock()
-        self.partials = 0
-        """Address of the partial sums; 0 while there are none."""
+        self.buffer = 0
+        """Address of the memory for partial sums and copies of operands; 0 while there is none."""
         self.flags = 0
         """Address of the flags; 0 while there are none."""
         self._has = Need(0, 0)
 
     def holds(self, need: Need) -> bool:
         """Whether it is large enough."""
-        return need.partials <= self._has.partials and need.flags <= self._has.flags
+        return need.buffer <= self._has.buffer and need.flags <= self._has.flags
 
     def reserve(self, need: Need, what: str) -> None:
         """Make it large enough, once the launches before are through; DeviceError where there is no memory for it."""
         if self.holds(need):
             return
         with current(self.device), _while_capturing():
-            if self.stream is not None and self._has.partials:
+            if self.stream is not None and self._has.buffer:
                 check(bindings().cuStreamSynchronize(self.stream), f"waiting for work on stream {self.stream:#x}")
-            if need.partials > self._has.partials:
-                old, self.partials, self._has = self.partials, 0, Need(0, self._has.flags)
-                self.partials, size = _reallocate(old, need.partials, what)
+            if need.buffer > self._has.buffer:
+                old, self.buffer, self._has = self.buffer, 0, Need(0, self._has.flags)
+                self.buffer, size = _reallocate(old, need.buffer, what)
                 self._has = Need(size, self._has.flags)
             if need.flags > self._has.flags:
-                old, self.flags, self._has = self.flags, 0, Need(self._has.partials, 0)
+                old, self.flags, self._has = self.flags, 0, Need(self._has.buffer, 0)
                 self.flags, size = _reallocate(old, need.flags, what)
                 _clear(self.flags, size)
-                self._has = Need(self._has.partials, size)
+                self._has = Need(self._has.buffer, size)
 
 
 class _Lease:
@@ -162,8 +162,9 @@ def _reallocate(address: int, size: int, what: str) -> tuple[int, int]:
     status, pointer = driver.cuMemAlloc(size)
     if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
         raise DeviceError(
-            f"{what}: no {size:,} bytes of GPU memory for partial sums; take a kernel with fewer splits, or free "
-            "memory (PyTorch keeps what it has freed: torch.cuda.empty_cache())"
+            f"{what}: no {size:,} bytes of GPU memory for partial sums or copies of operands; take a kernel with "
+            "fewer splits, align operands to 16 bytes, or free memory (PyTorch keeps what it has freed: "
+            "torch.cuda.empty_cache())"
         )
     return int(check((status, pointer), f"allocating a workspace of {size:,} bytes")), size
 

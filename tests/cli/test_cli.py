@@ -442,7 +442,7 @@ def test_accumulator_and_output_follow_the_wider_type(options: tuple[str, ...], 
 
 
 def test_select_names_the_constraint_that_no_kernel_meets() -> None:
-    result = gemmill("select", "--mnkl", "64,64,63", "--a-dtype", "tf32", "--b-dtype", "tf32", "--manifest", "tf32")
+    result = gemmill("select", "--mnkl", "64,64,63", "--a-dtype", "bf16", "--b-dtype", "s8", "--manifest", "mixed")
     assert result.exit_code == 1
     assert "alignment" in result.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -231,6 +232,8 @@ DIRECT: tuple[GemmConfig, ...] = (
     direct("128x128x64", "multistage", "mn mn n n", ab="u8", b__dtype="s8", c__dtype="s32"),
     direct("64x64x64", "multistage", "any k any", 1, ab="s8", d__dtype="s8"),
     direct("64x64x32", "multistage", "k mn m", 4, ab="u8", d__dtype="bf16"),
+    direct("64x64x128", "multistage", "k k n", 8, ab="s8"),
+    direct("64x64x128", "multistage", "k mn n", 4, ab="e4m3"),
     direct("128x128x64", "multistage", "k k n", ab="e4m3", b__dtype="e5m2"),
     direct("64x64x64", "multistage", "mn mn n", ab="e5m2", b__dtype="e4m3", d__dtype="f32"),
     direct("64x64x32", "multistage", "any any any", ab="e4m3"),
@@ -375,13 +378,14 @@ def make_case(
     beta: float | None = None,
     pad: int = 1,
     offset: int = 0,
-    d_align: int | None = None,
+    aligns: Mapping[str, int] = MappingProxyType({}),
     seed: int = 0,
     device: Any = "cuda",
 ) -> Case:
     """Operands for a kernel: guarded, padded, D poisoned. ``batched`` says which have a batch extent.
 
-    Without ``data``, such that every sum is exact (:func:`exact_data`). ``d_align``: bytes, where not the config's.
+    Without ``data``, such that every sum is exact (:func:`exact_data`). ``aligns``: bytes by operand, where not as the
+    config says.
     """
     problem = GemmProblem(
         m=m,
@@ -414,7 +418,7 @@ def make_case(
             batch=batch if name in batched else None,
             pad=pad,
             offset=offset,
-            align=d_align if name == "d" and d_align else operand.align,
+            align=aligns.get(name, operand.align),
             step=3 if operand.major == "any" else 1,
             device=device,
         )
@@ -448,20 +452,19 @@ def make_case(
     )
 
 
-def poison_partials(device: Any) -> None:
+def poison_workspace(device: Any) -> None:
     """Fill the workspace of the current stream with NaN, or integers of bytes 0xFF: none is left in a right D."""
     stream = torch.cuda.current_stream(device).cuda_stream
     workspace = workspace_of(torch.device(device).index or 0, stream, Need(WORKSPACE_BYTES, 0))
     with workspace.lock:
         workspace.reserve(Need(WORKSPACE_BYTES, 0), "a test")
-        (status,) = bindings().cuMemsetD8Async(workspace.partials, 0xFF, WORKSPACE_BYTES, stream)
+        (status,) = bindings().cuMemsetD8Async(workspace.buffer, 0xFF, WORKSPACE_BYTES, stream)
     assert status == 0
 
 
 def run(config: GemmConfig, case: Case, registry: Registry, **options: Any) -> None:
     """Launch one kernel on a case and wait for it. A, B, C and the memory around them must stay as they are."""
-    if config.scheduler.decomposition != "tiles":
-        poison_partials(case.d.tensor.device)
+    poison_workspace(case.d.tensor.device)
     inputs = {name: operand for name in ("a", "b", "c") if (operand := getattr(case, name)) is not None}
     before = {name: operand.buffer.clone() for name, operand in inputs.items()}
     with plan(

@@ -194,7 +194,7 @@ def test_an_output_of_any_alignment(registry: Registry) -> None:
     ids=kernel_name,
 )
 def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
-    check(config, 301, 269, 1000, registry, d_align=config.d.type.bytes, offset=1)
+    check(config, 301, 269, 1000, registry, aligns={"d": config.d.type.bytes}, offset=1)
 
 
 @pytest.mark.parametrize("config", SIMPLE, ids=kernel_name)

@@ -42,8 +42,8 @@ def test_infinities_and_nans_of_c_reach_d(config: GemmConfig, registry: Registry
 @pytest.mark.parametrize("config", FAMILY, ids=kernel_name)
 def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
     for align in {config.d.type.bytes, 4, 8}:
-        check(config, 301, 269, 100, registry, d_align=align, offset=1)
-    check(config, 130, 67, 64, registry, d_align=config.d.type.bytes, offset=3, batch=3)
+        check(config, 301, 269, 100, registry, aligns={"d": align}, offset=1)
+    check(config, 130, 67, 64, registry, aligns={"d": config.d.type.bytes}, offset=3, batch=3)
 
 
 @pytest.mark.parametrize("config", BASE, ids=kernel_name)

@@ -1,0 +1,91 @@
+"""Copies of operands that TMA cannot move into aligned memory: where rows lie, and where they are copied to.
+
+The driver copies them (``cuMemcpy2DAsync``) in the order of the stream, on an H200 at 1.6 TB/s, read and written
+(docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.runtime import driver, tma
+from gemmill.runtime.operands import Gemm
+
+BEGIN = 256
+"""Copies begin at multiples of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One operand: matrices of rows, in bytes, as they are and as they are copied."""
+
+    name: str
+    """``a``, ``b`` or ``c`` of the GEMM."""
+    matrices: int
+    matrix_stride: int
+    rows: int
+    row_bytes: int
+    stride: int
+    """From a row to the next; more than a row is long, or there is but one."""
+    offset: int
+    """Where the copy begins in its memory."""
+
+    @property
+    def copied_stride(self) -> int:
+        """From a row of the copy to the next: whole lines of L2, as rows of boxes should not lie across two."""
+        return rounded(max(self.row_bytes, 1), tma.LINE)
+
+    @property
+    def end(self) -> int:
+        """Where the copy ends in its memory."""
+        return self.offset + self.matrices * self.rows * self.copied_stride
+
+    def launch(self, device: int, stream: int, source: int, memory: int) -> None:
+        """Copy the operand at ``source`` into ``memory`` on a stream of a GPU."""
+        if not self.row_bytes * self.rows:
+            return
+        for i in range(self.matrices):
+            to = memory + self.offset + i * self.rows * self.copied_stride
+            rows = self.row_bytes, self.rows
+            driver.copy_rows(
+                device, stream, source + i * self.matrix_stride, self.stride, to, self.copied_stride, *rows
+            )
+
+
+def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
+    """The GEMM with some operands as they will be in aligned memory that begins at :data:`tma.ALIGNMENT`, and the
+    copies that bring them there."""
+    problem = gemm.problem
+    copies: list[Copy] = []
+    for name in names:
+        operand = getattr(gemm, name)
+        rows, columns = {
+            "a": (problem.m, problem.k),
+            "b": (problem.k, problem.n),
+            "c": (problem.m, problem.d_columns),
+        }[name]
+        if operand.major == {"a": "mn", "b": "k", "c": "m"}[name]:
+            rows, columns = columns, rows
+        size = DTYPES[operand.dtype].bytes
+        copy = Copy(
+            name=name,
+            matrices=problem.batch if operand.batch_stride else 1,
+            matrix_stride=operand.batch_stride * size,
+            rows=rows,
+            row_bytes=columns * size,
+            stride=operand.stride * size if rows > 1 else columns * size,
+            offset=rounded(copies[-1].end, BEGIN) if copies else 0,
+        )
+        copies.append(copy)
+        stride = copy.copied_stride // size
+        batch_stride = rows * stride if operand.batch_stride else 0
+        there = replace(operand, ptr=tma.ALIGNMENT, stride=stride, batch_stride=batch_stride, align=tma.ALIGNMENT)
+        gemm = replace(gemm, **{name: there})
+    return gemm, tuple(copies)
+
+
+def rounded(value: int, multiple: int) -> int:
+    """The value rounded up to a multiple."""
+    return -(-value // multiple) * multiple

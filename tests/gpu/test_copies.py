@@ -1,0 +1,143 @@
+"""Operands that TMA cannot move: copied into aligned memory before WGMMA kernels."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from tests.gpu.harness import check, kernel, make_case, run, torch
+
+import gemmill
+from gemmill.library.config import GemmConfig
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.names import kernel_name
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+BLOCK_SCALED: dict[str, Any] = {"ab": "e4m3", "promote": 4, "a__scale": "1x128", "b__scale": "128x128"}
+KERNELS: tuple[GemmConfig, ...] = (
+    kernel(),
+    kernel("128x144x64", "pingpong", a__major="mn", b__major="mn", d__major="m"),
+    kernel("64x128x64", "pingpong", "2x1", ab="f16", c__dtype="f16"),
+    kernel("128x128x64", c__dtype="f32", d__dtype="f32"),
+    kernel("128x128x32", ab="tf32"),
+    kernel("128x128x128", ab="s8"),
+    kernel("128x128x128", "pingpong", ab="e4m3"),
+    kernel("128x128x128", **BLOCK_SCALED),
+    kernel(scheduler__decomposition="split", scheduler__splits=5),
+    kernel(scheduler__decomposition="fused", scheduler__splits=3, c__dtype="bf16"),
+    kernel("128x192x64", "cooperative", "2x1", scheduler__decomposition="stream"),
+)
+
+
+def least(config: GemmConfig) -> dict[str, int]:
+    """The least alignment of each operand."""
+    return {x: align for x, align in zip("abcd", config.least_aligns(), strict=True) if align}
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
+def test_operands_of_any_alignment(config: GemmConfig, registry: Registry) -> None:
+    all_least = least(config)
+    check(config, 301, 269, 200, registry, aligns=all_least, offset=1)
+    check(config, 130, 67, 333, registry, aligns=all_least, offset=3, batch=3)
+    for name, align in all_least.items():
+        check(config, 301, 264, 200, registry, aligns={name: align}, offset=1)
+    check(config, 130, 72, 64, registry, aligns=all_least, batch=2, batched="acd")
+    check(config, 64, 8, 0, registry, aligns=all_least, offset=1)
+    check(config, 9, 5, 77, registry, aligns=all_least, offset=1)
+
+
+def odd(rows: int, columns: int) -> Any:
+    return torch.randint(-2, 3, (rows, columns), device="cuda").bfloat16()
+
+
+def test_a_plan_follows_its_operands() -> None:
+    a, b, out = odd(4096, 1001), odd(3000, 1001).T, torch.empty(4096, 3000, device="cuda", dtype=torch.bfloat16)
+    with gemmill.plan(a, b, out=out) as launch:
+        assert launch.copied == {"a", "b"}
+        assert launch.choice is not None
+        assert "A and B, which TMA cannot move, are copied first" in launch.choice.reason
+        launch()
+        assert torch.equal(out, (a.float() @ b.float()).bfloat16())
+        a.copy_(odd(4096, 1001))  # what is copied is what is there at the launch
+        launch()
+        assert torch.equal(out, (a.float() @ b.float()).bfloat16())
+        moved = odd(1, 4096 * 1001 + 1)[0, 1:].view(4096, 1001)
+        launch.rebind(a=moved)
+        launch()
+        assert torch.equal(out, (moved.float() @ b.float()).bfloat16())
+
+
+def test_of_the_transpose_the_other_is_copied(registry: Registry) -> None:
+    a, b = odd(1000, 1024), odd(1024, 1001)
+    for config, swapped in (kernel(b__major="mn"), False), (kernel(a__major="mn", d__major="m"), True):
+        with gemmill.plan(a, b, kernel=config, registry=registry) as launch:
+            launch()
+            assert (launch.swapped, launch.copied) == (swapped, frozenset("b"))
+            assert torch.equal(launch.out, (a.float() @ b.float()).bfloat16())
+
+
+def test_streams_and_graphs_have_copies_of_their_own(registry: Registry) -> None:
+    operands = [(odd(700, 501), odd(501, 600)) for _ in range(4)]
+    wanted = [(a.float() @ b.float()).bfloat16() for a, b in operands]
+    config = kernel(b__major="mn")
+    outs = [torch.zeros_like(w) for w in wanted]
+    streams = [torch.cuda.Stream() for _ in operands]
+    plans = [
+        gemmill.plan(a, b, out=out, kernel=config, registry=registry)
+        for (a, b), out in zip(operands, outs, strict=True)
+    ]
+    plans[0]()
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for launch, stream in zip(plans, streams, strict=True):
+            with torch.cuda.stream(stream):
+                launch()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, w) for out, w in zip(outs, wanted, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in plans:
+            launch()
+    for out in outs:
+        out.zero_()
+    plans[1]()
+    graph.replay()
+    plans[2]()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, w) for out, w in zip(outs, wanted, strict=True))
+
+
+def test_rows_that_no_copy_takes_are_read_where_they_are() -> None:
+    memory = odd(1, 5000)[0]
+    overlapping, b = memory.as_strided((301, 333), (3, 1), 1), odd(333, 264)
+    with gemmill.plan(overlapping, b) as launch:
+        launch()
+        assert "a" not in launch.copied
+        assert torch.equal(launch.out, (overlapping.float() @ b.float()).bfloat16())
+    far = torch.empty((1 << 30) + 2000, device="cuda", dtype=torch.bfloat16).as_strided((2, 1001), ((1 << 30) + 1, 1))
+    far.copy_(odd(2, 1001))
+    b = odd(1001, 264)
+    assert torch.equal(gemmill.matmul(far, b), (far.float() @ b.float()).bfloat16())
+
+
+def test_a_bound_on_sms_keeps_operands_where_they_are(registry: Registry) -> None:
+    a, b = odd(4096, 1001), odd(1001, 3000)
+    with gemmill.plan(a, b, sm_count=64) as launch:
+        assert launch.copied == frozenset()
+    with pytest.raises(UnsupportedProblemError, match=re.escape("a aligned to 16 bytes, and copying them keeps")):
+        gemmill.plan(a, b, kernel=kernel(b__major="mn"), registry=registry, sm_count=64)
+
+
+def test_the_bits_of_a_row_do_not_depend_on_copies() -> None:
+    a, b = torch.randn(2, 3000, 1001, device="cuda").bfloat16(), torch.randn(1001, 768, device="cuda").bfloat16()
+    whole = gemmill.matmul(a, b, batch_invariant=True)
+    assert torch.equal(gemmill.matmul(a[1, :7], b, batch_invariant=True), whole[1, :7])
+
+
+def test_random_operands_are_exact_enough(registry: Registry) -> None:
+    case = make_case(kernel(), 500, 500, 777, data="random", aligns={"a": 2, "b": 4, "d": 2}, offset=1)
+    run(kernel(), case, registry)
+    case.check()
