@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import FamilyName, GemmConfig
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import (
@@ -145,8 +145,6 @@ class Columns(NamedTuple):
     """Rows of boxes of A and of B, the rows, that a block asks TMA for in a step; 0 in families without it."""
     narrow: Bools
     """Whether those of A or B are narrow, as of an mn-major operand whose tile is no multiple of 128 bytes."""
-    contiguous_k: Bools
-    """Whether A and B, the rows, are K-major."""
     transposing_cycles: Floats
     """Clocks in which a block transposes what it must of a step, in shared memory."""
     latency_ns: Floats
@@ -232,7 +230,6 @@ class Columns(NamedTuple):
             step_bytes_b=tile_k * loaded_b,
             step_rows=np.where(wgmma, np.stack([rows_a / cluster_n, rows_b / cluster_m]), 0.0),
             narrow=np.minimum(row_a, row_b) < _WIDE_ROW,
-            contiguous_k=np.array([[c.a.major == "k", c.b.major == "k"] for c in configs]).T,
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
@@ -338,10 +335,9 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         serving: indices of those that can; None: all.
     """
     figures, others = analytic(columns, problem, gpu)
-    copies_us = _copies_us(columns, problem)
     found = trees.fitted(gpu.name) if problem.batching == "strided" else None
     if found is None:
-        return figures._replace(us=figures.us + copies_us)
+        return _with_copies(figures, columns, problem)
     rows = features(columns, figures, others, problem, gpu)
     members = np.arange(figures.us.size) if serving is None else serving
     near = figures.us[members] <= CORRECTED * figures.us[members].min()
@@ -350,11 +346,13 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         asked = asked[np.argpartition(figures.us[asked], MOST_CORRECTED)[:MOST_CORRECTED]]
     us = figures.us.copy()
     us[asked] *= np.exp(found(np.stack([rows[name] for name in found.features])[:, asked]))
-    return figures._replace(us=us + copies_us)
+    return _with_copies(figures._replace(us=us), columns, problem)
 
 
-def _copies_us(k: Columns, problem: GemmProblem) -> Floats:
-    """Microseconds in which operands that are less aligned than a kernel reads them are copied into aligned memory."""
+def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem) -> Estimate:
+    """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first."""
+    if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
+        return figures
     offered_a, offered_b = np.where(
         k.swapped, ((problem.b_align,), (problem.a_align,)), ((problem.a_align,), (problem.b_align,))
     )
@@ -365,7 +363,7 @@ def _copies_us(k: Columns, problem: GemmProblem) -> Floats:
         np.where(has < needs, _COPY_NS + 2 * size / _COPY_GBPS, 0)
         for size, has, needs in zip(sizes, offered, k.aligns, strict=False)
     ]
-    return np.asarray(sum(ns)) * problem.batch / 1000
+    return figures._replace(us=figures.us + np.asarray(sum(ns)) * problem.batch / 1000)
 
 
 FEATURES = (
@@ -452,7 +450,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     inside = np.ones((2, k.tile.size))
     if strided:  # boxes end with the operands
         inside = np.stack([np.minimum(m / k.tile_m, 1), np.minimum(n / k.tile_n, 1)])
-    own_cycles = np.maximum(_row_cycles(k, problem, m, n, inside), k.transposing_cycles)
+    own_cycles = np.maximum(_row_cycles(k, problem, inside), k.transposing_cycles)
     step_bytes = k.step_bytes_a * inside[0] + k.step_bytes_b * inside[1]
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
     paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
@@ -510,16 +508,20 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     }
 
 
-def _row_cycles(k: Columns, problem: GemmProblem, m: Floats, n: Floats, inside: Floats) -> Floats:
+def _row_cycles(k: Columns, problem: GemmProblem, inside: Floats) -> Floats:
     """Clocks in which TMA loads the rows of boxes of a step, as far as the constants, which were fitted to wide rows
     within lines, do not have it; ``inside``: parts of tiles that lie in the problem. Operands are taken for packed, but
     those that are copied: their rows begin lines."""
-    cycles = np.where(k.narrow, _ROW_CYCLES, 0.0) * np.ones_like(k.step_rows)
-    for i, (extent, size) in enumerate(((m, k.bytes_a), (n, k.bytes_b))):
-        stride = np.where(k.contiguous_k[i], problem.k, extent) * size
-        for align, crossing in _CROSSING_CYCLES.items():
-            cycles[i] = np.where(stride % (2 * align) == align, crossing, cycles[i])
-    return np.asarray((k.step_rows * inside * cycles).sum(axis=0))
+    a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
+    b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
+    cycles = np.where(k.swapped, ((b,), (a,)), ((a,), (b,)))
+    return np.asarray((k.step_rows * inside * np.maximum(cycles, k.narrow * _ROW_CYCLES)).sum(axis=0))
+
+
+def _crossing_cycles(dtype: DTypeName, elements: int) -> float:
+    """Clocks that TMA takes for a row where rows are so many elements apart; 0 where all begin lines."""
+    stride = elements * DTYPES[dtype].bits // 8
+    return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
 def _norm(times: Floats, sharpness: float) -> Floats:
