@@ -290,7 +290,8 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
 
     They are of those measured at length in the last run that has the problem, in the order of their times over the
     fastest's, the geometric mean of that run and the one before: one alone may be lucky. Where a run looked at a kernel
-    and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over.
+    and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over, and
+    problems whose operands are copied first, where kernels of other sets may be faster.
     """
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
@@ -305,7 +306,7 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
         counted = (m for m in measurements if m.us and m.time and m.kernel in names)
         for problem, own in by_problem(counted).items():
             slowest = max((m.us for m in own.values() if m.stage == "final"), default=None)
-            if (problem.m, problem.n, problem.k) in suites and slowest:
+            if (problem.m, problem.n, problem.k) in suites and slowest and not copies(problem):
                 brief = {name: m.model_copy(update={"us": slowest}) for name, m in own.items() if m.stage != "final"}
                 runs[problem].append(own | brief)
     kernels: dict[str, int] = {}

@@ -96,12 +96,20 @@ _MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
 }
 """Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; those of mma.sync with
 operands of 16 bits or fp8, whose MMAs are of f16, and twice as many of integers."""
-_BY_ALIGNMENT: Mapping[int, tuple[float, float]] = {16: (1.0, 1.0), 8: (0.82, 0.8), 4: (0.63, 0.55), 2: (0.42, 0.3)}
-"""Part of mma.sync's rate that is left where operands are loaded by so many bytes; and of tiles of 64 x 64."""
+_BY_ALIGNMENT: Mapping[int, tuple[float, float, float]] = {
+    16: (1.0, 1.0, 1.0),
+    8: (0.82, 0.8, 0.68),
+    4: (0.63, 0.55, 0.45),
+    2: (0.42, 0.3, 0.3),
+}
+"""Part of mma.sync's rate that is left where operands are loaded by so many bytes; of tiles of 64 x 64; and of those
+with deep stages."""
+_DEEP = 128
+"""Bytes along K from which stages are deep."""
 _SMALL_TILE = 0.8
 """Part of the rate of FMAs that tiles of 64 x 64 reach, in shared memory's bandwidth."""
 _SMALL_BLOCKS = 2
-"""Blocks of mma.sync with such tiles that it takes to reach an SM's rate."""
+"""Blocks of mma.sync with such tiles that it takes to reach an SM's rate, unless their stages are deep."""
 
 
 # The gemv family, from a run of fourteen kernels on three problems.
@@ -289,7 +297,7 @@ def _multiplies_as_loaded(config: GemmConfig) -> bool:
 def _stream(config: GemmConfig) -> tuple[int, int]:
     """Bytes of B in flight of a block of the gemv family, 0 of others; and blocks that share an SM."""
     if config.family != "gemv":
-        return 0, _SMALL_BLOCKS if config.family == "mma" and _is_small(config) else 1
+        return 0, _SMALL_BLOCKS if config.family == "mma" and _is_small(config) and not _is_deep(config) else 1
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
 
     own = fields_of(config)
@@ -301,13 +309,17 @@ def _multiply_adds(config: GemmConfig) -> float:
     small = _is_small(config)
     if config.family == "mma":
         rate *= {4: 0.5, 2: 1.0, 1: 2.0 if config.accumulator == "s32" else 1.0}.get(config.a.type.bytes, 1.0)
-        rate *= _BY_ALIGNMENT[max(2, min(config.a.align, config.b.align))][small]
-        return rate / _SMALL_BLOCKS if small else rate
+        rate *= _BY_ALIGNMENT[max(2, min(config.a.align, config.b.align))][small * (1 + _is_deep(config))]
+        return rate / _SMALL_BLOCKS if small and not _is_deep(config) else rate
     return rate * _SMALL_TILE if small else rate
 
 
 def _is_small(config: GemmConfig) -> bool:
     return config.tile.m * config.tile.n <= 64 * 64
+
+
+def _is_deep(config: GemmConfig) -> bool:
+    return config.tile.k * config.a.type.bytes >= _DEEP
 
 
 class Estimate(NamedTuple):

@@ -129,21 +129,24 @@ def _encode_descriptors(
         batch = problem.batch if operand.batch_stride else 1
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
         described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
-        described.encode(block.address + box.offset, kernel.device, fetched_bytes(box, problem))
+        fetched = fetched_bytes(box, problem, described.strides[0])
+        described.encode(block.address + box.offset, kernel.device, fetched)
         if not (unread or box.anywhere):
             yield Described(_INDEX[name], block.address + box.offset, described.address - address)
 
 
-def fetched_bytes(box: TmaBox, problem: GemmProblem) -> int:
-    """Bytes by which L2 fetches an operand from memory; "Few rows, few columns" in docs/kernels.md has why.
+def fetched_bytes(box: TmaBox, problem: GemmProblem, stride: int) -> int:
+    """Bytes by which L2 fetches an operand from memory, whose rows are ``stride`` bytes apart; "Few rows, few columns"
+    in docs/kernels.md has why.
 
-    Two lines where K is contiguous: a later stage finds the second in L2. One where the second is another tile's, and
-    where an operand is multiplied with few rows or columns: fetching two costs memory up to a tenth of its pace.
+    Two lines where K is contiguous: a later stage finds the second in L2. One where the second is another tile's, where
+    rows cross lines, and where an operand is multiplied with few rows or columns: fetching two costs memory up to a
+    tenth of its pace.
     """
     met = problem.n if box.operand == "a" else problem.m
     if problem.batching == "grouped" and box.operand == "b":
         met //= problem.batch
-    return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS else tma.LINE
+    return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS and stride % tma.LINE == 0 else tma.LINE
 
 
 def _factor_layout(problem: GemmProblem) -> str:

@@ -45,7 +45,8 @@ def test_operands_of_any_alignment(config: GemmConfig, registry: Registry) -> No
     for name, align in all_least.items():
         check(config, 301, 264, 200, registry, aligns={name: align}, offset=1)
     check(config, 130, 72, 64, registry, aligns=all_least, batch=2, batched="acd")
-    check(config, 64, 8, 0, registry, aligns=all_least, offset=1)
+    if config.a.major == "k":  # operands without elements are bound K-major
+        check(config, 64, 8, 0, registry, aligns=all_least, offset=1)
     check(config, 9, 5, 77, registry, aligns=all_least, offset=1)
 
 

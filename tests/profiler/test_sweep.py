@@ -249,7 +249,7 @@ def test_an_exhaustive_sweep_times_every_kernel_at_length(tmp_path: Path) -> Non
 def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     records = tmp_path / "records.jsonl"
-    shapes = [Shape(512, 768, 256), Shape(256, 256, 128, 2), Shape(100, 72, 30)]
+    shapes = [Shape(512, 768, 256), Shape(256, 256, 128, 2), Shape(100, 72, 30)]  # operands of the last are copied
     options = Options(screen_rounds=2, finalists=2, final_rounds=3)
     new = sweep(units(PLAIN[:4], shapes), records, store=Store(tmp_path / "store"), options=options)
     assert [m.kernel for m in read_records(records)] == [m.kernel for m in new]
@@ -257,9 +257,6 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
     for shape in shapes:
         rows = {m.kernel: m for m in new if m.problem == problem_of(PLAIN[0], shape)}
         assert set(rows) >= {kernel_name(config) for config in PLAIN[:4]}
-        if shape.k == 30:  # TMA cannot read rows of 60 bytes
-            assert {m.stage for m in rows.values() if m.kernel not in BASELINES} == {"failed"}
-            continue
         assert rows["cublas"].stage == "final"
         finalists = {m.kernel for m in rows.values() if m.stage == "final" and m.kernel not in BASELINES}
         assert selector.select(rows["cublas"].problem).name in finalists
@@ -269,4 +266,4 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
         others = {CUBLASLT, CUBLASLT_TUNED, *([TRITON] if shape.batch == 1 else [])}
         assert {name for name in rows if name in BASELINES} == {CUBLAS, *others} - absent().keys()
     again = sweep(units(PLAIN[:4], shapes), records, store=Store(tmp_path / "store"), options=options)
-    assert again == [], "nor what none of them serves"
+    assert again == []

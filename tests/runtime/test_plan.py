@@ -75,7 +75,9 @@ def test_operands_that_meet_few_rows_or_whose_neighbours_another_tile_reads_are_
         (replace(CONFIG, b=replace(CONFIG.b, major=b_major)), problem, "b"),
         (transposed, problem.transposed, "a"),
     ):
-        fetched = {box.operand: fetched_bytes(box, asked) for box in launch_spec(config).boxes}
+        boxes = launch_spec(config).boxes
+        assert {fetched_bytes(box, asked, 8208) for box in boxes} == {128}, "rows cross lines"
+        fetched = {box.operand: fetched_bytes(box, asked, 8192) for box in boxes}
         assert fetched.pop(weights) == of_b
         assert fetched == {"d": 128, "a" if weights == "b" else "b": 256}, "activations meet all columns"
 
@@ -84,8 +86,8 @@ def test_rows_of_a_group_count_not_those_of_all() -> None:
     grouped = replace(CONFIG, scheduler=replace(CONFIG.scheduler, batching="grouped"))
     (of_b, *_) = (box for box in launch_spec(grouped).boxes if box.operand == "b")
     problem = replace(PROBLEM, m=4096, batch=64, batching="grouped")
-    assert fetched_bytes(of_b, problem) == 128
-    assert fetched_bytes(of_b, replace(problem, batch=32)) == 256
+    assert fetched_bytes(of_b, problem, 8192) == 128
+    assert fetched_bytes(of_b, replace(problem, batch=32), 8192) == 256
 
 
 def test_streams_by_handle_and_by_protocol() -> None:
