@@ -249,9 +249,11 @@ def test_an_exhaustive_sweep_times_every_kernel_at_length(tmp_path: Path) -> Non
 def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     records = tmp_path / "records.jsonl"
-    shapes = [Shape(512, 768, 256), Shape(256, 256, 128, 2), Shape(100, 72, 30)]  # operands of the last are copied
+    shapes = [Shape(512, 768, 256), Shape(256, 256, 128, 2)]
+    unserved = replace(problem_of(PLAIN[0], Shape(100, 72, 32)), a_dtype="f16", b_dtype="f16", d_dtype="f16")
+    asked = [*units(PLAIN[:4], shapes), Unit(unserved, PLAIN[:4])]
     options = Options(screen_rounds=2, finalists=2, final_rounds=3)
-    new = sweep(units(PLAIN[:4], shapes), records, store=Store(tmp_path / "store"), options=options)
+    new = sweep(asked, records, store=Store(tmp_path / "store"), options=options)
     assert [m.kernel for m in read_records(records)] == [m.kernel for m in new]
     selector = Selector({kernel_name(config): config for config in PLAIN[:4]}, gpus.figures(new[0].gpu))
     for shape in shapes:
@@ -265,5 +267,6 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
         assert {m.baseline_us for m in rows.values()} == {rows["cublas"].us}
         others = {CUBLASLT, CUBLASLT_TUNED, *([TRITON] if shape.batch == 1 else [])}
         assert {name for name in rows if name in BASELINES} == {CUBLAS, *others} - absent().keys()
-    again = sweep(units(PLAIN[:4], shapes), records, store=Store(tmp_path / "store"), options=options)
-    assert again == []
+    assert {m.stage for m in new if m.problem == unserved and m.kernel not in BASELINES} == {"failed"}
+    again = sweep(asked, records, store=Store(tmp_path / "store"), options=options)
+    assert again == [], "nor what none of them serves"
