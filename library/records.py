@@ -21,9 +21,10 @@ from gemmill.library.errors import ExpressionError, RecordError
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 
-METHOD = 2
-"""Version of how times are taken. A change of operands, rotation, graphs or statistics raises it, and older records no
-longer count as measured. (1: candidates had the same neighbours in every round.)"""
+METHOD = 3
+"""Version of how times are taken, and of what a launch is besides its cubin. A change of operands, rotation, graphs,
+statistics or descriptors raises it, and older records no longer count as measured. (1: candidates had the same
+neighbours in every round. 2: L2 fetched two lines also of operands whose rows cross lines.)"""
 
 _DERIVED = ("key", "tflops", "ratio")
 
