@@ -82,7 +82,7 @@ class InputOperand:
     major: MajorAB
     """The contiguous extent: ``k``, or ``mn`` (M for A, N for B); ``any``: strides along both extents are read."""
     align: Positive = 16
-    """Alignment in bytes that base address and strides must have."""
+    """Alignment in bytes of base address and strides as the kernel reads it; see :meth:`GemmConfig.least_aligns`."""
     scale: ScaleName = "none"
     """Block scales that multiply it: elements along M or N, and along K, that share one; ``z``: and a zero point."""
 
@@ -101,7 +101,7 @@ class OutputOperand:
     major: MajorCD
     """The contiguous extent: ``n`` (row-major) or ``m`` (column-major); ``any``: strides along both are followed."""
     align: Positive = 16
-    """Alignment in bytes that base address and strides must have."""
+    """Alignment in bytes of base address and strides as the kernel reads C, or writes D at its best."""
 
     @property
     def type(self) -> DType:

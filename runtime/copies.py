@@ -6,7 +6,7 @@ The driver copies them (``cuMemcpy2DAsync``) in the order of the stream, on an H
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gemmill.library.dtypes import DTYPES
@@ -42,36 +42,34 @@ class Copy:
         """Where the copy ends in its memory."""
         return self.offset + self.matrices * self.rows * self.copied_stride
 
+    def moves(self, source: int, memory: int) -> Iterator[tuple[int, int]]:
+        """Addresses of each matrix and of its copy, where the operand is at ``source`` and goes to ``memory``; none
+        where there is nothing to copy."""
+        if self.row_bytes * self.rows:
+            for i in range(self.matrices):
+                yield source + i * self.matrix_stride, memory + self.offset + i * self.rows * self.copied_stride
+
     def launch(self, device: int, stream: int, source: int, memory: int) -> None:
         """Copy the operand at ``source`` into ``memory`` on a stream of a GPU."""
-        if not self.row_bytes * self.rows:
-            return
-        for i in range(self.matrices):
-            to = memory + self.offset + i * self.rows * self.copied_stride
-            rows = self.row_bytes, self.rows
-            driver.copy_rows(
-                device, stream, source + i * self.matrix_stride, self.stride, to, self.copied_stride, *rows
-            )
+        for begins, to in self.moves(source, memory):
+            driver.copy_rows(device, stream, begins, self.stride, to, self.copied_stride, self.row_bytes, self.rows)
 
 
 def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
     """The GEMM with some operands as they will be in aligned memory that begins at :data:`tma.ALIGNMENT`, and the
     copies that bring them there."""
-    problem = gemm.problem
+    p = gemm.problem
+    shapes = {"a": (p.m, p.k), "b": (p.k, p.n), "c": (p.m, p.d_columns)}
+    turned = {"a": "mn", "b": "k", "c": "m"}
     copies: list[Copy] = []
     for name in names:
-        operand = getattr(gemm, name)
-        rows, columns = {
-            "a": (problem.m, problem.k),
-            "b": (problem.k, problem.n),
-            "c": (problem.m, problem.d_columns),
-        }[name]
-        if operand.major == {"a": "mn", "b": "k", "c": "m"}[name]:
+        operand, (rows, columns) = getattr(gemm, name), shapes[name]
+        if is_turned := operand.major == turned[name]:
             rows, columns = columns, rows
         size = DTYPES[operand.dtype].bytes
         copy = Copy(
             name=name,
-            matrices=problem.batch if operand.batch_stride else 1,
+            matrices=p.batch if operand.batch_stride else 1,
             matrix_stride=operand.batch_stride * size,
             rows=rows,
             row_bytes=columns * size,
@@ -80,8 +78,16 @@ def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
         )
         copies.append(copy)
         stride = copy.copied_stride // size
-        batch_stride = rows * stride if operand.batch_stride else 0
-        there = replace(operand, ptr=tma.ALIGNMENT, stride=stride, batch_stride=batch_stride, align=tma.ALIGNMENT)
+        steps = stride if rows > 1 else 0, 1 if columns > 1 else 0
+        there = replace(
+            operand,
+            ptr=tma.ALIGNMENT,
+            stride=steps[0],
+            batch_stride=rows * stride if operand.batch_stride else 0,
+            align=tma.ALIGNMENT,
+            row_stride=steps[is_turned],
+            column_stride=steps[not is_turned],
+        )
         gemm = replace(gemm, **{name: there})
     return gemm, tuple(copies)
 
