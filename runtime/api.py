@@ -214,8 +214,9 @@ def matmul(
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast. Operands are PyTorch tensors or
     anything with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU, read in place: majorness follows from
-    the strides. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand.
-    ``beta`` is 1 where ``c`` is given. With ``beta=0`` the values of ``c`` are not read.
+    the strides. What is not aligned to 16 bytes may be copied first, into memory that the stream keeps, where that is
+    faster. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand. ``beta`` is 1
+    where ``c`` is given. With ``beta=0`` the values of ``c`` are not read.
 
     ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: that of the wider of
     ``a`` and ``b``; bf16 for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64
