@@ -24,7 +24,7 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem
 METHOD = 3
 """Version of how times are taken, and of what a launch is besides its cubin. A change of operands, rotation, graphs,
 statistics or descriptors raises it, and older records no longer count as measured. (1: candidates had the same
-neighbours in every round. 2: L2 fetched two lines also of operands whose rows cross lines.)"""
+neighbours in every round. 2: L2 fetched two lines also of rows that begin within sectors.)"""
 
 _DERIVED = ("key", "tflops", "ratio")
 

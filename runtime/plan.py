@@ -140,13 +140,13 @@ def fetched_bytes(box: TmaBox, problem: GemmProblem, stride: int) -> int:
     in docs/kernels.md has why.
 
     Two lines where K is contiguous: a later stage finds the second in L2. One where the second is another tile's, where
-    rows cross lines, and where an operand is multiplied with few rows or columns: fetching two costs memory up to a
-    tenth of its pace.
+    rows begin within sectors, and where an operand is multiplied with few rows or columns: fetching two costs memory up
+    to a tenth of its pace.
     """
     met = problem.n if box.operand == "a" else problem.m
     if problem.batching == "grouped" and box.operand == "b":
         met //= problem.batch
-    return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS and stride % tma.LINE == 0 else tma.LINE
+    return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS and stride % tma.SECTOR == 0 else tma.LINE
 
 
 def _factor_layout(problem: GemmProblem) -> str:

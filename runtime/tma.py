@@ -33,8 +33,8 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
 _INVALID_CONTEXT = 201
 """``CUDA_ERROR_INVALID_CONTEXT``."""
-LINE = 128
-"""Bytes of a line of L2."""
+LINE, SECTOR = 128, 32
+"""Bytes of a line of L2, and of its sectors."""
 _PROMOTIONS = {LINE: 2, 2 * LINE: 3}
 """``CUtensorMapL2promotion`` by bytes."""
 

@@ -76,7 +76,7 @@ def test_operands_that_meet_few_rows_or_whose_neighbours_another_tile_reads_are_
         (transposed, problem.transposed, "a"),
     ):
         boxes = launch_spec(config).boxes
-        assert {fetched_bytes(box, asked, 8208) for box in boxes} == {128}, "rows cross lines"
+        assert {fetched_bytes(box, asked, 8208) for box in boxes} == {128}, "rows begin within sectors"
         fetched = {box.operand: fetched_bytes(box, asked, 8192) for box in boxes}
         assert fetched.pop(weights) == of_b
         assert fetched == {"d": 128, "a" if weights == "b" else "b": 256}, "activations meet all columns"
