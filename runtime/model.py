@@ -78,6 +78,8 @@ _COPY_NS = 2000.0
 """A copy of a matrix into aligned memory, whatever its size."""
 _COPY_GBPS = 1600.0
 """What such a copy reads and writes."""
+_LINE = 128
+"""Bytes that its rows are multiples of."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -365,17 +367,20 @@ def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem) -> Estimat
     """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first."""
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
         return figures
-    offered_a, offered_b = np.where(
-        k.swapped, ((problem.b_align,), (problem.a_align,)), ((problem.a_align,), (problem.b_align,))
-    )
-    m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
-    sizes = m * problem.k * k.bytes_a, n * problem.k * k.bytes_b, m * n * k.bytes_c
-    offered = offered_a, offered_b, problem.c_align
-    ns = [
-        np.where(has < needs, _COPY_NS + 2 * size / _COPY_GBPS, 0)
-        for size, has, needs in zip(sizes, offered, k.aligns, strict=False)
-    ]
-    return figures._replace(us=figures.us + np.asarray(sum(ns)) * problem.batch / 1000)
+    p = problem
+    a = _copy_ns(p.a_dtype, *((p.m, p.k) if p.a_major == "k" else (p.k, p.m)))
+    b = _copy_ns(p.b_dtype, *((p.n, p.k) if p.b_major == "k" else (p.k, p.n)))
+    c = _copy_ns(p.c_dtype, *((p.m, p.d_columns) if p.c_major == "n" else (p.d_columns, p.m))) if p.c_dtype else 0.0
+    own = np.where(k.swapped, ((b,), (a,)), ((a,), (b,)))
+    offered = np.where(k.swapped, ((p.b_align,), (p.a_align,)), ((p.a_align,), (p.b_align,)))
+    ns = np.where(offered < k.aligns[:2], own, 0).sum(axis=0) + np.where(p.c_align < k.aligns[2], c, 0)
+    return figures._replace(us=figures.us + ns * p.batch / 1000)
+
+
+def _copy_ns(dtype: DTypeName, rows: int, columns: int) -> float:
+    """Nanoseconds in which a matrix is copied, rows of so many elements into rows of whole lines."""
+    row_bytes = -(-columns * DTYPES[dtype].bits // (8 * _LINE)) * _LINE
+    return _COPY_NS + 2 * rows * row_bytes / _COPY_GBPS
 
 
 FEATURES = (

@@ -18,8 +18,9 @@ from gemmill.runtime.tensors import TensorView
 
 GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
-MAX_PITCH = 1 << 31
-"""Strides in bytes of rows that the driver copies are below this (``CU_DEVICE_ATTRIBUTE_MAX_PITCH``)."""
+MAX_PITCH = (1 << 31) - tma.LINE
+"""Strides in bytes of rows that the driver copies are below this, also in whole lines
+(``CU_DEVICE_ATTRIBUTE_MAX_PITCH``)."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
 
@@ -514,7 +515,9 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         if (inner == 1 or inner_stride == 1) and regular:
             layout = described(major, stride if outer > 1 else 0)
             # So does one that would be copied into aligned memory and whose rows no copy can take.
-            if layout.align == tma.ALIGNMENT or outer == 1 or (inner <= stride and stride * bits < 8 * MAX_PITCH):
+            step = stride if outer > 1 else inner
+            copyable = (inner > 1 or outer == 1) and inner <= step < 8 * MAX_PITCH // bits
+            if layout.align == tma.ALIGNMENT or copyable:
                 layouts.append(layout)
     if not layouts:
         return described("any", *steps)

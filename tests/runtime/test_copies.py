@@ -57,17 +57,21 @@ def test_copies_hold_what_the_operands_hold(
         ((300, 100), (101, 1), 0, "k"),
         ((300, 100), (96, 1), 0, "k"),  # rows overlap, but TMA reads them
         ((300, 100), (97, 1), 0, "any"),
-        ((2, 100), ((1 << 30) - 1, 1), 0, "k"),
+        ((2, 100), ((1 << 30) - 65, 1), 0, "k"),
         ((2, 100), ((1 << 30) + 1, 1), 0, "any"),
         ((2, 100), ((1 << 30) + 8, 1), 0, "k"),
         ((2, 100), ((1 << 30) + 8, 1), 2, "any"),
         ((1, 100), ((1 << 30) + 1, 1), 2, "k"),
+        ((1, 100), (200, 2), 0, "any"),  # elements are no rows
+        ((1, 100), (800, 8), 0, "mn"),
+        ((1, 1 << 30), (1 << 30, 1), 0, "k"),
+        ((1, 1 << 30), (1 << 30, 1), 2, "any"),
     ],
 )
 def test_what_no_copy_takes_counts_as_of_any_strides(
     shape: tuple[int, int], strides: tuple[int, int], offset: int, major: str
 ) -> None:
     a = TensorView(0x1000 + offset, shape, strides, "bf16", 0)
-    b = TensorView(0x100000, (100, 8), (8, 1), "bf16", 0)
+    b = TensorView(0x100000, (shape[1], 8), (8, 1), "bf16", 0)
     d = TensorView(0x200000, (shape[0], 8), (8, 1), "bf16", 0)
     assert bind(a, b, d, None, "f32").a.major == major
