@@ -72,7 +72,7 @@ _TRANSPOSED_BYTES_PER_CYCLE = 32.0
 """What three warps transpose in shared memory."""
 _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
-_ELEMENTS_PER_CYCLE = 4.0
+_ELEMENTS_PER_CYCLE = 1.5
 """What a block stores of a D that TMA cannot store."""
 _COPY_NS = 2000.0
 """A copy of a matrix into aligned memory, whatever its size."""
