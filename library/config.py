@@ -182,20 +182,19 @@ class GemmConfig:
         """The kernel template that the schedule belongs to."""
         return FAMILIES[self.schedule]
 
-    @property
-    def copies(self) -> bool:
-        """Whether A, B and C that are less aligned than TMA needs them are copied into aligned memory beforehand."""
-        alike = self.a.type.bits == self.b.type.bits
-        return self.family == "wgmma" and alike and self.scheduler.batching == "strided"
-
-    def least_aligns(self, copying: bool = True) -> tuple[int, int, int, int]:
+    def least_aligns(self) -> tuple[int, int, int, int]:
         """Alignments in bytes that A, B, C and D must have at least, 0 where there is no C: those of the operands, or
-        of an element where they may be copied beforehand, or threads store the D that TMA cannot."""
-        scheduler = self.scheduler
-        by_element = self.family == "wgmma" and scheduler.decomposition != "split" and scheduler.batching != "array"
-        inputs = [x.type.bytes if copying and self.copies else x.align for x in (self.a, self.b)]
-        c = self.c and (self.c.type.bytes if copying and self.copies and by_element else self.c.align)
-        return inputs[0], inputs[1], c or 0, self.d.type.bytes if by_element else self.d.align
+        of an element where they are copied into aligned memory beforehand, or threads store the D that TMA cannot."""
+        a, b, c, d, scheduler = self.a, self.b, self.c, self.d, self.scheduler
+        tma = self.family == "wgmma"
+        by_element = tma and scheduler.decomposition != "split" and scheduler.batching != "array"
+        copied = tma and scheduler.batching == "strided" and a.type.bits == b.type.bits
+        return (
+            a.type.bytes if copied else a.align,
+            b.type.bytes if copied else b.align,
+            0 if c is None else c.type.bytes if copied and by_element else c.align,
+            d.type.bytes if by_element else d.align,
+        )
 
     @property
     def target(self) -> Arch:

@@ -122,6 +122,12 @@ class GemmProblem:
             d_align=align(d[0], *((n, m) if d[1] == "n" else (m, n))),
         )
 
+    def extents_of(self, operand: str) -> tuple[int, int]:
+        """The contiguous extent of ``a``, ``b``, ``c`` or ``d``, and the other one; for any strides in either order."""
+        row, column = {"a": (self.m, self.k), "b": (self.n, self.k)}.get(operand, (self.m, self.d_columns))
+        major = getattr(self, f"{operand}_major")
+        return (column, row) if major in ("k", "n") else (row, column)
+
     @property
     def flops(self) -> int:
         """Floating-point operations: 2 M N K, for each of a batch but where its matrices share the M or K rows."""

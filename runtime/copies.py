@@ -1,6 +1,6 @@
 """Copies of operands that TMA cannot move into aligned memory: where rows lie, and where they are copied to.
 
-The driver copies them (``cuMemcpy2DAsync``) in the order of the stream, on an H200 at 1.6 TB/s, read and written
+The driver copies them (``cuMemcpy2DAsync``) in the order of the stream, on an H200 at 1.4 to 1.6 TB/s, read and written
 (docs/performance.md).
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.resources import align_up
 from gemmill.runtime import driver, tma
 from gemmill.runtime.operands import Gemm
 
@@ -35,7 +36,7 @@ class Copy:
     @property
     def copied_stride(self) -> int:
         """From a row of the copy to the next: whole lines of L2, as rows of boxes should not lie across two."""
-        return rounded(max(self.row_bytes, 1), tma.LINE)
+        return align_up(max(self.row_bytes, 1), tma.LINE)
 
     @property
     def end(self) -> int:
@@ -58,27 +59,23 @@ class Copy:
 def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
     """The GEMM with some operands as they will be in aligned memory that begins at :data:`tma.ALIGNMENT`, and the
     copies that bring them there."""
-    p = gemm.problem
-    shapes = {"a": (p.m, p.k), "b": (p.k, p.n), "c": (p.m, p.d_columns)}
     turned = {"a": "mn", "b": "k", "c": "m"}
     copies: list[Copy] = []
     for name in names:
-        operand, (rows, columns) = getattr(gemm, name), shapes[name]
-        if is_turned := operand.major == turned[name]:
-            rows, columns = columns, rows
+        operand, (columns, rows) = getattr(gemm, name), gemm.problem.extents_of(name)
         size = DTYPES[operand.dtype].bytes
         copy = Copy(
             name=name,
-            matrices=p.batch if operand.batch_stride else 1,
+            matrices=gemm.problem.batch if operand.batch_stride else 1,
             matrix_stride=operand.batch_stride * size,
             rows=rows,
             row_bytes=columns * size,
             stride=operand.stride * size if rows > 1 else columns * size,
-            offset=rounded(copies[-1].end, BEGIN) if copies else 0,
+            offset=align_up(copies[-1].end, BEGIN) if copies else 0,
         )
         copies.append(copy)
         stride = copy.copied_stride // size
-        steps = stride if rows > 1 else 0, 1 if columns > 1 else 0
+        steps, is_turned = (stride if rows > 1 else 0, 1 if columns > 1 else 0), operand.major == turned[name]
         there = replace(
             operand,
             ptr=tma.ALIGNMENT,
@@ -90,8 +87,3 @@ def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
         )
         gemm = replace(gemm, **{name: there})
     return gemm, tuple(copies)
-
-
-def rounded(value: int, multiple: int) -> int:
-    """The value rounded up to a multiple."""
-    return -(-value // multiple) * multiple

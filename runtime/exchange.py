@@ -4,12 +4,13 @@ second kernel, and of those before which operands are copied."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from gemmill.library.resources import align_up
 from gemmill.runtime import parts, tma
-from gemmill.runtime.copies import BEGIN, Copy, rounded
+from gemmill.runtime.copies import BEGIN, Copy
 from gemmill.runtime.driver import Kernel, PreparedLaunch
 from gemmill.runtime.operands import Gemm
 from gemmill.runtime.parts import Need
@@ -40,7 +41,7 @@ class Described(NamedTuple):
 class Exchange:
     """What a launch needs besides where it takes a workspace. One thread at a time.
 
-    ``copies`` are of the operands at some places, whose ``descriptors`` follow the copies.
+    ``copies`` are of the operands at some places, whose ``descriptors`` follow them.
     """
 
     def __init__(
@@ -49,18 +50,18 @@ class Exchange:
         kernel: Kernel,
         parameters: Parameters,
         blocks: int,
-        copies: Sequence[tuple[int, Copy]],
+        copies: Mapping[int, Copy],
         descriptors: Iterable[Described],
     ) -> None:
         spec, problem = kernel.spec, gemm.problem
         self._kernel = kernel
         self._copies = copies
-        offsets = {place: copy.offset for place, copy in copies}
-        self._copied = tuple((x.address, offsets[x.place] + x.shift) for x in descriptors)
+        self._copied = tuple((x.address, copies[x.place].offset + x.shift) for x in descriptors)
         need = parts.need(spec, problem, blocks // spec.cluster_blocks) if spec.parts else Need(0, 0)
-        self._behind = rounded(need.buffer, BEGIN)
+        self._behind = align_up(need.buffer, BEGIN)
         """Where copies begin."""
-        self._need = need._replace(buffer=self._behind + copies[-1][1].end) if copies else need
+        ends = (self._behind + copy.end for copy in copies.values())
+        self._need = need._replace(buffer=max(ends, default=need.buffer))
         self._buffer = 0
         self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None
@@ -91,7 +92,7 @@ class Exchange:
                 self._buffer = space.buffer
             for pointer, address in zip(self._pointers, (space.buffer, space.flags), strict=False):
                 pointer.value = address
-            for place, copy in self._copies:
+            for place, copy in self._copies.items():
                 copy.launch(device, stream, addresses[place], space.buffer + self._behind)
             prepared.launch(stream)
             if self._reduce:

@@ -22,12 +22,13 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import (
     INSTRUCTION_K_BYTES,
     SUBTILE_M,
+    align_up,
     element_bytes,
     multiplies_from_registers,
     operand_swizzle,
     transposes,
 )
-from gemmill.runtime import model_parts, trees
+from gemmill.runtime import model_parts, tma, trees
 from gemmill.runtime.parts import PARTIAL_BYTES
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ _COPY_NS = 2000.0
 """A copy of a matrix into aligned memory, whatever its size."""
 _COPY_GBPS = 1600.0
 """What such a copy reads and writes."""
-_LINE = 128
-"""Bytes that its rows are multiples of."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -164,8 +163,6 @@ class Columns(NamedTuple):
     """Bytes of an output tile that a block stores or, of C, loads."""
     aligns: Floats
     """Bytes that A, B, C and D, the rows, are aligned to where the kernel loads and stores them at its best."""
-    by_element: Floats
-    """Elements of a tile that threads store, each on its own, where D is less aligned."""
     shared_ns: Floats
     """Time in which the blocks of a cluster add up the parts of each tile."""
     exchange_ns: Floats
@@ -244,7 +241,6 @@ class Columns(NamedTuple):
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             aligns=np.array([[c.a.align, c.b.align, c.c.align if c.c else 0, c.d.align] for c in configs], float).T,
-            by_element=tile / cluster_k,
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
             streamed=column([streamed for streamed, _ in streams]),
@@ -299,7 +295,7 @@ def _multiplies_as_loaded(config: GemmConfig) -> bool:
 def _stream(config: GemmConfig) -> tuple[int, int]:
     """Bytes of B in flight of a block of the gemv family, 0 of others; and blocks that share an SM."""
     if config.family != "gemv":
-        return 0, _SMALL_BLOCKS if config.family == "mma" and _is_small(config) and not _is_deep(config) else 1
+        return 0, _sharing_blocks(config)
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
 
     own = fields_of(config)
@@ -311,9 +307,15 @@ def _multiply_adds(config: GemmConfig) -> float:
     small = _is_small(config)
     if config.family == "mma":
         rate *= {4: 0.5, 2: 1.0, 1: 2.0 if config.accumulator == "s32" else 1.0}.get(config.a.type.bytes, 1.0)
-        rate *= _BY_ALIGNMENT[max(2, min(config.a.align, config.b.align))][small * (1 + _is_deep(config))]
-        return rate / _SMALL_BLOCKS if small and not _is_deep(config) else rate
+        normal, shallow, deep = _BY_ALIGNMENT[max(2, min(config.a.align, config.b.align))]
+        rate *= normal if not small else deep if _is_deep(config) else shallow
+        return rate / _sharing_blocks(config)
     return rate * _SMALL_TILE if small else rate
+
+
+def _sharing_blocks(config: GemmConfig) -> int:
+    """Blocks that it takes to reach the rate of an SM."""
+    return _SMALL_BLOCKS if config.family == "mma" and _is_small(config) and not _is_deep(config) else 1
 
 
 def _is_small(config: GemmConfig) -> bool:
@@ -367,20 +369,24 @@ def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem) -> Estimat
     """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first."""
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
         return figures
-    p = problem
-    a = _copy_ns(p.a_dtype, *((p.m, p.k) if p.a_major == "k" else (p.k, p.m)))
-    b = _copy_ns(p.b_dtype, *((p.n, p.k) if p.b_major == "k" else (p.k, p.n)))
-    c = _copy_ns(p.c_dtype, *((p.m, p.d_columns) if p.c_major == "n" else (p.d_columns, p.m))) if p.c_dtype else 0.0
-    own = np.where(k.swapped, ((b,), (a,)), ((a,), (b,)))
-    offered = np.where(k.swapped, ((p.b_align,), (p.a_align,)), ((p.a_align,), (p.b_align,)))
-    ns = np.where(offered < k.aligns[:2], own, 0).sum(axis=0) + np.where(p.c_align < k.aligns[2], c, 0)
-    return figures._replace(us=figures.us + ns * p.batch / 1000)
+    a, b, c = (_copy_ns(problem, name) for name in "abc")
+    own = np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,)))
+    ns = np.where(copied(k, problem), own, 0).sum(axis=0)
+    return figures._replace(us=figures.us + ns * problem.batch / 1000)
 
 
-def _copy_ns(dtype: DTypeName, rows: int, columns: int) -> float:
-    """Nanoseconds in which a matrix is copied, rows of so many elements into rows of whole lines."""
-    row_bytes = -(-columns * DTYPES[dtype].bits // (8 * _LINE)) * _LINE
-    return _COPY_NS + 2 * rows * row_bytes / _COPY_GBPS
+def copied(k: Columns, problem: GemmProblem) -> Bools:
+    """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
+    a, b, c = problem.a_align, problem.b_align, problem.c_align
+    return np.asarray(np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,))) < k.aligns[:3])
+
+
+def _copy_ns(problem: GemmProblem, operand: str) -> float:
+    """Nanoseconds in which a matrix of an operand is copied into rows of whole lines; 0 where there is no C."""
+    if (dtype := getattr(problem, f"{operand}_dtype")) is None:
+        return 0.0
+    columns, rows = problem.extents_of(operand)
+    return _COPY_NS + 2 * rows * align_up(columns * DTYPES[dtype].bits // 8, tma.LINE) / _COPY_GBPS
 
 
 FEATURES = (
@@ -478,7 +484,8 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
     store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz) + k.shared_ns
-    store_ns += np.where(problem.d_align < k.aligns[3], k.by_element / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
+    by_element_ns = k.tile / k.cluster_k / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz)
+    store_ns += np.where(problem.d_align < k.aligns[3], by_element_ns, 0)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
     if k.stream.any():
@@ -529,8 +536,8 @@ def _row_cycles(k: Columns, problem: GemmProblem, inside: Floats) -> Floats:
     """Clocks in which TMA loads the rows of boxes of a step, as far as the constants, which were fitted to wide rows
     within lines, do not have it; ``inside``: parts of tiles that lie in the problem. Operands are taken for packed, but
     those that are copied: their rows begin lines."""
-    a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
-    b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
+    a = _crossing_cycles(problem.a_dtype, problem.extents_of("a")[0])
+    b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
     cycles = np.where(k.swapped, ((b,), (a,)), ((a,), (b,)))
     return np.asarray((k.step_rows * inside * np.maximum(cycles, k.narrow * _ROW_CYCLES)).sum(axis=0))
 

@@ -253,15 +253,15 @@ class Launcher:
                 f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
             )
         self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
-        places = [_INDEX[gemm.name(name)] for name in names]
-        gemm, copies = aligned(gemm, names)
+        gemm, into = aligned(gemm, names)
+        copies = {_INDEX[gemm.name(copy.name)]: copy for copy in into}
         self.kernel = kernel
         self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
         """Blocks of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
         placed = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
         descriptors = [*_encode_descriptors(gemm, kernel, block, placed)]
-        self._descriptors = tuple(x for x in descriptors if x.place not in places)
+        self._descriptors = tuple(x for x in descriptors if x.place not in copies)
         staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
         for name, layout, value in _scalars(gemm, alpha, beta, staged.values()):
             if name in spec.offsets:
@@ -276,8 +276,8 @@ class Launcher:
         self._resets = Resets(kernel.device, extras) if any(extra.reset for extra in extras) else None
         self._exchange = None
         if spec.parts or copies:
-            following = [x for x in descriptors if x.place in places]
-            self._exchange = Exchange(gemm, kernel, block, self.blocks, [*zip(places, copies, strict=True)], following)
+            following = (x for x in descriptors if x.place in copies)
+            self._exchange = Exchange(gemm, kernel, block, self.blocks, copies, following)
         self._prepared = kernel.prepare(self.blocks, block.arguments)
         self._lock = threading.Lock()
 

@@ -23,6 +23,7 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.runtime import model
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.gpus import figures
 from gemmill.runtime.measured import Measured, measured
@@ -94,19 +95,14 @@ class _Group(NamedTuple):
     configs: tuple[GemmConfig, ...]
     aligns: Integers
     """Alignments in bytes of A, B, C and D that a problem must have for each kernel."""
-    uncopied: Integers
-    """The same where no operand is copied beforehand."""
     columns: Columns
 
     @classmethod
     def of(cls, configs: Mapping[str, GemmConfig], swapped: bool = False) -> _Group:
         """Kernels by name, for problems as they are or transposed, where A and B change places."""
         order = [1, 0, 2, 3] if swapped else [0, 1, 2, 3]
-        aligns, uncopied = (
-            np.array([config.least_aligns(copying) for config in configs.values()])[:, order]
-            for copying in (True, False)
-        )
-        return cls(tuple(configs), tuple(configs.values()), aligns, uncopied, Columns.of([*configs.values()], swapped))
+        aligns = np.array([config.least_aligns() for config in configs.values()])[:, order]
+        return cls(tuple(configs), tuple(configs.values()), aligns, Columns.of([*configs.values()], swapped))
 
     @classmethod
     def joined(cls, groups: Sequence[_Group]) -> _Group:
@@ -115,15 +111,15 @@ class _Group(NamedTuple):
             tuple(itertools.chain.from_iterable(group.names for group in groups)),
             tuple(itertools.chain.from_iterable(group.configs for group in groups)),
             np.concatenate([group.aligns for group in groups]),
-            np.concatenate([group.uncopied for group in groups]),
             Columns.joined([group.columns for group in groups]),
         )
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
         """Indices of the kernels whose alignments a problem meets, and which stay within some SMs: copies do not."""
         offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
-        serves = ((self.aligns if sm_count is None else self.uncopied) <= offered).all(axis=1)
+        serves = (self.aligns <= offered).all(axis=1)
         if sm_count is not None:
+            serves &= ~model.copied(self.columns, problem).any(axis=0)
             serves &= (self.columns.blocks <= sm_count) & ~self.columns.split
         return np.flatnonzero(serves)
 
