@@ -282,7 +282,9 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
 
 def copies(problem: Any) -> bool:
     """Whether operands are copied into aligned memory, as none is that is aligned as TMA needs it."""
-    return any(align < 16 for align in (problem.a_align, problem.b_align, problem.c_align))
+    from gemmill.runtime.tma import ALIGNMENT
+
+    return any(align < ALIGNMENT for align in (problem.a_align, problem.b_align, problem.c_align))
 
 
 def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
     """Run each kernel on a problem of odd extents, half of them aligned no better than kernels must have it; what is
     wrong, a line each."""
     from tests.gpu.groups import check_groups  # torch, which compiling needs not
-    from tests.gpu.harness import check
+    from tests.gpu.harness import check, least_aligns
     from tests.gpu.weights import check as check_mixed
 
     faults = []
@@ -166,10 +166,9 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
             elif config.family == "wgmma" and is_mixed(fields_of(config)):
                 check_mixed(config, n, m, k, registry, exact=True)
             else:
-                slight = {x: align for x, align in zip("abcd", config.least_aligns(), strict=True) if align}
                 # Rows of one element count as of any strides.
                 slightly = min(m, n, k) > 1 and generator.random() < 0.5
-                aligns = slight if slightly else {}
+                aligns = least_aligns(config) if slightly else {}
                 check(config, m, n, k, registry, seed=generator.randrange(1000), aligns=aligns, offset=int(slightly))
         except (AssertionError, GemmillError) as error:
             faults.append(f"{kernel_name(config)}: {m}x{n}x{k}: {str(error).partition(chr(10))[0]}")

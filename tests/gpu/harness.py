@@ -365,6 +365,11 @@ def exact_data(problem: GemmProblem) -> str:
     raise ValueError(f"no sums of K = {problem.k} products are exact in {problem.accumulator}: pass data='random'")
 
 
+def least_aligns(config: GemmConfig) -> dict[str, int]:
+    """The least alignment in bytes of each operand that a kernel takes."""
+    return {x: align for x, align in zip("abcd", config.least_aligns(), strict=True) if align}
+
+
 def make_case(
     config: GemmConfig,
     m: int,

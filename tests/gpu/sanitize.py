@@ -63,7 +63,7 @@ def watched(configs: Sequence[GemmConfig]) -> int:
     """Run each kernel on problems that touch tile edges, several tiles a block, a batch, an empty K, and operands and a
     D as little aligned as it takes them."""
     from tests.gpu.groups import check_groups  # the watching process needs no GPU
-    from tests.gpu.harness import check, torch
+    from tests.gpu.harness import check, least_aligns, torch
     from tests.gpu.weights import check as check_mixed
 
     registry = Registry()
@@ -82,8 +82,7 @@ def watched(configs: Sequence[GemmConfig]) -> int:
             check(config, m * config.cluster.m + 3, n * config.cluster.n + 8, k, registry, batch=2)
             # More tiles than the GPU holds, so that blocks come round to a second one.
             check(config, m * 12 + 1, n * 12, k + 1, registry)
-            least = {x: align for x, align in zip("abcd", config.least_aligns(), strict=True) if align}
-            check(config, m - 1, n + 1, k + 1, registry, aligns=least, offset=1)
+            check(config, m - 1, n + 1, k + 1, registry, aligns=least_aligns(config), offset=1)
             if "mn" not in (config.a.major, config.b.major):  # operands without elements are bound K-major
                 check(config, m, n, 0, registry)
         except AssertionError as error:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from tests.gpu.harness import check, kernel, make_case, run, torch
+from tests.gpu.harness import check, kernel, least_aligns, make_case, run, torch
 
 import gemmill
 from gemmill.library.config import GemmConfig
@@ -32,14 +32,9 @@ KERNELS: tuple[GemmConfig, ...] = (
 )
 
 
-def least(config: GemmConfig) -> dict[str, int]:
-    """The least alignment of each operand."""
-    return {x: align for x, align in zip("abcd", config.least_aligns(), strict=True) if align}
-
-
 @pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
 def test_operands_of_any_alignment(config: GemmConfig, registry: Registry) -> None:
-    all_least = least(config)
+    all_least = least_aligns(config)
     check(config, 301, 269, 200, registry, aligns=all_least, offset=1)
     check(config, 130, 67, 333, registry, aligns=all_least, offset=3, batch=3)
     for name, align in all_least.items():
