@@ -18,7 +18,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import is_gated, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
 from gemmill.library.fields import Fields, part
 
 WARPGROUP = 128
@@ -40,6 +40,8 @@ MAX_PROMOTED_N = 192
 """Most columns of a WGMMA whose sums are promoted."""
 MAX_EXCHANGED_PROMOTED_N = 160
 """The same where the blocks of a cluster exchange sums, for which registers have to be left."""
+REWRITTEN_N = 64
+"""Columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span."""
 MIN_D_BUFFERS = 1
 """Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
 AUTO_D_BUFFERS = 2
@@ -244,10 +246,17 @@ def subtile_n(fields: Fields) -> int:
     """Columns of the subtiles that a warpgroup stages at a time: the widest that suits all that is staged.
 
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
-    m-major: always swizzled; a subtile has at most 8 KiB.
+    m-major: always swizzled; a subtile has at most 8 KiB. Where only 8 columns divide the tile, rows of a D of 16 bits
+    would fill no sector of L2: subtiles are a swizzle span wide then, and the last writes anew what it shares with the
+    one before. (8 columns of 8 bits are not the 16 bytes at whose multiples TMA stores.)
     """
-    most = MAX_STAGED_N if any(_matrices(fields)) or cluster_parts(fields) > 1 else MAX_SUBTILE_N
-    return _subtile_n(columns_d(fields), most, *loaded(fields), *stored(fields))
+    exchanges = cluster_parts(fields) > 1
+    most = MAX_STAGED_N if any(_matrices(fields)) or exchanges else MAX_SUBTILE_N
+    n = _subtile_n(columns_d(fields), most, *loaded(fields), *stored(fields))
+    dtype, major = stored(fields)[0]
+    narrow = n == 8 and dtype_bytes(dtype) == 2 and major == "n"
+    rewrites = fields["epilogue"] == LINEAR and not loaded(fields) and not exchanges
+    return REWRITTEN_N if narrow and rewrites and columns_d(fields) > REWRITTEN_N else n
 
 
 @cache
@@ -292,7 +301,7 @@ def subtile_bytes(fields: Fields, staged: tuple[Format, ...]) -> int:
 @part
 def subtiles(fields: Fields) -> int:
     """Subtiles that a warpgroup stores of a tile."""
-    return warpgroup_m(fields) // SUBTILE_M * (columns_d(fields) // subtile_n(fields))
+    return warpgroup_m(fields) // SUBTILE_M * -(-columns_d(fields) // subtile_n(fields))
 
 
 def c_buffers(fields: Fields) -> int:

@@ -79,6 +79,8 @@ _COPY_NS = 2000.0
 """A copy of a matrix into aligned memory, whatever its size."""
 _COPY_GBPS = 1600.0
 """What such a copy reads and writes."""
+_COPY_ROW_NS = 0.625
+"""What a row of it takes at the least, however short."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -386,7 +388,8 @@ def _copy_ns(problem: GemmProblem, operand: str) -> float:
     if (dtype := getattr(problem, f"{operand}_dtype")) is None:
         return 0.0
     columns, rows = problem.extents_of(operand)
-    return _COPY_NS + 2 * rows * align_up(columns * DTYPES[dtype].bits // 8, tma.LINE) / _COPY_GBPS
+    row = align_up(columns * DTYPES[dtype].bits // 8, tma.LINE)
+    return _COPY_NS + rows * max(2 * row / _COPY_GBPS, _COPY_ROW_NS)
 
 
 FEATURES = (

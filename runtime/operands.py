@@ -516,7 +516,7 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
             layout = described(major, stride if outer > 1 else 0)
             # So does one that would be copied into aligned memory and whose rows no copy can take.
             step = stride if outer > 1 else inner
-            copyable = (inner > 1 or outer == 1) and inner <= step < 8 * MAX_PITCH // bits
+            copyable = inner <= step < 8 * MAX_PITCH // bits
             if layout.align == tma.ALIGNMENT or copyable:
                 layouts.append(layout)
     if not layouts:

@@ -43,6 +43,7 @@ GROUPED = (
     stacked("64x96x64", "pingpong", c__dtype="f32", d__dtype="f32"),
     stacked("128x208x64", d__dtype="f32"),
     stacked("128x112x64", "pingpong", ab="f16", d__dtype="f16"),
+    stacked("64x184x64", "pingpong", cluster="2x1"),
 )
 MASKED = (
     slots("64x128x64", "pingpong"),

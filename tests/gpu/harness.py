@@ -147,6 +147,9 @@ FAMILY: tuple[GemmConfig, ...] = (
     kernel("192x176x64", cluster="1x2", stages=4),
     kernel("128x144x64", stages=6, d__major="m"),
     kernel("128x144x64", "pingpong", c__dtype="bf16", stages=5),
+    # D subtiles of which the last overlaps the one before.
+    kernel("256x152x64", cluster="2x1", stages=4),
+    kernel("128x136x64", "pingpong", d__dtype="f16"),
     # Two stages, the least.
     kernel(stages=2),
     kernel(schedule="pingpong", stages=2),

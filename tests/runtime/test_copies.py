@@ -62,10 +62,10 @@ def test_copies_hold_what_the_operands_hold(
         ((2, 100), ((1 << 30) + 8, 1), 0, "k"),
         ((2, 100), ((1 << 30) + 8, 1), 2, "any"),
         ((1, 100), ((1 << 30) + 1, 1), 2, "k"),
-        ((1, 100), (200, 2), 0, "any"),  # elements are no rows
+        ((1, 100), (200, 2), 0, "mn"),  # rows of an element
         ((1, 100), (800, 8), 0, "mn"),
         ((1, 1 << 30), (1 << 30, 1), 0, "k"),
-        ((1, 1 << 30), (1 << 30, 1), 2, "any"),
+        ((1, 1 << 30), (1 << 30, 1), 2, "mn"),  # a row too long, or as many of an element
     ],
 )
 def test_what_no_copy_takes_counts_as_of_any_strides(

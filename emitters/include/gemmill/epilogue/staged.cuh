@@ -41,7 +41,7 @@ struct StagedEpilogue {
   static constexpr bool kPartial = Operation::kIsPartial;
   /// Whether a thread's two columns lie next to each other.
   static constexpr bool kNeighbours = !Operation::kGated;
-  static constexpr int kColumns = TileN / SubtileN;
+  static constexpr int kColumns = ceil_div(TileN, SubtileN);
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 1);
   /// Whether the few columns of a tile go from registers to global memory: past shared memory and TMA, which take longer
@@ -115,7 +115,7 @@ struct StagedEpilogue {
         if (bytes_to_load() > 0) FullC::wait(&full_c[at_c.stage], at_c.phase);
       }
       auto const* const registers = accumulators.values[i / kColumns];
-      int const first = i % kColumns * SubtileN;
+      int const first = first_column(i);
       Target target{subtile_d};
       if constexpr (kThrough) target = {nullptr, matrix_d<Found>(batch), m + i / kColumns * kSubtileM, m_end};
 #pragma unroll
@@ -162,6 +162,9 @@ struct StagedEpilogue {
  private:
   /// Columns of D.
   __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
+
+  /// Where subtile i begins: the last one where it still lies within the tile.
+  __device__ static constexpr int first_column(int i) { return min_of(i % kColumns * SubtileN, TileN - SubtileN); }
 
   /// What applies the operation to the fragments of a tile.
   __device__ auto begin_tile(int group, int m_end) const {
@@ -227,7 +230,7 @@ struct StagedEpilogue {
   /// Starts to copy subtile i of a tile from its buffer to global memory; `last`: of a group of copies, which may have none.
   template <Matrices Found>
   __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end, bool last) {
-    int const first = i % kColumns * SubtileN;
+    int const first = first_column(i);
     int const row = m + i / kColumns * kSubtileM;
     bool const by_element =
         !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(params.m, n_end(), row, n + first));
