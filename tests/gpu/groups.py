@@ -95,7 +95,11 @@ class Case:
     ranges: tuple[tuple[int, int], ...]
     """First row (or K) of each group, and the first beyond it."""
     exact: bool
-    beta: float = 0.5
+
+    @property
+    def beta(self) -> float:
+        """A whole number where D takes no other."""
+        return 2.0 if self.config.d.dtype == "s32" else 0.5
 
     @property
     def kind(self) -> str:
