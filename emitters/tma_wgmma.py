@@ -41,7 +41,7 @@ ${epilogue_text}struct Config {
   static constexpr bool kPromote = $promote, kBlockScales = $block_scales;
   static constexpr int kGroup = $group;
   static constexpr bool kZeros = $zeros;
-  static constexpr int kStages = $stages, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
+  static constexpr int kStages = $stages, kSubtileN = $subtile_n, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
   static constexpr int kSwizzle = $swizzle;
@@ -258,6 +258,7 @@ def text(config: GemmConfig) -> str:
         block_scales=str(resources.has_block_scales(fields)).lower(),
         group=resources.group_size(fields),
         zeros=str(resources.has_zeros(fields)).lower(),
+        subtile_n=resources.subtile_n(fields),
         buffers_c=resources.c_buffers(fields),
         buffers_d=resources.d_buffers(fields),
         scheduler=_SCHEDULERS.get(config.scheduler.batching) or parts.scheduler(config),

@@ -57,7 +57,7 @@ struct Config {
   static constexpr bool kPromote = false, kBlockScales = false;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
-  static constexpr int kStages = 4, kBuffersC = 0, kBuffersD = 2;
+  static constexpr int kStages = 4, kSubtileN = 64, kBuffersC = 0, kBuffersD = 2;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;

@@ -39,7 +39,7 @@ struct Config {
   static constexpr bool kPromote = false, kBlockScales = false;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
-  static constexpr int kStages = 4, kBuffersC = 2, kBuffersD = 4;
+  static constexpr int kStages = 4, kSubtileN = 56, kBuffersC = 2, kBuffersD = 4;
 
   static constexpr gemmill::Raster kRaster = gemmill::Raster::N;
   static constexpr int kSwizzle = 1;

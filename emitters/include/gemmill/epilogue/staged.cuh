@@ -29,7 +29,8 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 /// written, C's has been read, and the D buffer that comes next has left shared memory. Where there is a single D buffer, a
 /// second one waits until it has left; where the buffers hold a whole tile, one before its first subtile waits until all
 /// have left, and one behind its last serves them all.
-/// `TileN` are columns of D.
+/// `TileN` are columns of D; where `SubtileN` does not divide them, the last subtile writes anew what it shares with the one
+/// before (library/resources.py, subtile_n).
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
   using Inputs = Subtiles<typename Operation::Inputs, SubtileN>;
@@ -44,6 +45,8 @@ struct StagedEpilogue {
   static constexpr int kColumns = ceil_div(TileN, SubtileN);
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 1);
+  static_assert(TileN % SubtileN == 0 || (TileN > SubtileN && !kLoads && !Operation::kIsExpression),
+                "columns may be written twice, but C is read in place, and reductions count once");
   /// Whether the few columns of a tile go from registers to global memory: past shared memory and TMA, which take longer
   /// than sectors that are half empty.
   enum : bool { kThrough = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };

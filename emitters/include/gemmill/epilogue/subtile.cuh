@@ -12,42 +12,6 @@ namespace gemmill {
 
 /// Rows of a subtile: the M extent of one WGMMA.
 inline constexpr int kSubtileM = 64;
-/// Most columns of a subtile.
-inline constexpr int kMaxSubtileN = 128;
-/// The same where an epilogue's matrices are staged as well, or where parts of K are exchanged in shared memory.
-inline constexpr int kMaxStagedN = 32;
-/// Columns of a subtile where the last one overlaps the one before.
-inline constexpr int kRewrittenN = 64;
-
-/// True where a subtile of n columns suits an operand. n-major: a warp accesses rows without bank conflicts if they are
-/// a swizzle span or an odd multiple of 16 bytes long. m-major: always swizzled; a subtile has at most 8 KiB.
-template <class Element, MajorOut Major>
-constexpr bool suits(int n) {
-  int const bytes = n * size_of<Element>;
-  if (Major == MajorOut::M) return bytes <= 128;
-  return bytes == 0 || bytes == 128 || bytes == 64 || bytes == 32 || bytes % 32 == 16;
-}
-
-template <class... All>
-constexpr bool suits(Formats<All...>, int n) {
-  return (true && ... && suits<typename All::Element, All::kMajor>(n));
-}
-
-/// Columns of a subtile: the widest that divides the columns that a block stores, and suits C, D and the epilogue's
-/// matrices. Where rows of that would fill no sector of L2, more: the last subtile then writes anew what it shares with
-/// the one before, which only a D beside no C and without an expression may.
-/// library/resources.py holds the same rule for the host.
-template <class C, MajorOut MajorC, class D, MajorOut MajorD, class Epilogue>
-constexpr int subtile_n(int tile_n, bool exchanges) {
-  constexpr bool kStages = Epilogue::Inputs::kCount + Epilogue::Outputs::kCount > 0;
-  int n = min_of(tile_n, kStages || exchanges ? kMaxStagedN : kMaxSubtileN) / 8 * 8;
-  while (n > 8 && !(tile_n % n == 0 && suits<C, MajorC>(n) && suits<D, MajorD>(n) &&
-                    suits(typename Epilogue::Inputs{}, n) && suits(typename Epilogue::Outputs{}, n)))
-    n -= 8;
-  bool const narrow = n == 8 && sizeof(D) == 2 && MajorD == MajorOut::N;
-  bool const rewrites = !Epilogue::kIsExpression && size_of<C> == 0 && !exchanges;
-  return narrow && rewrites && tile_n > kRewrittenN ? kRewrittenN : n;
-}
 
 /// Layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes (8-bit: 64), in one panel or, with
 /// elements of 32 bits, two.

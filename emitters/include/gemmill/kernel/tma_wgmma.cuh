@@ -106,13 +106,10 @@ struct TmaWgmmaGemm {
   /// Columns of D that a block stores of a tile.
   static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1) / kClusterParts;
   static_assert(kTileColumnsD % 8 == 0 || kClusterParts == 1, "blocks of a cluster store whole fragments");
-  static constexpr int kSubtileN =
-      subtile_n<typename Config::C, Config::kMajorC, typename Config::D, Config::kMajorD, typename Config::Epilogue>(
-          kTileColumnsD, kClusterParts > 1);
-  using SubtileC = Subtile<typename Config::C, Config::kMajorC, kSubtileN>;
-  using SubtileD = Subtile<typename Config::D, Config::kMajorD, kSubtileN>;
-  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD, kSubtileN,
-                                  Config::kBuffersC, Config::kBuffersD>;
+  using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN>;
+  using SubtileD = Subtile<typename Config::D, Config::kMajorD, Config::kSubtileN>;
+  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
+                                  Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
 
   using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
   using ThreadScales = cute::conditional_t<Config::kBlockScales,
