@@ -114,6 +114,36 @@ def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value])
         assert family.shared_bytes(deeper) > capacity or one_d_subtile
 
 
+@pytest.mark.parametrize("c", ["none", "bf16"])
+@pytest.mark.parametrize("d", ["e4m3", "bf16", "f32"])
+@pytest.mark.parametrize("major", ["n", "m"])
+def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major: str) -> None:
+    for tile_n in range(8, 257, 8):
+        fields = changed(LEGAL, tile_m=64, schedule="pingpong", tile_n=tile_n, c_dtype=c, d_dtype=d, d_major=major)
+        n = resources.subtile_n(fields)
+        assert 0 <= resources.subtiles(fields) * n - tile_n < n
+        size = resources.dtype_bytes(d)
+        if major == "n" and n * size % 16 == 0:
+            assert (tile_n - n) * size % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("tile_n", "change", "columns"),
+    [
+        (112, {}, 56),
+        (152, {}, 64),
+        (152, {"d.major": "m"}, 8),
+        (152, {"d.dtype": "f32"}, 8),
+        (152, {"c.dtype": "bf16", "c.major": "n"}, 8),
+        (152, {"epilogue": "d = silu(acc)"}, 8),
+    ],
+)
+def test_where_eight_columns_divide_a_tile_only_a_plain_16_bit_d_is_written_twice(
+    tile_n: int, change: dict[str, Value], columns: int
+) -> None:
+    assert resources.subtile_n({**changed(LEGAL, tile_n=tile_n), **change}) == columns
+
+
 @pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])
 def test_legal_configs_get_no_verdict(name: str) -> None:
     assert verdicts(parse_name(name)) == []
