@@ -97,12 +97,7 @@ class GemmProblem:
     ) -> GemmProblem:
         """The problem on operands without padding, given as dtype and majorness; ``extents`` are M, N, K and batch."""
         m, n, k, batch = extents
-
-        def align(dtype: DTypeName, contiguous: int, strided: int) -> int:
-            stride = contiguous * DTYPES[dtype].bits // 8 if strided > 1 or batch > 1 else 0
-            return gcd(16, stride)
-
-        return cls(
+        problem = cls(
             m=m,
             n=n,
             k=k,
@@ -116,10 +111,18 @@ class GemmProblem:
             d_major=d[1],
             c_dtype=c[0] if c else None,
             c_major=c[1] if c else None,
-            a_align=align(a[0], *((k, m) if a[1] == "k" else (m, k))),
-            b_align=align(b[0], *((k, n) if b[1] == "k" else (n, k))),
-            c_align=align(c[0], *((n, m) if c[1] == "n" else (m, n))) if c else 16,
-            d_align=align(d[0], *((n, m) if d[1] == "n" else (m, n))),
+        )
+
+        def align(operand: str, dtype: DTypeName) -> int:
+            contiguous, strided = problem.extents_of(operand)
+            return gcd(16, contiguous * DTYPES[dtype].bits // 8 if strided > 1 or batch > 1 else 0)
+
+        return replace(
+            problem,
+            a_align=align("a", a[0]),
+            b_align=align("b", b[0]),
+            c_align=align("c", c[0]) if c else 16,
+            d_align=align("d", d[0]),
         )
 
     def extents_of(self, operand: str) -> tuple[int, int]:
