@@ -29,7 +29,7 @@ class Copy:
     rows: int
     row_bytes: int
     stride: int
-    """From a row to the next; more than a row is long, or there is but one."""
+    """From a row to the next: no less than a row is long."""
     offset: int
     """Where the copy begins in its memory."""
 
