@@ -26,6 +26,8 @@ TILE_M = 8
 STAGES = (2, 4, 8, 16)
 AUTO_STAGES = 8
 """With fewer loads a thread, an SM has too little in flight; with more, too few threads."""
+UNCACHED_BYTES = 8
+"""Least vectors of B that do not stay in L1."""
 MAX_THREADS = 1024
 REGISTERS = 65536
 """Registers of an SM."""
@@ -114,11 +116,6 @@ def resident_warps(fields: Fields) -> int:
 def blocks_per_sm(fields: Fields) -> int:
     """Blocks that an SM holds at a time."""
     return max(1, resident_warps(fields) // max(1, threads(fields) // 32))
-
-
-def bytes_in_flight(fields: Fields) -> int:
-    """Bytes of B that the threads of a block have asked for at a time."""
-    return threads(fields) * integer(fields, "stages") * integer(fields, "b.align")
 
 
 def _types(f: Fields) -> str | None:
