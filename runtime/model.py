@@ -124,8 +124,6 @@ _VECTOR_CYCLES = 5.8
 """Clocks of an SM in which a warp loads a vector of B for each of its threads, however wide."""
 _GATHER_CYCLES = 7.4
 """The same for an element of A, where it is read element by element."""
-_SECTOR = 32
-"""Bytes that L2 gives at least."""
 _CROSSING_SECTORS = 0.63
 """Sectors more of the adjacent vectors of four threads, where these do not stay in L1 and rows do not begin sectors."""
 
@@ -316,7 +314,7 @@ def _stream(config: GemmConfig) -> tuple[float, float, int]:
     gathered = gemv.thread_k(own) if gemv.gathers(own) else 0
     cycles = config.stages * _VECTOR_CYCLES + gathered * _GATHER_CYCLES
     crosses = config.b.major == "k" and config.b.align >= gemv.UNCACHED_BYTES
-    crossing = _CROSSING_SECTORS * _SECTOR / (4 * config.b.align) if crosses else 0
+    crossing = _CROSSING_SECTORS * tma.SECTOR / (4 * config.b.align) if crosses else 0
     return gemv.threads(own) // 32 * cycles, crossing, gemv.blocks_per_sm(own)
 
 
@@ -514,7 +512,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
     if k.stream_cycles.any():
         sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
-        crossing = np.where(problem.k * k.bytes_b % _SECTOR, k.stream_crossing, 0)
+        crossing = np.where(problem.k * k.bytes_b % tma.SECTOR, k.stream_crossing, 0)
         moved_ns = sharing * k.tile_n * k.tile_k * k.bytes_b * (1 + crossing) / _STREAM_GBPS
         issued_ns = sharing * k.stream_cycles / gpu.clock_ghz
         streams = np.stack([np.full_like(sharing, _STREAM_NS), moved_ns, issued_ns])

@@ -27,7 +27,7 @@ STAGES = (2, 4, 8, 16)
 AUTO_STAGES = 8
 """With fewer loads a thread, an SM has too little in flight; with more, too few threads."""
 UNCACHED_BYTES = 8
-"""Least vectors of B that do not stay in L1."""
+"""Least vectors of B that do not stay in L1 (``copy/stream.cuh``)."""
 MAX_THREADS = 1024
 REGISTERS = 65536
 """Registers of an SM."""
