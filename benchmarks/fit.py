@@ -5,6 +5,9 @@ They are judged on what they were not fitted to: problems are held out by K, a f
 no weight matrix is on both sides. Selected over best, geometric mean and 5th percentile over problems, and the best of
 the first eight, for the analytic model alone and with trees. Then all problems are fitted, and both files are written,
 the figures in that of the trees. Needs LightGBM (``pip install '.[fit]'``), and no GPU.
+
+Trees of a GPU with few records learn from those of its kin as well (``--gpu``), which weigh less; they are judged, and
+the tables made, by its own alone.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDS = 10
+KIN = 1 / 16
+"""What a problem of another GPU weighs."""
 SHARPNESS = 5.0
 """How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
 TREES, DEPTH = 200, 6
@@ -78,6 +83,8 @@ class Rows:
     measured: Any
     best: float
     """Least measured time at length, logarithm."""
+    gpu: str
+    """Name of its row."""
 
     @property
     def weights(self) -> Any:
@@ -89,7 +96,8 @@ class Rows:
 def main() -> None:
     """Read, judge, fit and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, nargs="+", help="records of sweeps on one GPU model, or medians (.json)")
+    parser.add_argument("records", type=Path, nargs="+", help="records of sweeps, each of one GPU, or medians (.json)")
+    parser.add_argument("--gpu", help="where they are of several: whose files to write, by its name in library/arch.py")
     arguments = parser.parse_args()
 
     from gemmill.library.records import read_records
@@ -99,20 +107,24 @@ def main() -> None:
         [m for m in (read_medians(path) if path.suffix == ".json" else read_records(path)) if counts(m)]
         for path in arguments.records
     ]
-    files = up_to_date(files)
-    names = sorted({gpus.figures(m.gpu).name for measurements in files for m in measurements})
-    if len(names) != 1:
-        parser.error(f"the records are of several GPUs: {', '.join(names)}")
-    gpu = gpus.figures(names[0])
+    by_gpu = {name: up_to_date(own) for name, own in of_gpus(files).items()}
+    gpu = arguments.gpu or next(iter(by_gpu), "")
+    if gpu not in by_gpu or (len(by_gpu) > 1 and not arguments.gpu):
+        parser.error(f"name one GPU with --gpu; the records are of: {', '.join(sorted(by_gpu)) or 'none'}")
     # File by file: times of several runs do not compare.
-    rows = [row for measurements in files for row in read_rows(filter(loads_as_measured, measurements), gpu)]
-    folds = judge(rows)
+    rows = [
+        row
+        for name, own in by_gpu.items()
+        for measurements in own
+        for row in read_rows(filter(loads_as_measured, measurements), gpus.figures(name))
+    ]
+    folds = judge(rows, gpu)
     for types, figures in folds.items():
         print(
             f"{types:12}{figures['problems']:>6} problems"
             + "".join(f"{key:>16}: {', '.join(f'{x:.4f}' for x in figures[key])}" for key in ("analytic", "fitted"))
         )
-    booster = fit(rows)
+    booster = fit(rows, gpu)
     content = {
         "fitted to": [path.name for path in arguments.records],
         "held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best": folds,
@@ -123,8 +135,8 @@ def main() -> None:
     apart = np.abs(trees.Trees.of(content)(asked.T) - booster.predict(asked)).max()
     if apart > ROUNDING:
         sys.exit(f"the trees as they would be written are up to {apart:.2g} from what was fitted: round less")
-    write(gpu.name, "trees", trees.VERSION, content)
-    write(gpu.name, "measured", measured.VERSION, fastest(files))
+    write(gpu, "trees", trees.VERSION, content)
+    write(gpu, "measured", measured.VERSION, fastest(by_gpu[gpu]))
 
 
 def write(gpu: str, what: str, version: int, content: dict[str, Any]) -> None:
@@ -178,6 +190,19 @@ def counts(measurement: Any) -> bool:
         return True
     since = CHANGED.get(parse_name(measurement.kernel).scheduler.decomposition)
     return since is None or (measurement.time is not None and measurement.time >= since)
+
+
+def of_gpus(files: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
+    """Files by the GPU that they are of: by the name of its row."""
+    from gemmill.runtime import gpus
+
+    by_gpu: dict[str, list[Sequence[Any]]] = defaultdict(list)
+    for measurements in filter(None, files):
+        names = {gpus.figures(name).name for name in {m.gpu for m in measurements}}
+        if len(names) > 1:
+            sys.exit(f"a file has records of several GPUs: {', '.join(sorted(names))}")
+        by_gpu[names.pop()].append(measurements)
+    return by_gpu
 
 
 def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -276,7 +301,8 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
             continue
         kernels, asked, analytic, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
         if kernels.size:
-            rows.append(Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0])))
+            best = math.log(finalists[0])
+            rows.append(Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, best, gpu.name))
     return rows
 
 
@@ -333,29 +359,30 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     }
 
 
-def fit(rows: Sequence[Rows]) -> Any:
-    """A LightGBM model of measured over analytic time, logarithms."""
+def fit(rows: Sequence[Rows], gpu: str) -> Any:
+    """A LightGBM model of measured over analytic time, logarithms, for a GPU."""
     import lightgbm
 
     # A problem that many runs have weighs more than one that a single run has, but not as many times as much.
-    runs = Counter(r.problem for r in rows)
+    runs = Counter((r.gpu, r.problem) for r in rows)
+    shares = [(1 if r.gpu == gpu else KIN) / math.sqrt(runs[r.gpu, r.problem]) for r in rows]
     data = lightgbm.Dataset(
         np.concatenate([r.features for r in rows]),
         np.concatenate([r.measured - r.analytic for r in rows]),
-        weight=np.concatenate([r.weights / math.sqrt(runs[r.problem]) for r in rows]) * 1e3,
+        weight=np.concatenate([r.weights * share for r, share in zip(rows, shares, strict=True)]) * 1e3,
     )
     return lightgbm.train(SETTINGS, data, TREES)
 
 
-def judge(rows: Sequence[Rows]) -> dict[str, dict[str, Any]]:
-    """Figures of problems held out, by the type of A and over all."""
+def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
+    """Figures of a GPU's problems held out, by the type of A and over all."""
     extents = sorted({r.problem.k for r in rows})
     fold = {k: i % FOLDS for i, k in enumerate(extents)}
     shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for which in range(min(FOLDS, len(extents))):
-        model = fit([r for r in rows if fold[r.problem.k] != which])
+        model = fit([r for r in rows if fold[r.problem.k] != which], gpu)
         for r in rows:
-            if fold[r.problem.k] == which:
+            if r.gpu == gpu and fold[r.problem.k] == which:
                 found = *reached(r, r.analytic), *reached(r, r.analytic + model.predict(r.features))
                 shares[r.problem.a_dtype].append(found)
                 shares["all"].append(found)

@@ -52,6 +52,11 @@ GEMV = (
     gemv("8x32x256", stages=4, ab="u8", a="any1", b="k4", d__dtype="u8", c__dtype="u8"),
     gemv("8x16x512", stages=8, ab="e4m3", a="k8", b="k8"),
     gemv("8x16x512", stages=4, ab="e5m2", c__dtype="f32", d__dtype="f32"),
+    gemv("16x16x256", stages=4, a="k8", b="k8"),
+    gemv("32x16x256", stages=4, a="k4", b="k4", c__dtype="bf16"),
+    gemv("32x64x256", stages=8, b="mn16", ab="f16"),
+    gemv("16x16x256", stages=4, a="any1", b="k4", ab="s8"),
+    gemv("16x32x256", stages=4, a="k8", b="k8", ab="e4m3"),
 )
 
 # Narrow tiles: N of 8 and its multiples, in both schedules, with every type and major of C and D.
@@ -77,7 +82,10 @@ def compiled(registry: Registry) -> None:
     registry.warm([*GEMV, *NARROW])
 
 
-SHAPES = ((1, 256, 1024), (3, 131, 777), (8, 67, 2047), (13, 200, 5), (1, 2, 2), (5, 1, 40), (5, 1000, 2056))
+SHAPES = (
+    *((1, 256, 1024), (3, 131, 777), (8, 67, 2047), (13, 200, 5), (1, 2, 2), (5, 1, 40), (5, 1000, 2056)),
+    *((32, 65, 300), (45, 40, 520)),
+)
 
 
 @pytest.mark.parametrize("config", GEMV, ids=kernel_name)
