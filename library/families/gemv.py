@@ -1,4 +1,4 @@
-"""Dot products for at most eight rows of A a tile (sm_80 and later): B is read once, at the speed of memory.
+"""Dot products for 8, 16 or 32 rows of A a tile (sm_80 and later): B is read once, at the speed of memory.
 
 The formulas are those of ``kernel/gemv.cuh``.
 """
@@ -21,8 +21,9 @@ ACCUMULATORS: Mapping[str, str] = MappingProxyType(
     {**dict.fromkeys(("bf16", "f16", "e4m3", "e5m2"), "f32"), **dict.fromkeys(("s8", "u8"), "s32")}
 )
 """Accumulator by the type of A and B: those whose MMA takes words of 16- or 8-bit elements."""
-TILE_M = 8
+MMA_M = 8
 """Rows of A that an MMA takes, whose N they are."""
+TILE_M = (8, 16, 32)
 STAGES = (2, 4, 8, 16)
 AUTO_STAGES = 8
 """With fewer loads a thread, an SM has too little in flight; with more, too few threads."""
@@ -39,6 +40,8 @@ PAIRING_REGISTERS = 12
 """As many more where B is mn-major, and to convert 8-bit types."""
 GATHERING_REGISTERS = 48
 """As many more where A is read element by element."""
+ROWS_REGISTERS = 8
+"""As many more for each eight rows of A beyond the first; twice as many to convert 8-bit types."""
 EXPRESSION_REGISTERS = 8
 """As many more for an expression."""
 MAX_GATHERED = 64
@@ -78,9 +81,14 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
     return 0, 0
 
 
+def mmas_m(fields: Fields) -> int:
+    """MMAs that take an element of B: one for each eight rows of A."""
+    return max(1, integer(fields, "tile.m") // MMA_M)
+
+
 def accumulator_registers(fields: Fields) -> int:
     """32-bit accumulator registers of a thread: four for each MMA of 16 columns of D."""
-    return 4 if fields["b.major"] == "k" else 4 * -(-vector(fields) // 2)
+    return mmas_m(fields) * (4 if fields["b.major"] == "k" else 4 * -(-vector(fields) // 2))
 
 
 def shared_bytes(fields: Fields) -> int:
@@ -96,9 +104,10 @@ def auto_stages(fields: Fields) -> int:
 def registers(fields: Fields) -> int:
     """Registers that a thread needs: vectors of B, elements of A, sums and the rest."""
     size = element_bytes(fields, "b")
-    words = integer(fields, "stages") * -(-vector(fields) * size // 4) + thread_k(fields) * size // 4
+    words = integer(fields, "stages") * -(-vector(fields) * size // 4) + mmas_m(fields) * thread_k(fields) * size // 4
     spare = SPARE_REGISTERS + (PAIRING_REGISTERS if size == 1 or fields["b.major"] != "k" else 0)
     spare += GATHERING_REGISTERS if gathers(fields) else 0
+    spare += ROWS_REGISTERS * (mmas_m(fields) - 1) * (2 if size == 1 else 1)
     spare += EXPRESSION_REGISTERS if fields["epilogue"] != LINEAR else 0
     return max(MIN_REGISTERS, align_up(words + accumulator_registers(fields) + spare, 8))
 
@@ -137,7 +146,7 @@ def _majors(f: Fields) -> str | None:
 
 
 def _tile_m(f: Fields) -> str | None:
-    return None if f["tile.m"] == TILE_M else f"tile M is {f['tile.m']}; gemv kernels take {TILE_M}"
+    return None if f["tile.m"] in TILE_M else f"tile M is {f['tile.m']}; gemv kernels take {one_of(TILE_M)}"
 
 
 def _stages(f: Fields) -> str | None:
@@ -155,10 +164,10 @@ def _stages(f: Fields) -> str | None:
 
 
 def _gathered(f: Fields) -> str | None:
-    if not gathers(f) or thread_k(f) <= MAX_GATHERED:
+    if not gathers(f) or (gathered := mmas_m(f) * thread_k(f)) <= MAX_GATHERED:
         return None
     return (
-        f"A is read element by element, {thread_k(f)} by a thread at a time with {f['stages']} stages; it may hold "
+        f"A is read element by element, {gathered} by a thread at a time with {f['stages']} stages; it may hold "
         f"{MAX_GATHERED}"
     )
 
@@ -196,7 +205,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gemv-stages", _SHAPE, _stages, "PTX ISA, mma: fragments of A and B", "gemv"),
     Rule(
         "gemv-gathered",
-        (*_SHAPE, "a.major", "a.align"),
+        (*_SHAPE, "tile.m", "a.major", "a.align"),
         _gathered,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "gemv",
@@ -204,7 +213,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), _warps, "gemmill: a block is whole warps", "gemv"),
     Rule(
         "gemv-threads",
-        ("tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
+        ("tile.m", "tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
         _threads,
         "CUDA Programming Guide, Compute Capabilities: 1,024 threads a block, 65,536 registers an SM",
         "gemv",
@@ -215,7 +224,7 @@ RULES: tuple[Rule, ...] = (
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
         **direct.DOMAINS,
-        "tile.m": (TILE_M,),
+        "tile.m": TILE_M,
         "tile.n": tuple(sorted({n * w for n in (8, 16, 32, 64) for w in (1, 2, 4)})),
         "tile.k": tuple(64 << i for i in range(7)),
         "stages": STAGES,

@@ -1,4 +1,4 @@
-/// GEMM with at most eight rows of A a tile: every element of B is loaded once, straight into registers, at the speed of
+/// GEMM with 8, 16 or 32 rows of A a tile: every element of B is loaded once, straight into registers, at the speed of
 /// memory.
 ///
 /// The columns of D are the rows of the MMA (16 x 8 x 32 bytes), and the rows of A its columns, so one MMA takes in 16
@@ -19,7 +19,9 @@ struct Gemv {
   using B = typename Config::B;
   using Sum = typename Config::Accumulator;
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
-  static_assert(kTileM == 8, "the columns of an MMA");
+  /// MMAs along M, each with as many rows of A as an MMA has columns.
+  static constexpr int kMmasM = kTileM / 8;
+  static_assert(kMmasM * 8 == kTileM, "the columns of MMAs");
   /// Whether vectors of B lie along K; otherwise along N.
   static constexpr bool kAlongK = Config::kMajorB == MajorIn::K;
   /// Elements of B that a thread loads at once.
@@ -39,7 +41,7 @@ struct Gemv {
   static_assert(kThreadK % (2 * kPerWord) == 0, "a thread holds two words along K of each row of an MMA");
   // Accumulators of 16 columns of D each.
   static constexpr int kMmasN = kAlongK ? 1 : ceil_div(kVector, 2);
-  static constexpr int kSums = 4 * kMmasN;
+  static constexpr int kSums = 4 * kMmasN * kMmasM;
 
   static constexpr int kWarpN = kAlongK ? 16 : 8 * kVector;
   static constexpr int kWarpK = 4 * kThreadK;
@@ -64,14 +66,15 @@ struct Gemv {
     Direct::for_each_tile(params, [&](Work const& work) {
       Operands const operands(params, work, warp_n, lane);
       int const end = min(whole_k(params), (work.k_tile + work.k_tiles) * kTileK);
-      Sum accumulators[kMmasN][4] = {};
+      Sum accumulators[kMmasM][kMmasN][4] = {};
 #pragma unroll 1
       for (int k = work.k_tile * kTileK + warp_k * kWarpK; k < end; k += kTileK)
         step(params, operands, k + lane % 4 * kRun, accumulators);
 
       __syncthreads();  // the sums of the tile before have been read
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[(warp * kSums + i) * 32 + lane] = accumulators[i / 4][i % 4];
+      for (int i = 0; i < kSums; ++i)
+        sums[(warp * kSums + i) * 32 + lane] = accumulators[i / (4 * kMmasN)][i / 4 % kMmasN][i % 4];
       __syncthreads();
       store(params, work, sums);
     });
@@ -88,12 +91,13 @@ struct Gemv {
   /// Where a thread's elements of A and B are at K = 0. Beyond the last row and column it loads others once more; their
   /// sums are not stored.
   struct Operands {
-    A const* a;
+    A const* a[kMmasM];
     /// Of two columns of D, or of as many as a vector has elements.
     B const* b[kAlongK ? 2 : 1];
 
-    __device__ Operands(DirectParams const& params, Work const& work, int warp_n, int lane)
-        : a(params.a.at_batch<A const>(work.batch) + min(work.m + lane / 4, params.m - 1) * params.a.row_stride) {
+    __device__ Operands(DirectParams const& params, Work const& work, int warp_n, int lane) {
+      auto const* const rows = params.a.at_batch<A const>(work.batch);
+      for (int i = 0; i < kMmasM; ++i) a[i] = rows + min(work.m + i * 8 + lane / 4, params.m - 1) * params.a.row_stride;
       auto const* const matrix = params.b.at_batch<B const>(work.batch);
       int const n = work.n + warp_n * kWarpN + lane / 4 * (kAlongK ? 1 : kVector);
       if constexpr (kAlongK) {
@@ -106,7 +110,7 @@ struct Gemv {
 
   /// Multiplies kTileK elements of K, of which this thread's first is `k`.
   __device__ static void step(DirectParams const& params, Operands const& operands, int k,
-                              Sum (&accumulators)[kMmasN][4]) {
+                              Sum (&accumulators)[kMmasM][kMmasN][4]) {
     int const end = whole_k(params);
     Vector<B, kVector> b[kLoads];
     if constexpr (kAlongK) {
@@ -120,11 +124,12 @@ struct Gemv {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i, row += params.b.row_stride) b[i].stream(row, k < end);
     }
-    uint32_t a[kThreadK / kPerWord];
+    uint32_t a[kMmasM][kThreadK / kPerWord];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       int const at = k + group * (4 * kRun);
-      load_run(params, operands.a, at, at < end, group * kRun, a);
+#pragma unroll
+      for (int i = 0; i < kMmasM; ++i) load_run(params, operands.a[i], at, at < end, group * kRun, a[i]);
     }
 #pragma unroll
     for (int slice = 0; slice < kMmasK; ++slice) {
@@ -145,7 +150,9 @@ struct Gemv {
             weights[j] = pair(b[word * 2], column, b[word * 2 + 1], column);
           }
         }
-        Config::Atom::multiply(weights, a[slice * 2], a[slice * 2 + 1], accumulators[i]);
+#pragma unroll
+        for (int m = 0; m < kMmasM; ++m)
+          Config::Atom::multiply(weights, a[m][slice * 2], a[m][slice * 2 + 1], accumulators[m][i]);
       }
     }
   }
@@ -177,9 +184,9 @@ struct Gemv {
     auto const epilogue = Direct::epilogue(params, work);
     for (int index = threadIdx.x; index < kWarpsN * kSums * 32; index += kThreads) {
       int const lane = index % 32;
-      int const i = index / 32 % kSums;
+      int const i = index / 32 % (4 * kMmasN);
       int const column = kAlongK ? lane / 4 + i / 2 * 8 : lane / 4 * kVector + i / 2;
-      int const m = work.m + lane % 4 * 2 + i % 2;
+      int const m = work.m + index / 32 % kSums / (4 * kMmasN) * 8 + lane % 4 * 2 + i % 2;
       int const n = work.n + index / 32 / kSums * kWarpN + column;
       if (m >= params.m || n >= params.n || (!kAlongK && i / 2 >= kVector)) continue;
       Sum sum[1] = {};
