@@ -107,6 +107,10 @@ _BY_ALIGNMENT: Mapping[int, tuple[float, float, float]] = {
 }
 """Part of mma.sync's rate that is left where operands are loaded by so many bytes; of tiles of 64 x 64; and of those
 with deep stages."""
+_FP8 = 1.47
+"""What fp8 gains on 16 bits where it is loaded by words."""
+_SMALL_ROWS = 128 / 64**2
+"""Rows of A and B for an element of D in a tile of 64 x 64; tiles that load more for it are as much slower."""
 _DEEP = 128
 """Bytes along K from which stages are deep."""
 _SMALL_TILE = 0.8
@@ -124,6 +128,10 @@ _VECTOR_CYCLES = 5.8
 """Clocks of an SM in which a warp loads a vector of B for each of its threads, however wide."""
 _GATHER_CYCLES = 7.4
 """The same for an element of A, where it is read element by element."""
+_MMA_ROWS = 8
+"""Rows of A that one MMA takes."""
+_MORE_ROWS_CYCLES = 3.8
+"""The same for a word of A of each eight rows beyond the first, with their MMAs."""
 _CROSSING_SECTORS = 0.63
 """Sectors more of the adjacent vectors of four threads, where these do not stay in L1 and rows do not begin sectors."""
 
@@ -186,8 +194,8 @@ class Columns(NamedTuple):
     fused: Floats
     """Parts of K whose sums blocks add up within the kernel; 1 where there is but one."""
     fitted: Bools
-    """Whether trees correct the kernel: WGMMA and gemv kernels that multiply what they load. The others serve what
-    these cannot, or compete among themselves."""
+    """Whether trees correct the kernel: WGMMA and gemv kernels that multiply what they load, the latter with tiles of
+    eight rows. The others serve what these cannot, or compete among themselves."""
 
     @classmethod
     def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> Columns:
@@ -295,7 +303,9 @@ def _transposing_cycles(config: GemmConfig) -> float:
 
 
 def _multiplies_as_loaded(config: GemmConfig) -> bool:
-    """Whether WGMMA reads the stages of A and B as TMA writes them."""
+    """Whether WGMMA reads the stages of A and B as TMA writes them, and a gemv kernel multiplies B once."""
+    if config.family == "gemv" and config.tile.m > _MMA_ROWS:
+        return False
     if config.a.major == config.b.major == "k":
         return True
     own = fields_of(config)
@@ -311,8 +321,9 @@ def _stream(config: GemmConfig) -> tuple[float, float, int]:
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
 
     own = fields_of(config)
-    gathered = gemv.thread_k(own) if gemv.gathers(own) else 0
-    cycles = config.stages * _VECTOR_CYCLES + gathered * _GATHER_CYCLES
+    mmas, held = gemv.mmas_m(own), gemv.thread_k(own)
+    cycles = config.stages * _VECTOR_CYCLES + (mmas * held * _GATHER_CYCLES if gemv.gathers(own) else 0)
+    cycles += (mmas - 1) * held * config.a.type.bytes / 4 * _MORE_ROWS_CYCLES
     crosses = config.b.major == "k" and config.b.align >= gemv.UNCACHED_BYTES
     crossing = _CROSSING_SECTORS * tma.SECTOR / (4 * config.b.align) if crosses else 0
     return gemv.threads(own) // 32 * cycles, crossing, gemv.blocks_per_sm(own)
@@ -322,9 +333,12 @@ def _multiply_adds(config: GemmConfig) -> float:
     rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
     small = _is_small(config)
     if config.family == "mma":
-        rate *= {4: 0.5, 2: 1.0, 1: 2.0 if config.accumulator == "s32" else 1.0}.get(config.a.type.bytes, 1.0)
-        normal, shallow, deep = _BY_ALIGNMENT[max(2, min(config.a.align, config.b.align))]
+        align = max(2, min(config.a.align, config.b.align))
+        by_words = 2.0 if config.accumulator == "s32" else _FP8 if align > 2 else 1.0
+        rate *= {4: 0.5, 2: 1.0, 1: by_words}.get(config.a.type.bytes, 1.0)
+        normal, shallow, deep = _BY_ALIGNMENT[align]
         rate *= normal if not small else deep if _is_deep(config) else shallow
+        rate *= min(1.0, _SMALL_ROWS * config.tile.m * config.tile.n / (config.tile.m + config.tile.n))
         return rate / _sharing_blocks(config)
     return rate * _SMALL_TILE if small else rate
 
