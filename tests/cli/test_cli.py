@@ -329,12 +329,30 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
     ok("pack", manifest, "--shapes", shapes, "--budget", size, "-o", tmp_path / "same.pack")
     assert (tmp_path / "same.pack").read_bytes() == before
     for arguments, says in (
-        (("--budget", "1M"), "--regret and --budget need --shapes"),
-        (("--regret", "0.1"), "--regret and --budget need --shapes"),
+        (("--budget", "1M"), "--regret, --budget and --gpu need --shapes"),
+        (("--regret", "0.1"), "--regret, --budget and --gpu need --shapes"),
+        (("--gpu", "H200"), "--regret, --budget and --gpu need --shapes"),
         (("--shapes", shapes, "--budget", "many"), "not a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a suite that ships"),
     ):
         result = gemmill("pack", manifest, *arguments, "-o", to)
+        assert result.exit_code == 2
+        assert says in result.stderr
+
+
+def test_kernels_are_chosen_and_packed_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    # Measured on both, where an H100 has less bandwidth for it.
+    shape = ("16384", "8192", "28672")
+    select = ("select", "--mnkl", ",".join(shape), "--a-dtype", "e4m3", "--gpu")
+    on_h200, on_h100 = (ok(*select, gpu).strip() for gpu in ("h200", "H100 80GB"))
+    assert on_h200 != on_h100
+    shapes, to = tmp_path / "shapes.yaml", tmp_path / "h100.pack"
+    shapes.write_text(f"name: one\nshapes:\n  - [{', '.join(shape)}]\n")
+    where = f"d.dtype == 'bf16' and d.major == 'n' and c.dtype == 'none' and ({_either(on_h200, on_h100)})"
+    ok("pack", "fp8", "--where", where, "--shapes", shapes, "--regret", "0", "--gpu", "H100 80GB", "-o", to)
+    assert [kernel["name"] for kernel in json.loads(ok("pack", "inspect", to, "--json"))["kernels"]] == [on_h100]
+    for text, says in (("H100", "is part of several names"), ("B200", "is no GPU with figures"), ("", "is no GPU")):
+        result = gemmill(*select, text)
         assert result.exit_code == 2
         assert says in result.stderr
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.library.arch import DEFAULT_GPU, GPUS
+from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import RecordError
 from gemmill.library.manifest import load_manifest, shipped_manifest
@@ -57,11 +57,12 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
                 assert needs_swap(everything[name], problem) is runs_transposed(everything[name], problem)
 
 
-def test_the_fastest_kernel_that_was_measured_is_chosen(kernels: dict[str, GemmConfig]) -> None:
-    tables = measured.measured(DEFAULT_GPU.name)
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if measured.measured(gpu.name)], ids=lambda gpu: gpu.name)
+def test_the_fastest_kernel_that_was_measured_is_chosen(gpu: Gpu, kernels: dict[str, GemmConfig]) -> None:
+    tables = measured.measured(gpu.name)
     assert tables is not None
     (us, first), *others = tables.times(PROBLEM)
-    selector = Selector(kernels, DEFAULT_GPU)
+    selector = Selector(kernels, gpu)
     choice = selector.select(PROBLEM)
     assert (choice.name, choice.predicted_us, choice.source) == (first, us, "measured")
     assert choice.runners_up == tuple((name, us) for us, name in others)

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, get_type_hints
 import typer
 
 from gemmill.library import expression
+from gemmill.library.arch import GPUS, Gpu
 from gemmill.library.config import GemmConfig, MajorCD
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import ExpressionError
@@ -56,6 +57,27 @@ def _folder(text: str) -> Path:
 StorePath = Annotated[
     Path | None,
     typer.Option("--store", metavar="FOLDER", parser=_folder, help="Folder of compiled kernels; default: the user's."),
+]
+
+
+def _gpu(text: str) -> Gpu:
+    """The row of library/arch.py that has this in its name, whatever the case, and no other."""
+    named = {name: gpu for name, gpu in GPUS.items() if text.strip() and text.strip().lower() in name.lower()}
+    if not named:
+        raise typer.BadParameter(f"{text!r} is no GPU with figures of its own; these are: {', '.join(GPUS)}")
+    if len(named) > 1:
+        raise typer.BadParameter(f"{text!r} is part of several names: {', '.join(named)}; write more of one")
+    return named.popitem()[1]
+
+
+OnGpu = Annotated[
+    Gpu | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        parser=_gpu,
+        help="Choose for this GPU, such as H200 or 'H100 80GB'; default: that of this machine, or an H200.",
+    ),
 ]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that compile; default: one a core.")

@@ -17,6 +17,7 @@ from gemmill.cli.options import (
     Jobs,
     Json,
     Manifest,
+    OnGpu,
     Preset,
     Records,
     StorePath,
@@ -27,6 +28,7 @@ from gemmill.cli.options import (
     shape_suite,
 )
 from gemmill.cli.output import Status
+from gemmill.library.arch import Gpu
 from gemmill.library.config import GemmConfig
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.names import kernel_name
@@ -97,6 +99,7 @@ def make(
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
     ] = None,
+    gpu: OnGpu = None,
     as_json: Json = False,
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
@@ -104,18 +107,19 @@ def make(
     With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
     the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest:
     by the measurements of --records where there are some, by those that ship with gemmill where it has some of the
-    shape, which go along too, and elsewhere by the model for the GPU of this machine (or an H200); kernels for groups
-    or arrays, or with an expression, are left out, since shapes alone say nothing of them. With --budget, those come
-    first that serve the most shapes, as many as fit; what shapes then lose is printed.
+    shape, which go along too, and elsewhere by the model, for the GPU of --gpu; kernels for groups or arrays, or with
+    an expression, are left out, since shapes alone say nothing of them. With --budget, those come first that serve the
+    most shapes, as many as fit; what shapes then lose is printed.
 
     \b
     Examples:
       gemmill pack bf16 --preset quick -o quick.pack
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
+      gemmill pack bf16 --shapes llm --gpu "H100 80GB" -o h100.pack
     """
-    if shapes is None and (regret is not None or budget is not None):
-        raise typer.BadParameter("--regret and --budget need --shapes, which say what kernels are worth")
+    if shapes is None and (regret is not None or budget is not None or gpu is not None):
+        raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")
     try:
         most = None if budget is None else number_of_bytes("--budget", budget)
     except SettingError as error:
@@ -130,7 +134,7 @@ def make(
         configs = list(filter(is_measured, configs))
         if not configs:
             raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
-        needs, known, shipped = _times(configs, shapes, decisions)
+        needs, known, shipped = _times(configs, shapes, decisions, gpu or detect())
         decisions += shipped
         by_name = {kernel_name(config): config for config in configs}
         configs = [by_name[name] for name in cover(known, REGRET if regret is None else regret)]
@@ -171,11 +175,11 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 
 def _times(
-    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision]
+    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu
 ) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """Times of the kernels on every problem that a suite makes of them: of all kernels; of those alone that were
-    measured on it, if any were; and which measurements are none of the decisions."""
-    selector = Selector({kernel_name(config): config for config in configs}, detect(), decisions)
+    """Times on a GPU of the kernels on every problem that a suite makes of them: of all kernels; of those alone that
+    were measured on it, if any were; and which measurements are none of the decisions."""
+    selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions)
     own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
     found: dict[GemmProblem, dict[str, float]] = {}
     known: dict[GemmProblem, dict[str, float]] = {}

@@ -18,6 +18,7 @@ from gemmill.cli.options import (
     Json,
     Manifest,
     Manifests,
+    OnGpu,
     Packs,
     Preset,
     Records,
@@ -30,6 +31,7 @@ from gemmill.cli.options import (
     takes_problem,
 )
 from gemmill.cli.output import Status
+from gemmill.library.arch import Gpu
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem, widens_a
@@ -73,11 +75,12 @@ def select(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
     ] = False,
+    gpu: OnGpu = None,
     top: Top = 1,
     why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Name the kernel that a problem goes to, for the GPU of this machine, or an H200 where there is none.
+    """Name the kernel that a problem goes to.
 
     \b
     Examples:
@@ -85,12 +88,13 @@ def select(
       gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
+      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB"
     """
     if batch_invariant:
         if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
             raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
         problem = packed_rows(problem)
-    choice = registry(manifest, pack, records).select(problem, None, "m" if batch_invariant else None)
+    choice = registry(manifest, pack, records, gpu).select(problem, None, "m" if batch_invariant else None)
     ranked = [(choice.name, choice.predicted_us), *choice.runners_up][:top]
     if as_json:
         report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
@@ -263,10 +267,12 @@ def measure(
     return found
 
 
-def registry(manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path]) -> Registry:
+def registry(
+    manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path], gpu: Gpu | None = None
+) -> Registry:
     """A registry over what the options name; without any manifest or pack, over the manifests that ship."""
     paths = [manifest_path(manifest) for manifest in manifests] if manifests else None
-    return Registry(manifests=paths, packs=packs, records=records)
+    return Registry(manifests=paths, packs=packs, gpu=gpu, records=records)
 
 
 def best(choice: Choice, top: int) -> list[str]:
