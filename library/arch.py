@@ -74,7 +74,8 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
         g.name: g
         for g in (
             # H200: fitted to 134 kernels on 29 problems (docs/performance.md). The others: the same rates, scaled by
-            # NVIDIA's data sheets; nobody has measured them.
+            # NVIDIA's data sheets; on the H100 of 80 GB trees that were fitted there correct what this gives, the other
+            # nobody has measured.
             Gpu("NVIDIA H200", (9, 0), 132, 30, 15, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),
             Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 30, 15, 1.64, 2750.0, 10600.0, 50 << 20, 755.0),
             Gpu("NVIDIA H100 PCIe", (9, 0), 114, 26, 13, 1.40, 1650.0, 7800.0, 50 << 20, 500.0),
