@@ -24,6 +24,7 @@ ACCUMULATORS: Mapping[str, str] = MappingProxyType(
 MMA_M = 8
 """Rows of A that an MMA takes, whose N they are."""
 TILE_M = (8, 16, 32)
+"""Rows of A that a tile may have."""
 STAGES = (2, 4, 8, 16)
 AUTO_STAGES = 8
 """With fewer loads a thread, an SM has too little in flight; with more, too few threads."""

@@ -57,6 +57,8 @@ GEMV = (
     gemv("32x64x256", stages=8, b="mn16", ab="f16"),
     gemv("16x16x256", stages=4, a="any1", b="k4", ab="s8"),
     gemv("16x32x256", stages=4, a="k8", b="k8", ab="e4m3"),
+    # As those of the sets, which take an n-major D alone.
+    kernel("32x16x256", "gemv", stages=8, a__align=4, b__align=4, d__align=2),
 )
 
 # Narrow tiles: N of 8 and its multiples, in both schedules, with every type and major of C and D.
