@@ -391,7 +391,11 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
     if asked.size > MOST_CORRECTED:
         asked = asked[np.argpartition(figures.us[asked], MOST_CORRECTED)[:MOST_CORRECTED]]
     us = figures.us.copy()
-    us[asked] *= np.exp(found(np.stack([rows[name] for name in found.features])[:, asked]))
+    if asked.size:
+        factors = np.exp(found(np.stack([rows[name] for name in found.features])[:, asked]))
+        us[asked] *= factors
+        # What the fastest of these loses, as to slow memory, those that no tree knows lose as well.
+        us[~columns.fitted] *= max(1.0, factors[us[asked].argmin()])
     return _with_copies(figures._replace(us=us), columns, problem)
 
 

@@ -79,6 +79,21 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     assert not others.fitted.any()
 
 
+def test_kernels_that_no_tree_knows_lose_what_the_fastest_lose() -> None:
+    gpu = GPUS["NVIDIA H100 80GB HBM3"]  # whose memory is slower for them than the model has
+    problem = GemmProblem.packed((64, 15840, 6672, 1), ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
+    kernels = [
+        *load_manifest(shipped_manifest("int8")).expand(where="a.major == 'k' and b.major == 'k' and d.major == 'n'"),
+        *load_manifest(shipped_manifest("mma")).expand(where="arch == 'sm90' and a.dtype == 's8' and b.dtype == 's8'"),
+    ]
+    columns = model.Columns.of([c for c in kernels if c.d.dtype == "s32" and c.c is None])
+    us = model.estimate(columns, problem, gpu).us
+    lost = us / model.analytic(columns, problem, gpu)[0].us
+    assert columns.fitted[us.argmin()]
+    assert lost[us.argmin()] > 1
+    np.testing.assert_allclose(lost[~columns.fitted], lost[us.argmin()])
+
+
 def test_trees_are_asked_of_kernels_that_could_be_the_fastest() -> None:
     columns = model.Columns.of(list(load_manifest(shipped_manifest("bf16")).expand(where="a.major == 'k'")))
     analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
