@@ -111,15 +111,29 @@ def read_document(path: Path) -> Document:
 
 def _check_depth(text: str) -> None:
     """Refuses what libyaml's recursive composer would overflow the C stack with."""
+    try:
+        mark = _too_deep(text, yaml.CSafeLoader)
+    except yaml.MarkedYAMLError as error:
+        # That of PyYAML 6.0.4 refuses a thousand levels where it has looked ahead to: the slower parser does not.
+        if "nesting" not in str(error.problem):
+            raise
+        mark = _too_deep(text, yaml.SafeLoader)
+    if mark is not None:
+        problem = f"lists and mappings nest deeper than {_MAX_DEPTH}"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _too_deep(text: str, loader: type[yaml.CSafeLoader | yaml.SafeLoader]) -> yaml.Mark | None:
+    """Where lists and mappings nest too deeply; None where they do not."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+    for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
-                problem = f"lists and mappings nest deeper than {_MAX_DEPTH}"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast(yaml.Mark, event.start_mark))
+                return cast(yaml.Mark, event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+    return None
 
 
 def _text(document: Document) -> str:
