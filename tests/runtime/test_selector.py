@@ -330,7 +330,7 @@ def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Se
     assert choice.reason.endswith("; A and B, which TMA cannot move, are copied first")
     copies = 2 * (2 + 2 * 4096 * 4096 * 2 / 1.6e6)
     assert choice.predicted_us == pytest.approx(everything.select(aligned).predicted_us + copies, rel=0.1)
-    for rows, family in ((8, "gemv"), (32, "mma")):
+    for rows, family in ((8, "gemv"), (16, "mma"), (32, "mma")):
         few = replace(problem(rows, 16384, 16384), b_align=8)
         for asked in (few, few.transposed):
             choice = everything.select(asked)
