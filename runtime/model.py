@@ -128,10 +128,8 @@ _VECTOR_CYCLES = 5.8
 """Clocks of an SM in which a warp loads a vector of B for each of its threads, however wide."""
 _GATHER_CYCLES = 7.4
 """The same for an element of A, where it is read element by element."""
-_MMA_ROWS = 8
-"""Rows of A that one MMA takes."""
 _MORE_ROWS_CYCLES = 3.8
-"""The same for a word of A of each eight rows beyond the first, with their MMAs."""
+"""The same for a word of A of each MMA along M beyond the first, and the MMA."""
 _CROSSING_SECTORS = 0.63
 """Sectors more of the adjacent vectors of four threads, where these do not stay in L1 and rows do not begin sectors."""
 
@@ -304,8 +302,11 @@ def _transposing_cycles(config: GemmConfig) -> float:
 
 def _multiplies_as_loaded(config: GemmConfig) -> bool:
     """Whether WGMMA reads the stages of A and B as TMA writes them, and a gemv kernel multiplies B once."""
-    if config.family == "gemv" and config.tile.m > _MMA_ROWS:
-        return False
+    if config.family == "gemv":
+        from gemmill.library.families import gemv  # as in _stream
+
+        if gemv.mmas_m(fields_of(config)) > 1:
+            return False
     if config.a.major == config.b.major == "k":
         return True
     own = fields_of(config)

@@ -62,7 +62,8 @@ StorePath = Annotated[
 
 def _gpu(text: str) -> Gpu:
     """The row of library/arch.py that has this in its name, whatever the case, and no other."""
-    named = {name: gpu for name, gpu in GPUS.items() if text.strip() and text.strip().lower() in name.lower()}
+    part = text.strip().lower()
+    named = {name: gpu for name, gpu in GPUS.items() if part and part in name.lower()}
     if not named:
         raise typer.BadParameter(f"{text!r} is no GPU with figures of its own; these are: {', '.join(GPUS)}")
     if len(named) > 1:
