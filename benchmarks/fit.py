@@ -318,8 +318,9 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
 
     They are of those measured at length in the last run that has the problem, in the order of their times over the
     fastest's, the geometric mean of that run and the one before: one alone may be lucky. Where a run looked at a kernel
-    and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over, and
-    problems whose operands are copied first, where kernels of other sets may be faster.
+    and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over, those
+    that did not look at the kernel that was the fastest before and found none as fast, and problems whose operands are
+    copied first, where kernels of other sets may be faster.
     """
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
@@ -340,7 +341,11 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
-        recent = sorted(runs[problem], key=lambda own: max(m.time for m in own.values()))[-RECENT:]
+        telling: list[dict[str, Any]] = []
+        for own in sorted(runs[problem], key=lambda own: max(m.time for m in own.values())):
+            if not telling or _first(telling[-1]).kernel in own or _first(own).us <= _first(telling[-1]).us:
+                telling.append(own)
+        recent = telling[-RECENT:]
         last = recent[-1]
         times_over: dict[str, float] = {
             name: geometric_mean(own[name].us / min(m.us for m in own.values()) for own in recent if name in own)
@@ -357,6 +362,11 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
             {"formats": dict(zip(FORMATS, key, strict=True)), "problems": table} for key, table in tables.items()
         ],
     }
+
+
+def _first(run: dict[str, Any]) -> Any:
+    """The fastest that was measured at length."""
+    return min((m for m in run.values() if m.stage == "final"), key=lambda m: m.us)
 
 
 def fit(rows: Sequence[Rows], gpu: str) -> Any:
