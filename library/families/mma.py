@@ -117,6 +117,8 @@ def _registers(f: Fields) -> str | None:
     elif f["b.dtype"] == "f64" and f["b.major"] == "mn" and f["b.align"] == 8 and f["tile.n"] == max(TILE_MN):
         # ptxas spills them with four stages and more.
         why = f" beside the addresses of rows of {f['tile.n']} elements of B that are copied 8 bytes at a time"
+    elif f["accumulator"] == "f64" and f["c.major"] == f["d.major"] == "m" and f["tile.n"] == max(TILE_MN):
+        why = f" beside {f['tile.n']} columns of an m-major C and D"
     elif f["epilogue"] != LINEAR and wide:
         why = f" beside a tile of {max(TILE_MN)} rows or columns"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
@@ -236,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "tile.k", "accumulator", "epilogue", *_LOADED, "arch"),
+        ("tile.n", "tile.m", "tile.k", "accumulator", "c.major", "d.major", "epilogue", *_LOADED, "arch"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",

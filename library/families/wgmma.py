@@ -86,6 +86,8 @@ ODD_LIMIT = 176
 BESIDE_FRAGMENTS = 16
 """How many fewer, where MMAs read A from registers, if an expression reads a matrix at any strides: of 101 kernels with
 8- and 4-bit weights those with 128 sums and fragments spilled, and with 96 those with many values."""
+MASKED_LIMIT = 160
+"""The same of masked groups where B is transposed and D has 32 bits."""
 FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and fragments of A together where MMAs read A from registers, by consumer warpgroups and
 most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
@@ -441,6 +443,8 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
     if integer(fields, "tile.n") % 16:
         limits.append(ODD_LIMIT)
+    if _transposes_for_slots(fields):
+        limits.append(MASKED_LIMIT)
     if _has_expression(fields) and resources.multiplies_from_registers(fields):
         matrices, _ = _read_in_place(str(fields["epilogue"]))
         limits[0] -= BESIDE_FRAGMENTS * (matrices > 0)
@@ -477,6 +481,12 @@ def _has_room_for_shares(f: Fields) -> bool:
     )
 
 
+def _transposes_for_slots(f: Fields) -> bool:
+    """Whether :data:`MASKED_LIMIT` holds."""
+    wide = resources.dtype_bytes(resources.stored_dtype(f, "d")) == 4
+    return wide and f["scheduler.batching"] == "masked" and resources.transposes(f, "b")
+
+
 def _cluster_blocks(f: Fields) -> int:
     return integer(f, "cluster.m") * integer(f, "cluster.n")
 
@@ -497,6 +507,8 @@ def _accumulator_registers(f: Fields) -> str | None:
             f"registers a thread; {resources.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
     epilogue = f"{_epilogue_has(f)} {f['d.dtype']} D"
+    if _transposes_for_slots(f):
+        epilogue += " of masked groups beside a transposed B"
     return (
         f"a {resources.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
         f"thread; {resources.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
@@ -735,7 +747,7 @@ RULES: tuple[Rule, ...] = (
         (
             *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
             *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "a.major", "b.major", "a.scale", "epilogue"),
-            *("cluster.m", "cluster.n"),
+            *("cluster.m", "cluster.n", "scheduler.batching"),
         ),
         _accumulator_registers,
         "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",

@@ -254,6 +254,30 @@ def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
     assert "3 consumer warpgroups" in verdict.says
 
 
+@pytest.mark.parametrize(
+    ("spills", "says", "compiles"),
+    [
+        (
+            "sm90a_u8k16_u8mn16_s32_none_f32n16_128x192x128_1x1_pingpong_s2_m8masked_k1_linear",
+            "an n-major f32 D of masked groups beside a transposed B have at most 160",
+            ({"tile.n": 160}, {"b.major": "k"}, {"d.dtype": "bf16"}, {"scheduler.batching": "grouped"}),
+        ),
+        (
+            "sm90a_f64k16_f64k16_f64_f64m8_f64m8_32x256x16_1x1_multistage_s2_m8_k1_linear",
+            "in 128 registers each; they have 64 beside 256 columns of an m-major C and D",
+            ({"tile.n": 128}, {"c.major": "n"}, {"d.major": "n"}),
+        ),
+    ],
+)
+def test_what_ptxas_spills_is_refused_and_no_more_than_that(
+    spills: str, says: str, compiles: tuple[dict[str, Value], ...]
+) -> None:
+    fields = fields_of(parse_name(spills))
+    (verdict,) = verdicts(fields)
+    assert says in verdict.says
+    assert all(legal({**fields, **change}) for change in compiles)
+
+
 def test_f16_accumulators_take_half_the_registers() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", tile_m=256, tile_n=256, stages=2)
     assert not legal(f16)
