@@ -341,18 +341,19 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for problem in sorted(runs, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
-        telling: list[dict[str, Any]] = []
+        telling: list[tuple[dict[str, Any], Any]] = []
         for own in sorted(runs[problem], key=lambda own: max(m.time for m in own.values())):
-            if not telling or _first(telling[-1]).kernel in own or _first(own).us <= _first(telling[-1]).us:
-                telling.append(own)
+            first = min((m for m in own.values() if m.stage == "final"), key=lambda m: m.us)
+            if not telling or telling[-1][1].kernel in own or first.us <= telling[-1][1].us:
+                telling.append((own, first))
         recent = telling[-RECENT:]
-        last = recent[-1]
+        last, first = recent[-1]
         times_over: dict[str, float] = {
-            name: geometric_mean(own[name].us / min(m.us for m in own.values()) for own in recent if name in own)
+            name: geometric_mean(own[name].us / best.us for own, best in recent if name in own)
             for name, m in last.items()
             if m.stage == "final"
         }
-        least = min(m.us for m in last.values()) / min(times_over.values())
+        least = first.us / min(times_over.values())
         row = tables[formats_of(problem)][problem.extents] = []
         for name in sorted(times_over, key=lambda name: times_over[name])[:FASTEST]:
             row += [kernels.setdefault(name, len(kernels)), float(f"{least * times_over[name]:.4g}")]
@@ -362,11 +363,6 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
             {"formats": dict(zip(FORMATS, key, strict=True)), "problems": table} for key, table in tables.items()
         ],
     }
-
-
-def _first(run: dict[str, Any]) -> Any:
-    """The fastest that was measured at length."""
-    return min((m for m in run.values() if m.stage == "final"), key=lambda m: m.us)
 
 
 def fit(rows: Sequence[Rows], gpu: str) -> Any:

@@ -83,11 +83,11 @@ ACCUMULATOR_LIMIT = {
 epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
 ODD_LIMIT = 176
 """The same where tile N is an odd multiple of 8: D is staged in many narrow subtiles."""
+MASKED_LIMIT = 160
+"""The same in masked groups where B is transposed and D has 32 bits."""
 BESIDE_FRAGMENTS = 16
 """How many fewer, where MMAs read A from registers, if an expression reads a matrix at any strides: of 101 kernels with
 8- and 4-bit weights those with 128 sums and fragments spilled, and with 96 those with many values."""
-MASKED_LIMIT = 160
-"""The same of masked groups where B is transposed and D has 32 bits."""
 FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and fragments of A together where MMAs read A from registers, by consumer warpgroups and
 most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
