@@ -110,7 +110,9 @@ with deep stages."""
 _FP8 = 1.47
 """What fp8 gains on 16 bits where it is loaded by words."""
 _SMALL_ROWS = 128 / 64**2
-"""Rows of A and B for an element of D in a tile of 64 x 64; tiles that load more for it are as much slower."""
+"""Rows of A and B for an element of D in a tile of 64 x 64."""
+_ROWS_POWER = 0.8
+"""Tiles that load more rows for it are slower by this power of how many times as many."""
 _DEEP = 128
 """Bytes along K from which stages are deep."""
 _SMALL_TILE = 0.8
@@ -339,7 +341,8 @@ def _multiply_adds(config: GemmConfig) -> float:
         rate *= {4: 0.5, 2: 1.0, 1: by_words}.get(config.a.type.bytes, 1.0)
         normal, shallow, deep = _BY_ALIGNMENT[align]
         rate *= normal if not small else deep if _is_deep(config) else shallow
-        rate *= min(1.0, _SMALL_ROWS * config.tile.m * config.tile.n / (config.tile.m + config.tile.n))
+        rows = (config.tile.m + config.tile.n) / (config.tile.m * config.tile.n)
+        rate *= float(min(1.0, _SMALL_ROWS / rows) ** _ROWS_POWER)
         return rate / _sharing_blocks(config)
     return rate * _SMALL_TILE if small else rate
 

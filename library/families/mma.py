@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 
 from gemmill.library.arch import ARCHS as TARGETS
@@ -35,6 +36,8 @@ TILE_K_BYTES = (32, 64, 128, 256)
 """Depths of a stage: whole MMAs."""
 MMA_K_BYTES: Mapping[str, int] = MappingProxyType({"f64": 64})
 """Bytes of K of one MMA where they are not 32."""
+MIN_WARPS = 4
+"""Of a block, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
 SWIZZLE_BYTES = 32
 """The least swizzle span: a tile's contiguous extent is a multiple of it."""
 MIN_STAGES = 2
@@ -69,9 +72,12 @@ def _tile(f: Fields) -> str | None:
 
 def _tile_k(f: Fields) -> str | None:
     k, size = integer(f, "tile.k"), element_bytes(f, "a")
-    least = MMA_K_BYTES.get(str(f["a.dtype"]), TILE_K_BYTES[0])
-    allowed = tuple(depth // size for depth in TILE_K_BYTES if depth >= least)
+    allowed = tuple(depth // size for depth in TILE_K_BYTES if depth >= _mma_k_bytes(f))
     return None if k in allowed else f"tile K is {k}; with {f['a.dtype']} operands it must be {one_of(allowed)}"
+
+
+def _mma_k_bytes(f: Fields) -> int:
+    return MMA_K_BYTES.get(str(f["a.dtype"]), TILE_K_BYTES[0])
 
 
 def _swizzle(f: Fields) -> str | None:
@@ -127,8 +133,8 @@ def _registers(f: Fields) -> str | None:
     if registers <= limit:
         return None
     return (
-        f"{threads(f)} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in {registers} registers "
-        f"each; they have {limit}{why}"
+        f"{32 * prod(warps(f)[:2])} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in "
+        f"{registers} registers each; they have {limit}{why}"
     )
 
 
@@ -157,23 +163,25 @@ def _shared_memory(f: Fields) -> str | None:
     return f"{f['stages']} stages take {needed:,} bytes of shared memory; a block has {capacity:,} on {f['arch']}"
 
 
-def warps(fields: Fields) -> tuple[int, int]:
-    """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large."""
+def warps(fields: Fields) -> tuple[int, int, int]:
+    """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large. And along K: where these are
+    fewer than four, others compute the same for other slices of a stage, and the first adds their sums to its own."""
     m, n = integer(fields, "tile.m"), integer(fields, "tile.n")
     along_n = max(1, min(n // 32, 4 if m <= 128 else 2))
-    return max(1, min(m // 32, 8 // along_n)), along_n
+    along_m = max(1, min(m // 32, 8 // along_n))
+    mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // _mma_k_bytes(fields)
+    return along_m, along_n, max(1, min(MIN_WARPS // (along_m * along_n), mmas))
 
 
 def threads(fields: Fields) -> int:
     """Threads of a block."""
-    along_m, along_n = warps(fields)
-    return 32 * along_m * along_n
+    return 32 * prod(warps(fields))
 
 
 def accumulator_registers(fields: Fields) -> int:
     """32-bit accumulator registers of a thread."""
-    bits = DTYPES[str(fields["accumulator"])].bits
-    return integer(fields, "tile.m") * integer(fields, "tile.n") * bits // (32 * threads(fields))
+    bits, (along_m, along_n, _) = DTYPES[str(fields["accumulator"])].bits, warps(fields)
+    return integer(fields, "tile.m") * integer(fields, "tile.n") * bits // (32 * 32 * along_m * along_n)
 
 
 def stage_bytes(fields: Fields) -> tuple[int, int]:

@@ -138,6 +138,7 @@ def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(dtype: DTypeN
 
 DIRECT = {
     "sm80_bf16k16_bf16mn8_f32_bf16n2_bf16n2_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm80_bf16k4_bf16k4_f32_none_bf16any2_16x32x128_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
     "sm80_f16mn2_f16any2_f32_none_f16any2_64x64x32_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDSM", "STS"},
     "sm86_s8k16_u8mn4_s32_none_s32n16_128x128x64_1x1_multistage_s2_m8_k1_linear": {"IMMA", "LDSM", "LDGSTS", "PRMT"},
     "sm89_e4m3k16_e5m2k16_f32_none_bf16n16_128x128x64_1x1_multistage_s3_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
@@ -170,6 +171,7 @@ SM70 = [
     "sm70_f16mn16_f16mn2_f32_none_f32n4_128x64x32_1x1_multistage_s2_m8_k1_linear",
     "sm70_f16any2_f16k4_f32_f32any4_f16any2_64x64x32_1x1_multistage_s2_m8_k1_linear",
     "sm70_f16k2_f16mn8_f32_none_f16m2_16x16x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16k16_f16mn16_f32_none_f16n16_32x32x64_1x1_multistage_s2_m8_k1_linear",
     "sm70_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear",
     "sm70_bf16any2_s8any1_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear",
     "sm70_u8k1_s8mn1_s32_none_s8n1_64x64x16_1x1_simt_s2_m8_k1_linear",

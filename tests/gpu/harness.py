@@ -230,6 +230,14 @@ DIRECT: tuple[GemmConfig, ...] = (
     direct("32x64x16", "multistage", "mn mn n", ab="f16"),
     direct("16x256x64", "multistage", "k k n", ab="bf16", stages=2),
     direct("256x32x16", "multistage", "k mn n", 2, ab="f16"),
+    # Warps that share K of a stage.
+    direct("16x32x128", "multistage", "k k n", 8, ab="bf16"),
+    direct("32x32x64", "multistage", "mn mn n n", 4, ab="f16", c__dtype="f16", stages=2),
+    direct("32x32x64", "multistage", "any k any", 2, ab="bf16"),
+    direct("32x32x256", "multistage", "mn k n", 4, ab="s8"),
+    direct("64x32x128", "multistage", "k mn n", 8, ab="e4m3"),
+    direct("64x32x32", "multistage", "k k n", 4, ab="tf32"),
+    direct("32x32x32", "multistage", "k k m", 8, ab="f64"),
     # 8 bits, tf32 and f64, K-major and not.
     direct("128x128x64", "multistage", "k k n", ab="s8", b__dtype="u8"),
     direct("128x128x64", "multistage", "mn mn n n", ab="u8", b__dtype="s8", c__dtype="s32"),

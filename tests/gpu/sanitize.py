@@ -42,6 +42,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "s8", "b.dtype": "s8", "c.dtype": "none", "d.dtype": "s8", "d.major": "n"},
     {"scheduler.decomposition": "cluster", "scheduler.splits": 3},
     {"a.dtype": "f64"},
+    {"tile.m": 16, "tile.n": 32, "tile.k": 128, "a.dtype": "bf16", "c.dtype": "none"},  # warps that share K
 )
 """What a kernel is asked for; a schedule that has none such is passed over."""
 

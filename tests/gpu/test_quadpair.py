@@ -34,6 +34,8 @@ CONFIGS: tuple[GemmConfig, ...] = tuple(
         ("32x64x16", "mn k n", 16, {"d__dtype": "f32"}),
         ("16x64x16", "k k n", 2, {}),
         ("128x64x32", "mn mn n", 16, {}),
+        # Warps that share K of a stage.
+        ("32x32x64", "k mn n", 16, {}),
     )
 )
 each_kernel = pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)

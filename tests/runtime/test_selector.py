@@ -330,11 +330,11 @@ def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Se
     assert choice.reason.endswith("; A and B, which TMA cannot move, are copied first")
     copies = 2 * (2 + 2 * 4096 * 4096 * 2 / 1.6e6)
     assert choice.predicted_us == pytest.approx(everything.select(aligned).predicted_us + copies, rel=0.1)
-    for rows, family in ((8, "gemv"), (16, "mma"), (32, "mma")):
+    for rows in (8, 16, 32):
         few = replace(problem(rows, 16384, 16384), b_align=8)
         for asked in (few, few.transposed):
             choice = everything.select(asked)
-            assert choice.config.family == family
+            assert choice.config.family in ("gemv", "mma")
             assert "copied" not in choice.reason
 
 
@@ -344,7 +344,7 @@ def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Se
 def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
     everything: Selector, dtype: DTypeName, align: int, rows: int
 ) -> None:
-    """mma.sync took 1.7 to 3.1 times as long where it was measured: bf16, e4m3 and s8, 1, 2 and 8 rows."""
+    """By kernels whose tiles have every SM at work: those of mma.sync with 64 x 64 took 1.7 to 3.1 times as long."""
     k = 4096 + align // DTYPES[dtype].bytes
     d = default_output(dtype)
     asked = GemmProblem.packed(
@@ -352,7 +352,9 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
     )
     assert asked.b_align == align
     choice = everything.select(asked)
-    assert choice.config.family == "gemv"
+    assert not choice.swapped
+    assert choice.config.tile.m >= rows
+    assert choice.config.tile.n <= 32
     assert "copied" not in choice.reason
 
 

@@ -22,7 +22,12 @@ struct MmaSyncGemm {
   /// A warp computes up to 64 x 64.
   static constexpr int kWarpsN = max_of(1, min_of(kTileN / 32, kTileM <= 128 ? 4 : 2));
   static constexpr int kWarpsM = max_of(1, min_of(kTileM / 32, 8 / kWarpsN));
-  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  /// Where these are fewer than four, others compute the same for other slices of a stage along K.
+  static constexpr int kSlices =
+      max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(typename Config::A)) / (8 * int(sizeof(Word)))));
+  static constexpr int kSliceK = kTileK / kSlices;
+  static constexpr int kSliceThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kThreads = kSliceThreads * kSlices;
   static constexpr int kBlocks = 1;
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
@@ -36,7 +41,9 @@ struct MmaSyncGemm {
   using FragmentsA = typename Mma::template FragmentsA<A, Word>;
   using FragmentsB = typename Mma::template FragmentsB<B, Word>;
   static constexpr int kSharedBytes = kStages * (A::kBytes + B::kBytes);
-  static_assert(kTileK % FragmentsA::kStepK == 0, "a stage is whole MMAs deep");
+  static_assert(kSliceK % FragmentsA::kStepK == 0, "a slice of a stage is whole MMAs deep");
+  static_assert((kSlices - 1) * kTileM * kTileN * int(sizeof(Accumulator)) <= kSharedBytes,
+                "the stages hold the sums of all slices but one");
 
   __device__ static void run(DirectParams const& params) {
     extern __shared__ __align__(1024) char shared[];
@@ -53,7 +60,8 @@ struct MmaSyncGemm {
   }
 
   __device__ static void compute(DirectParams const& params, Work work, char* shared) {
-    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int const slice = kSlices == 1 ? 0 : threadIdx.x / kSliceThreads;
+    int const warp = threadIdx.x / 32 % (kWarpsM * kWarpsN), lane = threadIdx.x % 32;
     int const warp_m = warp % kWarpsM * kWarpM, warp_n = warp / kWarpsM * kWarpN;
     CopyA a{{params.a.at_batch<typename Config::A const>(work.batch), params.a.row_stride, params.a.column_stride,
              work.m, params.m}};
@@ -82,7 +90,7 @@ struct MmaSyncGemm {
         b.begin(stage_b(shared, refilled), params.k - ahead * kTileK);
       }
       if constexpr (Mma::kHasAsync) commit_copies();
-      multiply(stage_a(shared, stage), stage_b(shared, stage), warp_m, warp_n, sums);
+      multiply(stage_a(shared, stage), stage_b(shared, stage), warp_m, warp_n, slice * kSliceK, sums);
       if (ahead < work.k_tiles) {
         a.finish(stage_a(shared, refilled));
         b.finish(stage_b(shared, refilled));
@@ -90,6 +98,10 @@ struct MmaSyncGemm {
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     __syncthreads();
+    if constexpr (kSlices > 1) {
+      add_slices(reinterpret_cast<Accumulator*>(shared), slice, sums);
+      if (slice > 0) return;
+    }
 
     auto const epilogue = Direct::epilogue(params, work);
     // What lies side by side in D: two columns of an atom, or a column of each of four.
@@ -112,15 +124,35 @@ struct MmaSyncGemm {
       }
   }
 
-  __device__ static void multiply(char const* a, char const* b, int warp_m, int warp_n, Sums& sums) {
+  /// Adds the sums of the other slices to those of the first, through the stages, which are free before and after.
+  __device__ static void add_slices(Accumulator* shared, int slice, Sums& sums) {
+    constexpr int kCount = sizeof(Sums) / sizeof(Accumulator);
+    Accumulator* const own = &sums[0][0][0];
+    Accumulator* const first = shared + threadIdx.x % kSliceThreads;
+    if (slice > 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) first[((slice - 1) * kCount + i) * kSliceThreads] = own[i];
+    }
+    __syncthreads();
+    if (slice == 0) {
+#pragma unroll
+      for (int other = 0; other < kSlices - 1; ++other)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) own[i] += first[(other * kCount + i) * kSliceThreads];
+    }
+    __syncthreads();
+  }
+
+  /// Adds the products of a slice of a stage, which begins at `first`.
+  __device__ static void multiply(char const* a, char const* b, int warp_m, int warp_n, int first, Sums& sums) {
     // Few steps at a time: their fragments share registers. On sm_90 an MMA of fp8 is several of f16, and conversions.
     constexpr bool kFp8 = sizeof(typename Config::A) == 1 && cuda::std::is_same_v<Accumulator, float>;
-    constexpr int kUnroll = min_of(kTileK / FragmentsA::kStepK, kFp8 ? 1 : 4);
+    constexpr int kUnroll = min_of(kSliceK / FragmentsA::kStepK, kFp8 ? 1 : 4);
 #pragma unroll kUnroll
-    for (int k = 0; k < kTileK; k += FragmentsA::kStepK) {
+    for (int k = 0; k < kSliceK; k += FragmentsA::kStepK) {
       Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
-      FragmentsA::load(a, warp_m, k, rows);
-      FragmentsB::load(b, warp_n, k, columns);
+      FragmentsA::load(a, warp_m, first + k, rows);
+      FragmentsB::load(b, warp_n, first + k, columns);
 #pragma unroll
       for (int i = 0; i < kAtomsM; ++i)
 #pragma unroll
