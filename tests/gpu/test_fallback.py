@@ -68,7 +68,7 @@ class Reversed:
         return self._flipped.flip(0).double()
 
 
-@pytest.mark.parametrize(("left", "right"), itertools.product(LAYOUTS, LAYOUTS))
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(LAYOUTS, LAYOUTS)))
 def test_any_strides_of_a_and_b(left: str, right: str) -> None:
     a, b = LAYOUTS[left](integers(75, 91, dtype="float16")), LAYOUTS[right](integers(91, 53, dtype="float16"))
     out = torch.empty(75, 53, device="cuda", dtype=torch.float16)
@@ -88,7 +88,7 @@ def test_any_strides_of_c_and_d(layout: str, c: str) -> None:
     assert torch.equal(out.double(), exact(a, b, added))
 
 
-@pytest.mark.parametrize(("a_dtype", "b_dtype"), itertools.product(FLOATS + INTEGERS, repeat=2))
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), list(itertools.product(FLOATS + INTEGERS, repeat=2)))
 def test_every_pair_of_types(a_dtype: str, b_dtype: str) -> None:
     a, b = strided(integers(33, 40, dtype=a_dtype), 1, 2), integers(40, 50, dtype=b_dtype)
     for accumulator in ("f32", *(("s32",) if {a_dtype, b_dtype} <= set(INTEGERS) else ())):
