@@ -133,7 +133,7 @@ def _registers(f: Fields) -> str | None:
     if registers <= limit:
         return None
     return (
-        f"{32 * prod(warps(f)[:2])} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in "
+        f"{slice_threads(f)} threads hold a {f['tile.m']}x{f['tile.n']} tile of {f['accumulator']} in "
         f"{registers} registers each; they have {limit}{why}"
     )
 
@@ -173,6 +173,12 @@ def warps(fields: Fields) -> tuple[int, int, int]:
     return along_m, along_n, max(1, min(MIN_WARPS // (along_m * along_n), mmas))
 
 
+def slice_threads(fields: Fields) -> int:
+    """Threads that share the sums of a tile: those of one slice."""
+    along_m, along_n, _ = warps(fields)
+    return 32 * along_m * along_n
+
+
 def threads(fields: Fields) -> int:
     """Threads of a block."""
     return 32 * prod(warps(fields))
@@ -180,8 +186,8 @@ def threads(fields: Fields) -> int:
 
 def accumulator_registers(fields: Fields) -> int:
     """32-bit accumulator registers of a thread."""
-    bits, (along_m, along_n, _) = DTYPES[str(fields["accumulator"])].bits, warps(fields)
-    return integer(fields, "tile.m") * integer(fields, "tile.n") * bits // (32 * 32 * along_m * along_n)
+    bits = DTYPES[str(fields["accumulator"])].bits
+    return integer(fields, "tile.m") * integer(fields, "tile.n") * bits // (32 * slice_threads(fields))
 
 
 def stage_bytes(fields: Fields) -> tuple[int, int]:
