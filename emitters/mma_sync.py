@@ -7,11 +7,13 @@ from string import Template
 from gemmill.emitters import direct
 from gemmill.emitters.direct import constants, launch_spec
 from gemmill.library.config import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.families.arithmetic import FP8
 
 __all__ = ["constants", "launch_spec", "text"]
 
 _WORDS = Template("""\
-struct Atom {
+struct $name {
   using Word = uint32_t;
   __device__ static void multiply(uint32_t const (&a)[4], uint32_t b0, uint32_t b1, $register (&d)[4]) {
     asm volatile(
@@ -79,14 +81,22 @@ def mma_atom(config: GemmConfig) -> str:
         return _QUADPAIR.substitute(a="col" if along_mn[0] else "row", b="row" if along_mn[1] else "col")
     if config.accumulator == "f64":
         return _F64 if config.target.capability >= (9, 0) else _F64_IN_FOUR
-    register, constraint = ("float", "f") if config.accumulator == "f32" else ("int32_t", "r")
+    if config.a.dtype in FP8 and config.target.capability == (9, 0):
+        half = _words("HalfAtom", "f16", "f16", "f32")
+        return f"{half}using Atom = gemmill::HalvesAtom<HalfAtom, {config.a.type.cpp}, {config.b.type.cpp}>;\n\n"
+    return _words("Atom", config.a.dtype, config.b.dtype, config.accumulator)
+
+
+def _words(name: str, a: str, b: str, accumulator: str) -> str:
+    register, constraint = ("float", "f") if accumulator == "f32" else ("int32_t", "r")
     return _WORDS.substitute(
+        name=name,
         register=register,
         constraint=constraint,
-        k=8 * 32 // config.a.type.bits,
-        accumulator=config.accumulator,
-        a=config.a.dtype,
-        b=config.b.dtype,
+        k=8 * 32 // DTYPES[a].bits,
+        accumulator=accumulator,
+        a=a,
+        b=b,
     )
 
 

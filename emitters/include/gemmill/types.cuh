@@ -106,6 +106,17 @@ __device__ inline float to_compute(float, Element value) {
 }
 __device__ inline int32_t to_compute(int32_t, int32_t value) { return value; }
 
+/// An address or offset of which the compiler forgets how it came about: what is added to it becomes an instruction's
+/// offset, and it is kept in place of being computed again for each.
+__device__ inline uint32_t opaque(uint32_t address) {
+  asm("" : "+r"(address));
+  return address;
+}
+__device__ inline int64_t opaque(int64_t offset) {
+  asm("" : "+l"(offset));
+  return offset;
+}
+
 /// Size of an element; 0 for an absent C.
 template <class Element>
 inline constexpr int size_of = sizeof(Element);

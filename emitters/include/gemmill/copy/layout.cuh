@@ -53,6 +53,19 @@ struct StageLayout {
     return along / kPanelExtent * kPanelBytes +
            swizzled<kSpan>(row * kSpan + along % kPanelExtent * int(sizeof(Element)));
   }
+
+  /// `at(mn0 + mn, k0 + k)` is `(at(mn0, k0) ^ flipped(mn, k)) + added(mn, k)` where mn0 and mn, and k0 and k, have no set
+  /// bit in common.
+  __device__ static constexpr int flipped(int mn, int k) {
+    int const along = kMajor == MajorIn::K ? k : mn;
+    int const line = (kMajor == MajorIn::K ? mn : k) * kSpan;
+    return swizzled<kSpan>(line) ^ line ^ (along % kPanelExtent * int(sizeof(Element)));
+  }
+  __device__ static constexpr int added(int mn, int k) {
+    int const along = kMajor == MajorIn::K ? k : mn;
+    int const row = kMajor == MajorIn::K ? mn : k;
+    return row * kSpan + along / kPanelExtent * kPanelBytes;
+  }
 };
 
 }  // namespace gemmill

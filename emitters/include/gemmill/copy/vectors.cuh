@@ -53,6 +53,10 @@ struct TileVectors {
     int const along = kInnerMN ? mn_left : k_left;
     return row_of(index) < rows ? along - inner : 0;
   }
+  /// Whether an element of a vector lies in the operand, in a tile of which K has all.
+  __device__ bool inside(int index, int element) const {
+    return (kInnerMN ? inner + element : row_of(index)) < mn_left;
+  }
   /// On to the next tile along K.
   __device__ void advance() { pointer += tile_step; }
 

@@ -16,11 +16,20 @@ struct OutputMatrix {
 
   Element* pointer;
   int64_t row_stride, column_stride;
+  /// Of the first element.
+  int64_t offset = 0;
 
-  __device__ Element* at(int m, int n) const {
-    if constexpr (Major == MajorOut::N) return pointer + (m * row_stride + n);
-    if constexpr (Major == MajorOut::M) return pointer + (m + n * column_stride);
-    return pointer + (m * row_stride + n * column_stride);
+  __device__ Element* at(int m, int n) const { return pointer + (offset + offset_of(m, n)); }
+  /// The part from (m, n) on.
+  __device__ OutputMatrix from(int m, int n) const {
+    return {pointer, row_stride, column_stride, opaque(offset + offset_of(m, n))};
+  }
+
+ private:
+  __device__ int64_t offset_of(int m, int n) const {
+    if constexpr (Major == MajorOut::N) return m * row_stride + n;
+    if constexpr (Major == MajorOut::M) return m + n * column_stride;
+    return m * row_stride + n * column_stride;
   }
 };
 
@@ -38,6 +47,13 @@ struct DirectEpilogue {
   MatrixD d;
   /// Extents of D, and the index of its matrix in the batch.
   int m_extent, n_extent, batch;
+  /// Where c and d begin in their matrices.
+  int first_m = 0, first_n = 0;
+
+  /// The same for the part of D from (m, n) on: what is stored at constant places in it shares their addresses.
+  __device__ DirectEpilogue from(int m, int n) const {
+    return {operation, c.from(m, n), d.from(m, n), m_extent - m, n_extent - n, batch, first_m + m, first_n + n};
+  }
 
   /// Element (m, n + i) of D from `sums[i]`. n is a multiple of the greatest power of two that divides Count.
   template <int Count, class Accumulator>
@@ -64,7 +80,7 @@ struct DirectEpilogue {
       }
       // An expression reads and writes at its place, which must lie inside D.
       if (!Operation::kIsExpression || i < valid)
-        values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, m, n + i, batch));
+        values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, first_m + m, first_n + n + i, batch));
     }
     if (Count <= valid) {
       *reinterpret_cast<Pack<Element, Count>*>(d.at(m, n)) = values;

@@ -9,6 +9,7 @@
 
 #include <gemmill/copy/stream.cuh>
 #include <gemmill/kernel/direct.cuh>
+#include <gemmill/mma/halves.cuh>
 
 namespace gemmill {
 

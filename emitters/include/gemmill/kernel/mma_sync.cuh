@@ -6,6 +6,7 @@
 
 #include <gemmill/kernel/direct.cuh>
 #include <gemmill/mma/fragments.cuh>
+#include <gemmill/mma/halves.cuh>
 #include <gemmill/mma/quadpair.cuh>
 
 namespace gemmill {
@@ -52,62 +53,149 @@ struct MmaSyncGemm {
   }
 
  private:
+  static constexpr bool kAsync = CopyA::kAsync && CopyB::kAsync;
+  /// Whether what else a thread holds are few addresses.
+  static constexpr bool kSimple = Config::kMajorA == MajorIn::K && Config::kMajorB == MajorIn::K &&
+                                  min_of(Config::kAlignA, Config::kAlignB) >= 8 &&
+                                  size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression;
+  static constexpr int kBytesAhead =
+      kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * 4 * int(sizeof(Word));
+  /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
+  static constexpr bool kAhead = kAsync && kBytesAhead <= (kSimple ? 900 : sizeof(Word) == 4 ? 640 : 0);
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
+  static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
 
   __device__ static char* stage_a(char* shared, int stage) { return shared + stage * A::kBytes; }
   __device__ static char* stage_b(char* shared, int stage) {
     return shared + kStages * A::kBytes + stage * B::kBytes;
   }
 
+  /// A thread's part in filling stages.
+  struct Copies {
+    CopyA a;
+    CopyB b;
+
+    __device__ bool is_whole() const { return a.is_whole() && b.is_whole(); }
+    template <bool Whole, int Parts>
+    __device__ void begin(char* shared, int stage, int k_left, int part) {
+      a.template begin<Whole, Parts>(stage_a(shared, stage), k_left, part);
+      b.template begin<Whole, Parts>(stage_b(shared, stage), k_left, part);
+    }
+    __device__ void finish(char* shared, int stage) const {
+      a.finish(stage_a(shared, stage));
+      b.finish(stage_b(shared, stage));
+    }
+  };
+
+  /// What a warp multiplies in one step along K.
+  struct Words {
+    Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
+
+    __device__ void load(FragmentsA const& a, FragmentsB const& b, char* shared, int stage, int k) {
+      a.load(shared_address(stage_a(shared, stage)), k, rows);
+      b.load(shared_address(stage_b(shared, stage)), k, columns);
+    }
+    /// Rows 16 * i to 16 * i + 15.
+    __device__ void multiply(int i, Sums& sums) const {
+#pragma unroll
+      for (int j = 0; j < kAtomsN; j += 2) {
+        Mma::template multiply<Atom>(rows[i], columns[j / 2], sums[i][j], sums[i][j + 1]);
+      }
+    }
+  };
+
+  /// Until the next tile has arrived, for every thread, and all are done with the one before.
+  __device__ static void wait_for_tile() {
+    if constexpr (Mma::kHasAsync) wait_for_copies<kStages - 2>();
+    __syncthreads();
+  }
+
   __device__ static void compute(DirectParams const& params, Work work, char* shared) {
     int const slice = kSlices == 1 ? 0 : threadIdx.x / kSliceThreads;
     int const warp = threadIdx.x / 32 % (kWarpsM * kWarpsN), lane = threadIdx.x % 32;
     int const warp_m = warp % kWarpsM * kWarpM, warp_n = warp / kWarpsM * kWarpN;
-    CopyA a{{params.a.at_batch<typename Config::A const>(work.batch), params.a.row_stride, params.a.column_stride,
-             work.m, params.m}};
-    CopyB b{{params.b.at_batch<typename Config::B const>(work.batch), params.b.column_stride, params.b.row_stride,
-             work.n, params.n}};
+    Copies copies{{params.a.at_batch<typename Config::A const>(work.batch), params.a.row_stride, params.a.column_stride,
+                   work.m, params.m},
+                  {params.b.at_batch<typename Config::B const>(work.batch), params.b.column_stride, params.b.row_stride,
+                   work.n, params.n}};
+    FragmentsA const a(warp_m, slice * kSliceK);
+    FragmentsB const b(warp_n, slice * kSliceK);
 
+    int const whole_tiles = copies.is_whole() ? params.k / kTileK : 0;
     for (int tile = 0; tile < kStages - 1; ++tile) {
-      if (tile < work.k_tiles) {
-        a.begin(stage_a(shared, tile), params.k - tile * kTileK);
-        b.begin(stage_b(shared, tile), params.k - tile * kTileK);
-        a.finish(stage_a(shared, tile));
-        b.finish(stage_b(shared, tile));
+      int const k_left = params.k - tile * kTileK;
+      if (tile < whole_tiles) {
+        copies.template begin<true, 1>(shared, tile, k_left, 0);
+      } else if (tile < work.k_tiles) {
+        copies.template begin<false, 1>(shared, tile, k_left, 0);
       }
+      if (tile < work.k_tiles) copies.finish(shared, tile);
       if constexpr (Mma::kHasAsync) commit_copies();
     }
     Sums sums = {};
+    Words words;
     int stage = 0;
-    for (int tile = 0; tile < work.k_tiles; ++tile) {
-      // This tile has arrived, for every thread; and all are done with the one before it, whose stage is filled anew.
-      if constexpr (Mma::kHasAsync) wait_for_copies<kStages - 2>();
-      __syncthreads();
+    wait_for_tile();
+    if constexpr (kAhead) words.load(a, b, shared, stage, 0);
+    // Multiplies a tile, while the one that is kStages - 1 ahead is copied into the stage of the tile before: between
+    // MMAs, where it is whole.
+    auto const step = [&](int tile, auto whole) {
+      constexpr bool kWhole = decltype(whole)::value;
+      constexpr int kParts = kWhole && kAhead && kSteps > 1 ? (kSteps - 1) * kAtomsM : 1;
       int const ahead = tile + kStages - 1;
       int const refilled = stage == 0 ? kStages - 1 : stage - 1;
-      if (ahead < work.k_tiles) {
-        a.begin(stage_a(shared, refilled), params.k - ahead * kTileK);
-        b.begin(stage_b(shared, refilled), params.k - ahead * kTileK);
+      bool const refills = kWhole || ahead < work.k_tiles;
+      auto const refill = [&](int part) {
+        if (refills) copies.template begin<kWhole, kParts>(shared, refilled, params.k - ahead * kTileK, part);
+        if constexpr (Mma::kHasAsync) {
+          if (part == kParts - 1) commit_copies();
+        }
+      };
+      auto const turn = [&] {
+        if (refills) copies.finish(shared, refilled);
+        wait_for_tile();
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+      };
+      if (kParts == 1) refill(0);
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        Words next;
+        if constexpr (kAhead) {
+          if (k == kSteps - 1) turn();
+          next.load(a, b, shared, stage, (k + 1) % kSteps * kStepK);
+        } else {
+          words.load(a, b, shared, stage, k * kStepK);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtomsM; ++i) {
+          words.multiply(i, sums);
+          if (kParts > 1 && k < kSteps - 1) refill(k * kAtomsM + i);
+        }
+        if constexpr (kAhead) {
+          words = next;
+        } else {
+          if (k == kSteps - 1) turn();
+        }
       }
-      if constexpr (Mma::kHasAsync) commit_copies();
-      multiply(stage_a(shared, stage), stage_b(shared, stage), warp_m, warp_n, slice * kSliceK, sums);
-      if (ahead < work.k_tiles) {
-        a.finish(stage_a(shared, refilled));
-        b.finish(stage_b(shared, refilled));
-      }
-      stage = stage == kStages - 1 ? 0 : stage + 1;
-    }
+    };
+    int tile = 0;
+    for (; tile + kStages - 1 < whole_tiles; ++tile) step(tile, cuda::std::true_type{});
+    for (; tile < work.k_tiles; ++tile) step(tile, cuda::std::false_type{});
     __syncthreads();
     if constexpr (kSlices > 1) {
       add_slices(reinterpret_cast<Accumulator*>(shared), slice, sums);
       if (slice > 0) return;
     }
 
-    auto const epilogue = Direct::epilogue(params, work);
+    auto const epilogue =
+        Direct::epilogue(params, work)
+            .from(work.m + warp_m + FragmentsA::position(0, Mma::sum_row(lane)),
+                  work.n + warp_n + FragmentsB::position(0, Mma::sum_column(lane)));
     // What lies side by side in D: two columns of an atom, or a column of each of four.
     constexpr int kRun = FragmentsB::kPermuted ? 4 : 2;
 #pragma unroll
-    for (int i = 0; i < 2 * kAtomsM; ++i)
+    for (int i = 0; i < 2 * kAtomsM; ++i) {
+      auto const row = epilogue.from(FragmentsA::position(i, 0), 0);
 #pragma unroll
       for (int j = 0; j < 2 * kAtomsN; j += kRun) {
         Accumulator run[kRun];
@@ -118,10 +206,9 @@ struct MmaSyncGemm {
           run[r] = sums[i / 2][atom][i % 2 * 2 + column];
         }
         int const group = FragmentsB::kPermuted ? j / 8 * 4 : j / 2;
-        int const column = Mma::sum_column(lane) + (FragmentsB::kPermuted ? j / 4 % 2 : 0);
-        epilogue.store(run, work.m + warp_m + FragmentsA::position(i, Mma::sum_row(lane)),
-                       work.n + warp_n + FragmentsB::position(group, column));
+        row.store(run, 0, FragmentsB::position(group, FragmentsB::kPermuted ? j / 4 % 2 : 0));
       }
+    }
   }
 
   /// Adds the sums of the other slices to those of the first, through the stages, which are free before and after.
@@ -141,25 +228,6 @@ struct MmaSyncGemm {
         for (int i = 0; i < kCount; ++i) own[i] += first[(other * kCount + i) * kSliceThreads];
     }
     __syncthreads();
-  }
-
-  /// Adds the products of a slice of a stage, which begins at `first`.
-  __device__ static void multiply(char const* a, char const* b, int warp_m, int warp_n, int first, Sums& sums) {
-    // Few steps at a time: their fragments share registers. On sm_90 an MMA of fp8 is several of f16, and conversions.
-    constexpr bool kFp8 = sizeof(typename Config::A) == 1 && cuda::std::is_same_v<Accumulator, float>;
-    constexpr int kUnroll = min_of(kSliceK / FragmentsA::kStepK, kFp8 ? 1 : 4);
-#pragma unroll kUnroll
-    for (int k = 0; k < kSliceK; k += FragmentsA::kStepK) {
-      Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
-      FragmentsA::load(a, warp_m, first + k, rows);
-      FragmentsB::load(b, warp_n, first + k, columns);
-#pragma unroll
-      for (int i = 0; i < kAtomsM; ++i)
-#pragma unroll
-        for (int j = 0; j < kAtomsN; j += 2) {
-          Mma::template multiply<Atom>(rows[i], columns[j / 2], sums[i][j], sums[i][j + 1]);
-        }
-    }
   }
 };
 

@@ -9,12 +9,14 @@
 
 namespace gemmill {
 
-/// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i][j] is of group 2i + j % 2 of eight rows, row
-/// l / 4 of it, and of word l % 4 + j / 2 * 4.
+enum class Side { A, B };
+
+/// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i] has, of rows l / 4 of two groups of eight, words
+/// l % 4 and l % 4 + 4, in the order in which MMAs take them: of A two groups side by side, of B two words of one.
 ///
 /// Where memory's neighbours along M or N are bytes, a lane reads four of them at once, from four rows along K, and
 /// transposes: of 32 rows, group g then holds rows g, g + 4, g + 8 and so on.
-template <class Layout, class Word>
+template <class Layout, class Word, Side kSide>
 struct Fragments {
   using Element = typename Layout::Element;
   static constexpr int kWordElements = sizeof(Word) / sizeof(Element);
@@ -26,57 +28,81 @@ struct Fragments {
     return kPermuted ? group / 4 * 32 + row * 4 + group % 4 : group * 8 + row;
   }
 
+  /// Of a warp whose rows begin at `mn`, words at `k`.
+  __device__ Fragments(int mn, int k) {
+    int const lane = threadIdx.x % 32;
+    if constexpr (kMatrices) {
+      int const group = group_of(lane / 8), half = half_of(lane / 8);
+      constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
+      base = Layout::at(mn + group * 8 + (kAlongK ? lane % 8 : 0), k + half * kStepK / 2 + (kAlongK ? 0 : lane % 8));
+    } else if constexpr (kPermuted) {
+      base = Layout::at(mn + lane / 4 * 4, k + lane % 4 * 4);
+    } else {
+      base = Layout::at(mn + lane / 4, k + lane % 4);
+    }
+  }
+
+  /// Reads what lies `k` further along K, from the stage at that address.
   template <int Count>
-  __device__ static void load(char const* stage, int mn, int k, Word (&words)[Count][4]) {
+  __device__ void load(uint32_t stage, int k, Word (&words)[Count][4]) const {
     static_assert(!kPermuted || Count % 2 == 0, "bytes are transposed 32 rows at a time");
 #pragma unroll
     for (int i = 0; i < Count; i += 1 + kPermuted) {
       if constexpr (kPermuted) {
-        load_transposed(stage, mn + i * 16, k, words[i], words[i + 1]);
+        load_transposed(stage, i * 16, k, words[i], words[i + 1]);
       } else {
-        load_16(stage, mn + i * 16, k, words[i]);
+        load_16(stage, i * 16, k, words[i]);
       }
     }
   }
 
  private:
-  __device__ static void load_16(char const* stage, int mn, int k, Word (&words)[4]) {
-    int const lane = threadIdx.x % 32;
-    if constexpr (Layout::kMajor == MajorIn::K && sizeof(Word) == 4) {
-      load_matrices<false>(stage + Layout::at(mn + lane % 16, k + lane / 16 * (kStepK / 2)), words);
-    } else if constexpr (sizeof(Element) == 2) {
-      load_matrices<true>(stage + Layout::at(mn + lane / 8 % 2 * 8, k + lane / 16 * 8 + lane % 8), words);
+  /// Whether ldmatrix serves.
+  static constexpr bool kMatrices = Layout::kMajor == MajorIn::K ? sizeof(Word) == 4 : sizeof(Element) == 2;
+
+  /// The group of rows and the half of a step of K that words[i][j] has, and its place.
+  __device__ static constexpr int group_of(int j) { return kSide == Side::A ? j % 2 : j / 2; }
+  __device__ static constexpr int half_of(int j) { return kSide == Side::A ? j / 2 : j % 2; }
+  __device__ static constexpr int place_of(int group, int half) {
+    return kSide == Side::A ? group + 2 * half : 2 * group + half;
+  }
+
+  /// Where the lane's first words lie in a stage.
+  int base;
+
+  __device__ uint32_t address(uint32_t stage, int mn, int k) const {
+    return opaque(stage + (base ^ Layout::flipped(mn, k))) + Layout::added(mn, k);
+  }
+
+  __device__ void load_16(uint32_t stage, int mn, int k, Word (&words)[4]) const {
+    if constexpr (kMatrices) {
+      load_matrices<Layout::kMajor == MajorIn::MN>(address(stage, mn, k), words);
     } else {
       static_assert(kWordElements == 1, "neighbours along K are a word");
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const row = mn + lane / 4 + i % 2 * 8, word = lane % 4 + i / 2 * 4;
-        words[i] = *reinterpret_cast<Word const*>(stage + Layout::at(row, k + word));
+      for (int j = 0; j < 4; ++j) {
+        words[j] = load_shared<Word>(address(stage, mn + group_of(j) * 8, k + half_of(j) * 4));
       }
     }
     if constexpr (cuda::std::is_same_v<Element, tf32>) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(words[i]) : "f"(__uint_as_float(words[i])));
+      for (int j = 0; j < 4; ++j) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(words[j]) : "f"(__uint_as_float(words[j])));
     }
   }
 
-  __device__ static void load_transposed(char const* stage, int mn, int k, Word (&low)[4], Word (&high)[4]) {
-    int const lane = threadIdx.x % 32;
+  __device__ void load_transposed(uint32_t stage, int mn, int k, Word (&low)[4], Word (&high)[4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       Word line[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const at = Layout::at(mn + lane / 4 * 4, k + (lane % 4 + half * 4) * 4 + i);
-        line[i] = *reinterpret_cast<Word const*>(stage + at);
-      }
+      for (int i = 0; i < 4; ++i) line[i] = load_shared<Word>(address(stage, mn, k + half * 16 + i));
       // Bytes 0 and 1, then 2 and 3, of two lines each, side by side; then of all four.
       Word const first[2] = {__byte_perm(line[0], line[1], 0x5140), __byte_perm(line[2], line[3], 0x5140)};
       Word const second[2] = {__byte_perm(line[0], line[1], 0x7362), __byte_perm(line[2], line[3], 0x7362)};
-      low[2 * half] = __byte_perm(first[0], first[1], 0x5410);
-      low[2 * half + 1] = __byte_perm(first[0], first[1], 0x7632);
-      high[2 * half] = __byte_perm(second[0], second[1], 0x5410);
-      high[2 * half + 1] = __byte_perm(second[0], second[1], 0x7632);
+      low[place_of(0, half)] = __byte_perm(first[0], first[1], 0x5410);
+      low[place_of(1, half)] = __byte_perm(first[0], first[1], 0x7632);
+      high[place_of(0, half)] = __byte_perm(second[0], second[1], 0x5410);
+      high[place_of(1, half)] = __byte_perm(second[0], second[1], 0x7632);
     }
   }
 };
@@ -86,9 +112,9 @@ struct WarpMma {
   /// Whether the target has cp.async.
   static constexpr bool kHasAsync = true;
   template <class Layout, class Word>
-  using FragmentsA = Fragments<Layout, Word>;
+  using FragmentsA = Fragments<Layout, Word, Side::A>;
   template <class Layout, class Word>
-  using FragmentsB = Fragments<Layout, Word>;
+  using FragmentsB = Fragments<Layout, Word, Side::B>;
 
   /// Where a lane's sums lie in a group of eight rows, and of eight columns of which it has two neighbours.
   __device__ static int sum_row(int lane) { return lane / 4; }
@@ -97,8 +123,8 @@ struct WarpMma {
   /// `left` and `right`: sums of eight columns each, of two groups of eight rows.
   template <class Atom, class Word, class Sum>
   __device__ static void multiply(Word const (&a)[4], Word const (&b)[4], Sum (&left)[4], Sum (&right)[4]) {
-    Atom::multiply(a, b[0], b[2], left);
-    Atom::multiply(a, b[1], b[3], right);
+    Atom::multiply(a, b[0], b[1], left);
+    Atom::multiply(a, b[2], b[3], right);
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include <gemmill/convert.cuh>
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/copy/shared.cuh>
 
 namespace gemmill {
 
@@ -23,22 +24,33 @@ struct QuadpairFragments {
   /// The first of a quadpair's rows of 16 in which a lane takes part.
   __device__ static int first_row(int lane) { return lane / 16 * 8 + lane / Lanes % 2 * 4; }
 
-  template <int Count>
-  __device__ static void load(char const* stage, int mn, int k, uint32_t (&words)[Count][4]) {
-    constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
-    constexpr int kPiece = kAlongK ? 4 : 2;
+  /// Of a warp whose rows begin at `mn`, words at `k`.
+  __device__ QuadpairFragments(int mn, int k) {
     int const lane = threadIdx.x % 32;
-    int const row = mn + first_row(lane) + (kAlongK ? lane % 4 : 0);
+    base = Layout::at(mn + first_row(lane) + (kAlongK ? lane % 4 : 0), k + (kAlongK ? 0 : lane % 4));
+  }
+
+  /// Reads what lies `k` further along K.
+  template <int Count>
+  __device__ void load(uint32_t stage, int k, uint32_t (&words)[Count][4]) const {
+    constexpr int kPiece = kAlongK ? 4 : 2;
 #pragma unroll
     for (int i = 0; i < Count; ++i)
 #pragma unroll
       for (int word = 0; word < 4; word += kPiece) {
-        int const at = Layout::at(row + i * 16, k + (kAlongK ? 0 : lane % 4 + word * 2));
-        auto const piece = *reinterpret_cast<Pack<uint32_t, kPiece> const*>(stage + at);
+        int const mn = i * 16, further = k + (kAlongK ? 0 : word * 2);
+        auto const piece = load_shared<Pack<uint32_t, kPiece>>(opaque(stage + (base ^ Layout::flipped(mn, further))) +
+                                                               Layout::added(mn, further));
 #pragma unroll
         for (int j = 0; j < kPiece; ++j) words[i][word + j] = piece.elements[j];
       }
   }
+
+ private:
+  static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
+
+  /// Where the lane's first words lie in a stage.
+  int base;
 };
 
 /// How a warp of sm_70 multiplies 16 x 16 of D, in two MMAs of K = 4. WarpMma is that of later targets.
@@ -46,11 +58,15 @@ struct QuadpairMma {
   static constexpr bool kHasAsync = false;
   template <class Layout, class>
   struct FragmentsA : QuadpairFragments<Layout, 4> {
+    using QuadpairFragments<Layout, 4>::QuadpairFragments;
+
     /// A lane's sums lie in pairs of rows, two apart.
     __device__ static int position(int group, int row) { return group / 2 * 16 + group % 2 * 2 + row; }
   };
   template <class Layout, class>
   struct FragmentsB : QuadpairFragments<Layout, 8> {
+    using QuadpairFragments<Layout, 8>::QuadpairFragments;
+
     __device__ static int position(int group, int column) { return group * 8 + column; }
   };
 

@@ -66,7 +66,7 @@ struct StageTranspose<Raw, Ready, Warps, 1> {
 #pragma unroll
       for (unsigned pair = 0; pair < kSide / 2; ++pair) {
         unsigned const i = pair % 2 * first ^ pair / 2 * second;
-        load_matrices<true>(panel_source + (block_source ^ from(i, i)), words[pair]);
+        load_matrices<true>(shared_address(panel_source + (block_source ^ from(i, i))), words[pair]);
       }
 #pragma unroll
       for (unsigned pair = 0; pair < kSide / 2; ++pair) {
