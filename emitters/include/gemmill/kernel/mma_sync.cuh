@@ -53,15 +53,17 @@ struct MmaSyncGemm {
   }
 
  private:
-  static constexpr bool kAsync = CopyA::kAsync && CopyB::kAsync;
-  /// Whether what else a thread holds are few addresses.
+  /// Whether what else a thread holds are few addresses; or not as few, but of neighbours.
   static constexpr bool kSimple = Config::kMajorA == MajorIn::K && Config::kMajorB == MajorIn::K &&
                                   min_of(Config::kAlignA, Config::kAlignB) >= 8 &&
                                   size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression;
+  static constexpr bool kOrdered =
+      Config::kMajorA != MajorIn::ANY && Config::kMajorB != MajorIn::ANY && sizeof(Word) == 4;
   static constexpr int kBytesAhead =
       kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * 4 * int(sizeof(Word));
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
-  static constexpr bool kAhead = kAsync && kBytesAhead <= (kSimple ? 900 : sizeof(Word) == 4 ? 640 : 0);
+  static constexpr bool kAhead =
+      CopyA::kAsync && CopyB::kAsync && kBytesAhead <= (kSimple ? 900 : kOrdered ? 640 : 0);
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
 
