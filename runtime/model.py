@@ -10,12 +10,13 @@ Where a GPU was measured, trees that were fitted to what came out correct it (:m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import FamilyName, GemmConfig
+from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
@@ -92,33 +93,22 @@ _WHOLE_SHARPNESS = 11.5
 
 
 # Rough: kernels of these families are asked where TMA cannot move operands, or no other serves, and compete with each
-# other and with copies into aligned memory. Those of bf16 were measured on an H200 (docs/performance.md).
-_MULTIPLY_ADDS: Mapping[FamilyName, Mapping[DTypeName, float]] = {
-    "simt": {"f32": 95, "s32": 60, "f64": 45},
-    "mma": {"f32": 530, "s32": 480, "f64": 85},
-}
-"""Multiply-adds that an SM finishes in a clock outside WGMMA, by family and accumulator; those of mma.sync with
-operands of 16 bits or fp8, whose MMAs are of f16, and twice as many of integers."""
-_BY_ALIGNMENT: Mapping[int, tuple[float, float, float]] = {
-    16: (1.0, 1.0, 1.0),
-    8: (0.82, 0.8, 0.68),
-    4: (0.63, 0.55, 0.45),
-    2: (0.42, 0.3, 0.3),
-}
-"""Part of mma.sync's rate that is left where operands are loaded by so many bytes; of tiles of 64 x 64; and of those
-with deep stages."""
-_FP8 = 1.47
-"""What fp8 gains on 16 bits where it is loaded by words."""
-_SMALL_ROWS = 128 / 64**2
-"""Rows of A and B for an element of D in a tile of 64 x 64."""
-_ROWS_POWER = 0.8
-"""Tiles that load more rows for it are slower by this power of how many times as many."""
-_DEEP = 128
-"""Bytes along K from which stages are deep."""
+# other and with copies into aligned memory. Those of mma.sync were fitted to 2,909 measurements on an H200, of 160
+# kernels at 113 problems of five types (docs/performance.md, "Few rows times such weights").
+_SIMT_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 95, "s32": 60, "f64": 45}
+"""Multiply-adds that an SM finishes in a clock by FMAs."""
 _SMALL_TILE = 0.8
-"""Part of the rate of FMAs that tiles of 64 x 64 reach, in shared memory's bandwidth."""
-_SMALL_BLOCKS = 2
-"""Blocks of mma.sync with such tiles that it takes to reach an SM's rate, unless their stages are deep."""
+"""Part of it that tiles of 64 x 64 reach, in shared memory's bandwidth."""
+_MMA_MULTIPLY_ADDS = 938.0
+"""Those of mma.sync on 16 bits, and on fp8, whose MMAs are of f16."""
+_MMA_RATES: Mapping[DTypeName, float] = {"s8": 2.2, "u8": 2.2, "tf32": 0.528, "f64": 0.115}
+"""Other types' part of it."""
+_COPY_CYCLES: Mapping[int, float] = {16: 0.211, 8: 0.227, 4: 0.161, 2: 0.259, 1: 0.259}
+"""Clocks for a copy of so many bytes into a stage; below 4 through registers."""
+_MMA_STEP_CYCLES = 10.1
+"""Clocks for turning to the next stage."""
+_DIRECT_DRAM = 0.95
+"""Part of DRAM's rate that copies by threads reach."""
 
 
 # The gemv family, from 3,345 measurements of it (11% off in the mean, weighted by kind and nearness to the best).
@@ -175,6 +165,8 @@ class Columns(NamedTuple):
     latency_ns: Floats
     """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
     whose rates include what they do not."""
+    dram_share: Floats
+    """Part of DRAM's rate that its loads reach."""
     stored: Floats
     """Bytes of an output tile that a block stores or, of C, loads."""
     aligns: Floats
@@ -222,8 +214,8 @@ class Columns(NamedTuple):
             tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / _SHARED_BYTES_PER_CYCLE
         )
         mmas = tile_m / SUBTILE_M * tile_k * np.maximum(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
-        multiply_adds = column([_multiply_adds(c) for c in configs])
-        wgmma = multiply_adds == 0
+        direct_cycles = column([_direct_cycles(c) for c in configs])
+        wgmma = direct_cycles == 0
         loaded_a = tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n)
         loaded_b = tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m)
         row_a, row_b = (column([*sizes]) for sizes in zip(*map(_row_bytes, configs), strict=True))
@@ -248,15 +240,14 @@ class Columns(NamedTuple):
             bytes_b=bytes_b,
             bytes_c=bytes_c,
             bytes_d=bytes_d,
-            step_cycles=np.where(
-                wgmma, mmas * mma_cycles / _SUSTAINED, tile * tile_k / np.where(wgmma, 1, multiply_adds)
-            ),
+            step_cycles=np.where(wgmma, mmas * mma_cycles / _SUSTAINED, direct_cycles),
             step_bytes_a=tile_k * loaded_a,
             step_bytes_b=tile_k * loaded_b,
             step_rows=np.where(wgmma, np.stack([rows_a / cluster_n, rows_b / cluster_m]), 0.0),
             narrow=np.minimum(row_a, row_b) < _WIDE_ROW,
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
+            dram_share=np.where(wgmma, 1.0, _DIRECT_DRAM),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             aligns=np.array([[c.a.align, c.b.align, c.c.align if c.c else 0, c.d.align] for c in configs], float).T,
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
@@ -320,7 +311,7 @@ def _stream(config: GemmConfig) -> tuple[float, float, int]:
     """Of the gemv family clocks in which a block issues the loads of a step, and the part of B that it loads once more
     where rows do not begin sectors; 0 of others. Blocks that share an SM."""
     if config.family != "gemv":
-        return 0, 0, _sharing_blocks(config)
+        return 0, 0, 1
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
 
     own = fields_of(config)
@@ -332,32 +323,18 @@ def _stream(config: GemmConfig) -> tuple[float, float, int]:
     return gemv.threads(own) // 32 * cycles, crossing, gemv.blocks_per_sm(own)
 
 
-def _multiply_adds(config: GemmConfig) -> float:
-    rate = _MULTIPLY_ADDS.get(config.family, {}).get(config.accumulator, 0.0)
-    small = _is_small(config)
+def _direct_cycles(config: GemmConfig) -> float:
+    """Clocks of a step along K, of a kernel that multiplies neither by WGMMA nor as it streams; else 0."""
+    tile = config.tile
+    if config.family == "simt":
+        rate = _SIMT_MULTIPLY_ADDS[config.accumulator] * (_SMALL_TILE if tile.m * tile.n <= 64 * 64 else 1)
+        return tile.m * tile.n * tile.k / rate
     if config.family == "mma":
-        align = max(2, min(config.a.align, config.b.align))
-        by_words = 2.0 if config.accumulator == "s32" else _FP8 if align > 2 else 1.0
-        rate *= {4: 0.5, 2: 1.0, 1: by_words}.get(config.a.type.bytes, 1.0)
-        normal, shallow, deep = _BY_ALIGNMENT[align]
-        rate *= normal if not small else deep if _is_deep(config) else shallow
-        rows = (config.tile.m + config.tile.n) / (config.tile.m * config.tile.n)
-        rate *= float(min(1.0, _SMALL_ROWS / rows) ** _ROWS_POWER)
-        return rate / _sharing_blocks(config)
-    return rate * _SMALL_TILE if small else rate
-
-
-def _sharing_blocks(config: GemmConfig) -> int:
-    """Blocks that it takes to reach the rate of an SM."""
-    return _SMALL_BLOCKS if config.family == "mma" and _is_small(config) and not _is_deep(config) else 1
-
-
-def _is_small(config: GemmConfig) -> bool:
-    return config.tile.m * config.tile.n <= 64 * 64
-
-
-def _is_deep(config: GemmConfig) -> bool:
-    return config.tile.k * config.a.type.bytes >= _DEEP
+        rate = _MMA_MULTIPLY_ADDS * _MMA_RATES.get(config.a.dtype, 1.0)
+        unit = max(1, min(config.a.align, config.b.align))
+        copies = (tile.m + tile.n) * tile.k * config.a.type.bytes / unit
+        return _MMA_STEP_CYCLES + hypot(tile.m * tile.n * tile.k / rate, copies * _COPY_CYCLES[unit])
+    return 0.0
 
 
 class Estimate(NamedTuple):
@@ -543,7 +520,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # What all SMs share: DRAM, and power.
     tiles_m, tiles_n = clusters_m * k.cluster_m, clusters_n * k.cluster_n
-    dram_ns = _dram_bytes(k, problem, m, n, gpu, tiles_m, tiles_n, active) / gpu.dram_gbps
+    dram_ns = _dram_bytes(k, problem, m, n, gpu, tiles_m, tiles_n, active) / (gpu.dram_gbps * k.dram_share)
     power_ns = problem.flops * np.maximum(k.bytes_a, k.bytes_b) / 2 / gpu.power_tflops / 1000
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))

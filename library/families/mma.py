@@ -46,7 +46,7 @@ MAX_AUTO_STAGES = 4
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
 MAX_REGISTERS_BESIDE = 64
-"""The same beside what else takes registers: part of a stage that is loaded through them, or converted fp8."""
+"""The same beside what else takes registers: part of a stage that is loaded through them, converted fp8, and so on."""
 MAX_F64_K_BYTES = 128
 """Depth of a stage up to which f64 sums may take all of those registers."""
 MAX_BYTES_IN_REGISTERS = 32
@@ -109,6 +109,11 @@ def _converts(f: Fields) -> bool:
     return f["a.dtype"] in FP8 and str(f["arch"]).startswith("sm90")
 
 
+def _rounds(f: Fields) -> bool:
+    """Whether f32 is rounded to tf32 in more than one instruction."""
+    return f["a.dtype"] == "tf32" and TARGETS[str(f["arch"])].capability < (9, 0)
+
+
 def _registers(f: Fields) -> str | None:
     registers, why = accumulator_registers(f), ""
     loaded, wide = _through_registers(f), max(TILE_MN) in (f["tile.m"], f["tile.n"])
@@ -116,6 +121,8 @@ def _registers(f: Fields) -> str | None:
         why = ", as their MMAs of fp8 are several of f16 on sm_90"
     elif loaded:
         why = f", as {' and '.join(loaded).upper()} is loaded through registers"
+    elif _rounds(f):
+        why = ", as words are rounded to tf32 in several instructions before sm_90"
     elif _is_deep(f):
         why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
     elif f["accumulator"] == "f64" and f["epilogue"] != LINEAR:

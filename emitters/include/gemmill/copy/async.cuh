@@ -90,7 +90,7 @@ struct StageCopy {
   template <bool Whole, int Parts>
   __device__ void begin(char* stage, int k_left, int part) {
     int const first = part * Vectors::kCount / Parts, end = (part + 1) * Vectors::kCount / Parts;
-    if constexpr (kAsync && (!Whole || Vectors::kCount > 32)) {
+    if constexpr (kAsync && (!Whole || Vectors::kCount * Vectors::kVector / kUnit > 32)) {
       // At the end of K, and where they are many, few instructions and registers are worth more than speed.
 #pragma unroll 1
       for (int i = first; i < end && !outside(i); ++i) begin_vector<Whole>(stage, k_left, i);

@@ -11,6 +11,17 @@ namespace gemmill {
 
 enum class Side { A, B };
 
+/// To the nearest tf32: of two as near the even one where that is one instruction, else (before sm_90) the larger one.
+__device__ inline uint32_t to_tf32(float x) {
+  uint32_t rounded;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+#else
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+#endif
+  return rounded;
+}
+
 /// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i] has, of rows l / 4 of two groups of eight, words
 /// l % 4 and l % 4 + 4, in the order in which MMAs take them: of A two groups side by side, of B two words of one.
 ///
@@ -86,7 +97,7 @@ struct Fragments {
     }
     if constexpr (cuda::std::is_same_v<Element, tf32>) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(words[j]) : "f"(__uint_as_float(words[j])));
+      for (int j = 0; j < 4; ++j) words[j] = to_tf32(__uint_as_float(words[j]));
     }
   }
 
