@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
@@ -93,20 +93,26 @@ _WHOLE_SHARPNESS = 11.5
 
 
 # Rough: kernels of these families are asked where TMA cannot move operands, or no other serves, and compete with each
-# other and with copies into aligned memory. Those of mma.sync were fitted to 2,909 measurements on an H200, of 160
-# kernels at 113 problems of five types (docs/performance.md, "Few rows times such weights").
+# other and with copies into aligned memory. Those of mma.sync were fitted to 2,555 measurements on an H200, of 124
+# kernels at 122 problems of five types (docs/performance.md, "Few rows times such weights").
 _SIMT_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 95, "s32": 60, "f64": 45}
 """Multiply-adds that an SM finishes in a clock by FMAs."""
 _SMALL_TILE = 0.8
 """Part of it that tiles of 64 x 64 reach, in shared memory's bandwidth."""
-_MMA_MULTIPLY_ADDS = 938.0
+_MMA_MULTIPLY_ADDS = 937.0
 """Those of mma.sync on 16 bits, and on fp8, whose MMAs are of f16."""
-_MMA_RATES: Mapping[DTypeName, float] = {"s8": 2.2, "u8": 2.2, "tf32": 0.528, "f64": 0.115}
+_MMA_RATES: Mapping[DTypeName, float] = {"s8": 2.1, "u8": 2.1, "tf32": 0.495, "f64": 0.122}
 """Other types' part of it."""
-_COPY_CYCLES: Mapping[int, float] = {16: 0.211, 8: 0.227, 4: 0.161, 2: 0.259, 1: 0.259}
+_COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.215, 4: 0.162, 2: 0.243, 1: 0.243}
 """Clocks for a copy of so many bytes into a stage; below 4 through registers."""
-_MMA_STEP_CYCLES = 10.1
+_MMA_STEP_CYCLES = 9.9
 """Clocks for turning to the next stage."""
+_RESERVED_BYTES = 1024
+"""Shared memory that each block takes for the system, and an SM has for as many blocks of one."""
+_MMA_REGISTERS = 100
+"""Registers of a thread beside its sums."""
+_LOAD_NS: Mapping[FamilyName, float] = {"wgmma": _LATENCY_NS, "mma": 900.0}
+"""What the loads of a step take, by family."""
 _DIRECT_DRAM = 0.95
 """Part of DRAM's rate that copies by threads reach."""
 
@@ -116,6 +122,10 @@ _STREAM_NS = 727.0
 """From the loads of a step to its end, where nothing else takes longer."""
 _STREAM_GBPS = 38.6
 """The most of B that one SM takes in."""
+_STREAM_A = 0.8
+"""What a byte of A counts beside it, in tiles of more rows than an MMA has: what smaller ones take is in the rest."""
+_MMA_ROWS = 8
+"""Rows of A of an MMA."""
 _VECTOR_CYCLES = 5.8
 """Clocks of an SM in which a warp loads a vector of B for each of its threads, however wide."""
 _GATHER_CYCLES = 7.4
@@ -152,7 +162,7 @@ class Columns(NamedTuple):
     bytes_c: Floats
     bytes_d: Floats
     step_cycles: Floats
-    """Clocks in which an SM multiplies one step along K of a tile."""
+    """Clocks in which an SM alone multiplies one step along K of a tile."""
     step_bytes_a: Floats
     """What is loaded of A for it, as far as multicast does not save it; so of B."""
     step_bytes_b: Floats
@@ -163,8 +173,7 @@ class Columns(NamedTuple):
     transposing_cycles: Floats
     """Clocks in which a block transposes what it must of a step, in shared memory."""
     latency_ns: Floats
-    """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it, in families
-    whose rates include what they do not."""
+    """What its loads take while the other stages are multiplied; 0 where several blocks on an SM hide it."""
     dram_share: Floats
     """Part of DRAM's rate that its loads reach."""
     stored: Floats
@@ -180,6 +189,7 @@ class Columns(NamedTuple):
     stream_crossing: Floats
     """Part of B that a kernel of the gemv family loads once more where its rows do not begin sectors."""
     blocks_per_sm: Floats
+    """Blocks that share an SM where the problem has as many; but for gemv and mma.sync one."""
     swapped: Bools
     """Whether the kernel runs the transposed problem."""
     stages: Floats
@@ -246,7 +256,7 @@ class Columns(NamedTuple):
             step_rows=np.where(wgmma, np.stack([rows_a / cluster_n, rows_b / cluster_m]), 0.0),
             narrow=np.minimum(row_a, row_b) < _WIDE_ROW,
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
-            latency_ns=np.where(wgmma, _LATENCY_NS / (stages - 1), 0.0),
+            latency_ns=column([_LOAD_NS.get(c.family, 0.0) for c in configs]) / (stages - 1),
             dram_share=np.where(wgmma, 1.0, _DIRECT_DRAM),
             stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             aligns=np.array([[c.a.align, c.b.align, c.c.align if c.c else 0, c.d.align] for c in configs], float).T,
@@ -309,7 +319,9 @@ def _multiplies_as_loaded(config: GemmConfig) -> bool:
 
 def _stream(config: GemmConfig) -> tuple[float, float, int]:
     """Of the gemv family clocks in which a block issues the loads of a step, and the part of B that it loads once more
-    where rows do not begin sectors; 0 of others. Blocks that share an SM."""
+    where rows do not begin sectors; 0 of others. Of any, blocks that share an SM."""
+    if config.family == "mma":
+        return 0, 0, _blocks_of_mma(config)
     if config.family != "gemv":
         return 0, 0, 1
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
@@ -321,6 +333,16 @@ def _stream(config: GemmConfig) -> tuple[float, float, int]:
     crosses = config.b.major == "k" and config.b.align >= gemv.UNCACHED_BYTES
     crossing = _CROSSING_SECTORS * tma.SECTOR / (4 * config.b.align) if crosses else 0
     return gemv.threads(own) // 32 * cycles, crossing, gemv.blocks_per_sm(own)
+
+
+def _blocks_of_mma(config: GemmConfig) -> int:
+    """Blocks of mma.sync that share an SM, as its shared memory and registers allow."""
+    from gemmill.library.families import gemv, mma  # as in _stream
+
+    own = fields_of(config)
+    registers = mma.threads(own) * (mma.accumulator_registers(own) + _MMA_REGISTERS)
+    by_memory = (config.target.shared_bytes + _RESERVED_BYTES) // (mma.shared_bytes(own) + _RESERVED_BYTES)
+    return max(1, min(by_memory, gemv.REGISTERS // registers))
 
 
 def _direct_cycles(config: GemmConfig) -> float:
@@ -482,6 +504,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     clusters = clusters_m * clusters_n * problem.batch * k.splits / k.cluster_k
     slots = resident * k.blocks_per_sm
     waves = np.ceil(clusters / slots)
+    sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
     active = np.minimum(clusters, slots) * k.blocks
 
     # One step along K of one tile.
@@ -492,7 +515,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     own_cycles = np.maximum(_row_cycles(k, problem, inside), k.transposing_cycles)
     step_bytes = k.step_bytes_a * inside[0] + k.step_bytes_b * inside[1]
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
-    paces = np.stack([k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
+    paces = np.stack([np.where(k.stream_cycles, 1, sharing) * k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     steps = np.ceil(problem.k / k.splits / k.tile_k)
     loop_ns = steps * step_ns
@@ -510,12 +533,13 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
     if k.stream_cycles.any():
-        sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
         crossing = np.where(problem.k * k.bytes_b % tma.SECTOR, k.stream_crossing, 0)
         moved_ns = sharing * k.tile_n * k.tile_k * k.bytes_b * (1 + crossing) / _STREAM_GBPS
+        rows = np.where(k.tile_m > _MMA_ROWS, np.minimum(m, k.tile_m), 0)
+        rows_ns = sharing * rows * k.tile_k * k.bytes_a * _STREAM_A / _STREAM_GBPS
         issued_ns = sharing * k.stream_cycles / gpu.clock_ghz
         streams = np.stack([np.full_like(sharing, _STREAM_NS), moved_ns, issued_ns])
-        stream_ns = waves * np.maximum(steps, 1) * _norm(streams, _STEP_SHARPNESS)
+        stream_ns = waves * np.maximum(steps, 1) * (_norm(streams, _STEP_SHARPNESS) + rows_ns)
         sm_ns = np.where(k.stream_cycles, _LATENCY_NS + stream_ns, sm_ns)
 
     # What all SMs share: DRAM, and power.
