@@ -554,7 +554,9 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     ns = _LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS)
     if k.split.any():
         ns += np.where(k.split, model_parts.reduction_ns(problem, k.splits, k.bytes_c, k.bytes_d), 0)
-    useful = problem.m * problem.n * problem.batch / (waves * slots * k.blocks * k.tile / k.splits)
+    # Of gemv, which trees correct, of all blocks that an SM can hold: so they have learned it.
+    held = resident * np.where(k.stream_cycles, k.blocks_per_sm, sharing)
+    useful = problem.m * problem.n * problem.batch / (waves * held * k.blocks * k.tile / k.splits)
     figures = Estimate(
         us=ns / 1000,
         tiles=clusters * k.blocks / k.cluster_k,
