@@ -113,6 +113,8 @@ _MMA_REGISTERS = 100
 """Registers of a thread beside its sums."""
 _LOAD_NS: Mapping[FamilyName, float] = {"wgmma": _LATENCY_NS, "mma": 900.0}
 """What the loads of a step take, by family."""
+_SCATTERED = 2.0
+"""Times as long that a D of any strides takes to store, element by element."""
 _DIRECT_DRAM = 0.95
 """Part of DRAM's rate that copies by threads reach."""
 
@@ -258,7 +260,10 @@ class Columns(NamedTuple):
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=column([_LOAD_NS.get(c.family, 0.0) for c in configs]) / (stages - 1),
             dram_share=np.where(wgmma, 1.0, _DIRECT_DRAM),
-            stored=tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
+            stored=tile
+            / cluster_k
+            * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d)
+            * column([_SCATTERED if c.family == "mma" and c.d.major == "any" else 1 for c in configs]),
             aligns=np.array([[c.a.align, c.b.align, c.c.align if c.c else 0, c.d.align] for c in configs], float).T,
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
@@ -505,6 +510,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     slots = resident * k.blocks_per_sm
     waves = np.ceil(clusters / slots)
     sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
+    beside = np.where(k.stream_cycles, 1, sharing)
     active = np.minimum(clusters, slots) * k.blocks
 
     # One step along K of one tile.
@@ -515,14 +521,14 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     own_cycles = np.maximum(_row_cycles(k, problem, inside), k.transposing_cycles)
     step_bytes = k.step_bytes_a * inside[0] + k.step_bytes_b * inside[1]
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
-    paces = np.stack([np.where(k.stream_cycles, 1, sharing) * k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
+    paces = np.stack([beside * k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     steps = np.ceil(problem.k / k.splits / k.tile_k)
     loop_ns = steps * step_ns
 
     # All tiles of the busiest SM. Pingpong computes one tile while it stores another: of the stores the last alone is
     # seen, if they are shorter.
-    store_ns = _TILE_NS + k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz) + k.shared_ns
+    store_ns = _TILE_NS + beside * k.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz) + k.shared_ns
     by_element_ns = k.tile / k.cluster_k / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz)
     store_ns += np.where(problem.d_align < k.aligns[3], by_element_ns, 0)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns

@@ -360,12 +360,6 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
     assert "copied" not in choice.reason
 
 
-def test_a_narrow_aligned_problem_goes_to_wgmma(everything: Selector) -> None:
-    """Measured: 19.2 us by WGMMA, 31.6 by mma.sync, whose three stages do not cover the latency of loads."""
-    narrow = GemmProblem.packed((6551, 64, 9264, 1), ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
-    assert everything.select(narrow).config.family == "wgmma"
-
-
 def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:
     name = "sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear"
     columns = Columns.of([parse_name(name)])
