@@ -23,6 +23,8 @@ from gemmill.library.fields import Fields, part
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
+SM_REGISTERS = 65536
+"""Registers of an SM (CUDA Programming Guide, Compute Capabilities)."""
 INSTRUCTION_K_BYTES = 32
 """Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
 SUBTILE_M = 64

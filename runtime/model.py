@@ -22,6 +22,7 @@ from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.resources import (
     INSTRUCTION_K_BYTES,
+    SM_REGISTERS,
     SUBTILE_M,
     align_up,
     element_bytes,
@@ -93,8 +94,9 @@ _WHOLE_SHARPNESS = 11.5
 
 
 # Rough: kernels of these families are asked where TMA cannot move operands, or no other serves, and compete with each
-# other and with copies into aligned memory. Those of mma.sync were fitted to 2,555 measurements on an H200, of 124
-# kernels at 122 problems of five types (docs/performance.md, "Few rows times such weights").
+# other and with copies into aligned memory. Those of mma.sync, but for its registers, scattered stores and DRAM, were
+# fitted to 2,555 measurements on an H200, of 124 kernels at 122 problems of five types (docs/performance.md, "Few rows
+# times such weights").
 _SIMT_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 95, "s32": 60, "f64": 45}
 """Multiply-adds that an SM finishes in a clock by FMAs."""
 _SMALL_TILE = 0.8
@@ -227,6 +229,7 @@ class Columns(NamedTuple):
         )
         mmas = tile_m / SUBTILE_M * tile_k * np.maximum(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
         direct_cycles = column([_direct_cycles(c) for c in configs])
+        scattered = column([_SCATTERED if c.family == "mma" and c.d.major == "any" else 1.0 for c in configs])
         wgmma = direct_cycles == 0
         loaded_a = tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n)
         loaded_b = tile_n * bytes_b * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m)
@@ -260,16 +263,13 @@ class Columns(NamedTuple):
             transposing_cycles=column([_transposing_cycles(c) for c in configs]),
             latency_ns=column([_LOAD_NS.get(c.family, 0.0) for c in configs]) / (stages - 1),
             dram_share=np.where(wgmma, 1.0, _DIRECT_DRAM),
-            stored=tile
-            / cluster_k
-            * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d)
-            * column([_SCATTERED if c.family == "mma" and c.d.major == "any" else 1 for c in configs]),
+            stored=scattered * tile / cluster_k * np.where(split, PARTIAL_BYTES, bytes_c + bytes_d),
             aligns=np.array([[c.a.align, c.b.align, c.c.align if c.c else 0, c.d.align] for c in configs], float).T,
             shared_ns=model_parts.cluster_ns(cluster_k, tile),
             exchange_ns=np.where(fused, model_parts.exchange_ns(splits, tile), 0),
-            stream_cycles=column([cycles for cycles, _, _ in streams]),
-            stream_crossing=column([crossing for _, crossing, _ in streams]),
-            blocks_per_sm=column([blocks for _, _, blocks in streams]),
+            stream_cycles=column([cycles for cycles, _ in streams]),
+            stream_crossing=column([crossing for _, crossing in streams]),
+            blocks_per_sm=column([_blocks_per_sm(c) for c in configs]),
             swapped=np.full(len(configs), swapped),
             stages=stages,
             fused=np.where(fused, splits, 1.0),
@@ -322,13 +322,11 @@ def _multiplies_as_loaded(config: GemmConfig) -> bool:
     return not moved and "any" not in (config.a.major, config.b.major)
 
 
-def _stream(config: GemmConfig) -> tuple[float, float, int]:
+def _stream(config: GemmConfig) -> tuple[float, float]:
     """Of the gemv family clocks in which a block issues the loads of a step, and the part of B that it loads once more
-    where rows do not begin sectors; 0 of others. Of any, blocks that share an SM."""
-    if config.family == "mma":
-        return 0, 0, _blocks_of_mma(config)
+    where rows do not begin sectors; 0 of others."""
     if config.family != "gemv":
-        return 0, 0, 1
+        return 0, 0
     from gemmill.library.families import gemv  # with all rules; a program without such kernels starts faster
 
     own = fields_of(config)
@@ -337,17 +335,23 @@ def _stream(config: GemmConfig) -> tuple[float, float, int]:
     cycles += (mmas - 1) * held * config.a.type.bytes / 4 * _MORE_ROWS_CYCLES
     crosses = config.b.major == "k" and config.b.align >= gemv.UNCACHED_BYTES
     crossing = _CROSSING_SECTORS * tma.SECTOR / (4 * config.b.align) if crosses else 0
-    return gemv.threads(own) // 32 * cycles, crossing, gemv.blocks_per_sm(own)
+    return gemv.threads(own) // 32 * cycles, crossing
 
 
-def _blocks_of_mma(config: GemmConfig) -> int:
-    """Blocks of mma.sync that share an SM, as its shared memory and registers allow."""
-    from gemmill.library.families import gemv, mma  # as in _stream
+def _blocks_per_sm(config: GemmConfig) -> int:
+    """Blocks that share an SM: of mma.sync as many as its shared memory and registers have room for."""
+    if config.family == "gemv":
+        from gemmill.library.families import gemv  # as in _stream
 
-    own = fields_of(config)
-    registers = mma.threads(own) * (mma.accumulator_registers(own) + _MMA_REGISTERS)
-    by_memory = (config.target.shared_bytes + _RESERVED_BYTES) // (mma.shared_bytes(own) + _RESERVED_BYTES)
-    return max(1, min(by_memory, gemv.REGISTERS // registers))
+        return gemv.blocks_per_sm(fields_of(config))
+    if config.family == "mma":
+        from gemmill.library.families import mma
+
+        own = fields_of(config)
+        registers = mma.threads(own) * (mma.accumulator_registers(own) + _MMA_REGISTERS)
+        by_memory = (config.target.shared_bytes + _RESERVED_BYTES) // (mma.shared_bytes(own) + _RESERVED_BYTES)
+        return max(1, min(by_memory, SM_REGISTERS // registers))
+    return 1
 
 
 def _direct_cycles(config: GemmConfig) -> float:
@@ -358,7 +362,7 @@ def _direct_cycles(config: GemmConfig) -> float:
         return tile.m * tile.n * tile.k / rate
     if config.family == "mma":
         rate = _MMA_MULTIPLY_ADDS * _MMA_RATES.get(config.a.dtype, 1.0)
-        unit = max(1, min(config.a.align, config.b.align))
+        unit = min(config.a.align, config.b.align)
         copies = (tile.m + tile.n) * tile.k * config.a.type.bytes / unit
         return _MMA_STEP_CYCLES + hypot(tile.m * tile.n * tile.k / rate, copies * _COPY_CYCLES[unit])
     return 0.0
@@ -510,7 +514,10 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     slots = resident * k.blocks_per_sm
     waves = np.ceil(clusters / slots)
     sharing = np.minimum(k.blocks_per_sm, np.ceil(clusters / gpu.sms))
+    # Of gemv, whose time does not come of steps and stores, as the trees that correct it have learned its figures: of a
+    # block alone, and of all blocks that an SM can hold.
     beside = np.where(k.stream_cycles, 1, sharing)
+    held = np.where(k.stream_cycles, k.blocks_per_sm, sharing)
     active = np.minimum(clusters, slots) * k.blocks
 
     # One step along K of one tile.
@@ -560,9 +567,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     ns = _LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS)
     if k.split.any():
         ns += np.where(k.split, model_parts.reduction_ns(problem, k.splits, k.bytes_c, k.bytes_d), 0)
-    # Of gemv, which trees correct, of all blocks that an SM can hold: so they have learned it.
-    held = resident * np.where(k.stream_cycles, k.blocks_per_sm, sharing)
-    useful = problem.m * problem.n * problem.batch / (waves * held * k.blocks * k.tile / k.splits)
+    useful = problem.m * problem.n * problem.batch / (waves * resident * held * k.blocks * k.tile / k.splits)
     figures = Estimate(
         us=ns / 1000,
         tiles=clusters * k.blocks / k.cluster_k,

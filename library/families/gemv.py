@@ -14,7 +14,7 @@ from gemmill.library.families import direct
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value
-from gemmill.library.resources import align_up, element_bytes, integer
+from gemmill.library.resources import SM_REGISTERS, align_up, element_bytes, integer
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(
@@ -31,8 +31,6 @@ AUTO_STAGES = 8
 UNCACHED_BYTES = 8
 """Least vectors of B that do not stay in L1 (``copy/stream.cuh``)."""
 MAX_THREADS = 1024
-REGISTERS = 65536
-"""Registers of an SM."""
 SM_PARTS = 4
 """Parts of an SM, among which registers and warps are divided."""
 SPARE_REGISTERS = 36
@@ -120,7 +118,7 @@ def gathers(fields: Fields) -> bool:
 
 def resident_warps(fields: Fields) -> int:
     """Warps that an SM has registers for: each of its four parts holds whole warps only."""
-    return SM_PARTS * (REGISTERS // SM_PARTS // (32 * registers(fields)))
+    return SM_PARTS * (SM_REGISTERS // SM_PARTS // (32 * registers(fields)))
 
 
 def blocks_per_sm(fields: Fields) -> int:

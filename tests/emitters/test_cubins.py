@@ -18,7 +18,7 @@ from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families import gemv
 from gemmill.library.fields import fields_of
 from gemmill.library.names import parse_name
-from gemmill.library.resources import columns_d
+from gemmill.library.resources import SM_REGISTERS, columns_d
 from gemmill.library.rules import legal
 from gemmill.runtime.compiler import Compiler
 
@@ -227,4 +227,4 @@ def test_gemv_loads_vectors_into_mmas(name: str, tmp_path: Path) -> None:
     assert streams
     assert len(streams) % config.stages == 0, "every vector of B is one load"
     blocks = gemv.blocks_per_sm(fields_of(config))
-    assert artifact.resources.registers * artifact.launch.threads * blocks <= gemv.REGISTERS
+    assert artifact.resources.registers * artifact.launch.threads * blocks <= SM_REGISTERS

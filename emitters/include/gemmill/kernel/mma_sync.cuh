@@ -62,11 +62,7 @@ struct MmaSyncGemm {
   static constexpr int kBytesAhead =
       kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * 4 * int(sizeof(Word));
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
-#if __CUDA_ARCH__ >= 900
-  static constexpr int kMostAhead = kSimple ? 768 : kOrdered ? 640 : 0;
-#else
-  static constexpr int kMostAhead = kSimple || kOrdered ? 640 : 0;
-#endif
+  static constexpr int kMostAhead = kSimple && __CUDA_ARCH__ >= 900 ? 768 : kSimple || kOrdered ? 640 : 0;
   static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMostAhead;
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
