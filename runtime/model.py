@@ -107,6 +107,8 @@ _MMA_RATES: Mapping[DTypeName, float] = {"s8": 2.1, "u8": 2.1, "tf32": 0.495, "f
 """Other types' part of it."""
 _COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.215, 4: 0.162, 2: 0.243, 1: 0.243}
 """Clocks for a copy of so many bytes into a stage; below 4 through registers."""
+_SHIFTED_CYCLES = 0.9
+"""The same for 16 bytes of rows that begin anywhere, and for putting their words together."""
 _MMA_STEP_CYCLES = 9.9
 """Clocks for turning to the next stage."""
 _RESERVED_BYTES = 1024
@@ -361,10 +363,17 @@ def _direct_cycles(config: GemmConfig) -> float:
         rate = _SIMT_MULTIPLY_ADDS[config.accumulator] * (_SMALL_TILE if tile.m * tile.n <= 64 * 64 else 1)
         return tile.m * tile.n * tile.k / rate
     if config.family == "mma":
+        from gemmill.library.families import mma  # as in _stream
+
         rate = _MMA_MULTIPLY_ADDS * _MMA_RATES.get(config.a.dtype, 1.0)
-        unit = min(config.a.align, config.b.align)
-        copies = (tile.m + tile.n) * tile.k * config.a.type.bytes / unit
-        return _MMA_STEP_CYCLES + hypot(tile.m * tile.n * tile.k / rate, copies * _COPY_CYCLES[unit])
+        own = fields_of(config)
+        copies = 0.0
+        for operand, x, stage in zip("ab", (config.a, config.b), mma.stage_bytes(own), strict=True):
+            unit, cycles = x.align, _COPY_CYCLES[x.align]
+            if mma.is_shifted(own, operand):
+                unit, cycles = mma.SHIFTED_BYTES, _SHIFTED_CYCLES
+            copies += stage / unit * cycles
+        return _MMA_STEP_CYCLES + hypot(tile.m * tile.n * tile.k / rate, copies)
     return 0.0
 
 

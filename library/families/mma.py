@@ -53,7 +53,10 @@ MAX_BYTES_IN_REGISTERS = 32
 """Most bytes of a stage of that operand that a thread loads."""
 ASYNC_BYTES = 4
 """The least that cp.async copies."""
-AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", "a.dtype", "b.dtype", "arch")
+SHIFTED_BYTES = 16
+"""What a stage has for each row that is copied as it lies, beside what is multiplied (copy/shifted.cuh)."""
+_STAGED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for operand in "ab")
+AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", *_STAGED, "arch")
 
 
 def _quadpair_types(f: Fields) -> str | None:
@@ -90,13 +93,23 @@ def _swizzle(f: Fields) -> str | None:
     return None
 
 
+def is_shifted(f: Fields, operand: str) -> bool:
+    """Whether rows of an operand are copied as they lie, and words are put together as they are read."""
+    along_k = f[f"{operand}.major"] == "k" and f["arch"] not in QUADPAIR_ARCHS
+    return along_k and integer(f, f"{operand}.align") < ASYNC_BYTES
+
+
 def _through_registers(f: Fields) -> tuple[str, ...]:
-    """The operands that are loaded through registers: all without cp.async, else those with no unit long enough."""
+    """The operands that are loaded through registers: all without cp.async, else those that have no unit long enough
+    and are not K-major."""
 
     def unit(operand: str) -> int:
         return element_bytes(f, operand) if f[f"{operand}.major"] == "any" else integer(f, f"{operand}.align")
 
-    return tuple(operand for operand in "ab" if f["arch"] in QUADPAIR_ARCHS or unit(operand) < ASYNC_BYTES)
+    def loaded(operand: str) -> bool:
+        return f["arch"] in QUADPAIR_ARCHS or (unit(operand) < ASYNC_BYTES and not is_shifted(f, operand))
+
+    return tuple(filter(loaded, "ab"))
 
 
 def _is_deep(f: Fields) -> bool:
@@ -199,11 +212,12 @@ def accumulator_registers(fields: Fields) -> int:
 
 def stage_bytes(fields: Fields) -> tuple[int, int]:
     """Bytes of one stage of A and of B."""
-    k = integer(fields, "tile.k")
-    return (
-        integer(fields, "tile.m") * k * element_bytes(fields, "a"),
-        integer(fields, "tile.n") * k * element_bytes(fields, "b"),
-    )
+
+    def of(operand: str, rows: str) -> int:
+        along_k = integer(fields, "tile.k") * element_bytes(fields, operand)
+        return integer(fields, rows) * (along_k + (SHIFTED_BYTES if is_shifted(fields, operand) else 0))
+
+    return of("a", "tile.m"), of("b", "tile.n")
 
 
 def shared_bytes(fields: Fields) -> int:
@@ -220,8 +234,6 @@ def auto_stages(fields: Fields) -> int:
     """Stages that ``stages: auto`` stands for: the most that fit, up to ``max_auto_stages``; may be below 2."""
     return min(max_auto_stages(fields), TARGETS[str(fields["arch"])].shared_bytes // sum(stage_bytes(fields)))
 
-
-_LOADED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for operand in "ab")
 
 RULES: tuple[Rule, ...] = (
     multiplied(
@@ -259,14 +271,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mma-sync-registers",
-        ("tile.n", "tile.m", "tile.k", "accumulator", "c.major", "d.major", "epilogue", *_LOADED, "arch"),
+        ("tile.n", "tile.m", "tile.k", "accumulator", "c.major", "d.major", "epilogue", *_STAGED, "arch"),
         _registers,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",
     ),
     Rule(
         "mma-sync-loaded-bytes",
-        ("tile.k", "tile.m", "tile.n", *_LOADED, "arch"),
+        ("tile.k", "tile.m", "tile.n", *_STAGED, "arch"),
         _loaded_bytes,
         "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
         "mma",

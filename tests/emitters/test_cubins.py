@@ -139,6 +139,9 @@ def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(dtype: DTypeN
 DIRECT = {
     "sm80_bf16k16_bf16mn8_f32_bf16n2_bf16n2_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
     "sm80_bf16k4_bf16k4_f32_none_bf16any2_16x32x128_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm90_bf16k2_bf16k2_f32_none_bf16n4_64x128x128_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDS", "LDGSTS", "SHF"},
+    "sm80_s8k1_u8k2_s32_none_s32any4_128x256x64_1x1_multistage_s3_m8_k1_linear": {"IMMA", "LDS", "LDGSTS", "SHF"},
+    "sm90_e4m3k2_e5m2k1_f32_none_f32any4_16x128x256_1x1_multistage_s3_m4_k1_linear": {"HMMA", "LDS", "LDGSTS", "SHF"},
     "sm80_f16mn2_f16any2_f32_none_f16any2_64x64x32_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDSM", "STS"},
     "sm86_s8k16_u8mn4_s32_none_s32n16_128x128x64_1x1_multistage_s2_m8_k1_linear": {"IMMA", "LDSM", "LDGSTS", "PRMT"},
     "sm89_e4m3k16_e5m2k16_f32_none_bf16n16_128x128x64_1x1_multistage_s3_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},

@@ -226,6 +226,12 @@ DIRECT: tuple[GemmConfig, ...] = (
     direct("128x128x32", "multistage", "k mn n", 2, ab="bf16"),
     direct("64x64x32", "multistage", "mn k any any", 2, ab="f16", c__dtype="f32"),
     direct("64x64x32", "multistage", "any any any", ab="bf16"),
+    # K-major rows that begin anywhere.
+    direct("64x128x128", "multistage", "k k n", 2, ab="bf16", stages=3),
+    direct("16x32x128", "multistage", "k k m m", 2, ab="f16", c__dtype="f16"),
+    direct("32x64x256", "multistage", "k k n", 1, ab="e4m3"),
+    direct("128x128x64", "multistage", "k k any", 1, ab="s8", b__dtype="u8", stages=3),
+    direct("64x64x32", "multistage", "mn k n", 1, ab="u8"),
     direct("16x16x32", "multistage", "k k n", ab="bf16"),
     direct("32x64x16", "multistage", "mn mn n", ab="f16"),
     direct("16x256x64", "multistage", "k k n", ab="bf16", stages=2),

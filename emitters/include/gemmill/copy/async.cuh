@@ -65,6 +65,8 @@ struct StageCopy {
   static constexpr int kVector = Major == MajorIn::ANY ? 16 / kSize : max_of(kLane, kInner / Threads);
   using Vectors = TileVectors<Element, Major, TileMN, TileK, kVector, kUnit, Threads>;
   using Vector = Pack<Element, Vectors::kVector>;
+  /// Elements that are read behind a tile.
+  static constexpr int kBehind = 0;
 
   Vectors vectors;
   /// How far the first vector of the next tile is from a tile's last, and where the latest is that was copied.
@@ -84,6 +86,12 @@ struct StageCopy {
   /// Whether units lie in the operand or outside, but never across its end, in tiles of which K has all.
   __device__ bool is_whole() const {
     return !Vectors::kInnerMN || vectors.mn_left % kUnit == 0 || vectors.mn_left >= TileMN;
+  }
+
+  /// The words of a warp's rows from `mn` on, from `k` on.
+  template <class Fragments>
+  __device__ Fragments fragments(int mn, int k) const {
+    return Fragments(mn, k);
   }
 
   /// Begins one of `Parts` parts of a tile, in their order. `Whole`: K has all of the tile, and units are whole.

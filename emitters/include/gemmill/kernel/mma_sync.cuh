@@ -34,9 +34,9 @@ struct MmaSyncGemm {
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
 
   using CopyA =
-      StageCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
+      OperandCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
   using CopyB =
-      StageCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
+      OperandCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
   using A = typename CopyA::Layout;
   using B = typename CopyB::Layout;
   using FragmentsA = typename Mma::template FragmentsA<A, Word>;
@@ -61,11 +61,16 @@ struct MmaSyncGemm {
       Config::kMajorA != MajorIn::ANY && Config::kMajorB != MajorIn::ANY && sizeof(Word) == 4;
   static constexpr int kBytesAhead =
       kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * 4 * int(sizeof(Word));
+  static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
+  /// Whether words are put together of two, and then converted.
+  static constexpr bool kShiftedHalves = CopyA::kBehind + CopyB::kBehind > 0 && kIsHalves<Atom>;
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
-  static constexpr int kMostAhead = kSimple && __CUDA_ARCH__ >= 900 ? 768 : kSimple || kOrdered ? 640 : 0;
+  static constexpr int kMostAhead = kShiftedHalves                    ? (kSteps <= 4 ? 256 : 0)
+                                    : kSimple && __CUDA_ARCH__ >= 900 ? 768
+                                    : kSimple || kOrdered             ? 640
+                                                                      : 0;
   static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMostAhead;
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
-  static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
 
   __device__ static char* stage_a(char* shared, int stage) { return shared + stage * A::kBytes; }
   __device__ static char* stage_b(char* shared, int stage) {
@@ -120,10 +125,11 @@ struct MmaSyncGemm {
                    work.m, params.m},
                   {params.b.at_batch<typename Config::B const>(work.batch), params.b.column_stride, params.b.row_stride,
                    work.n, params.n}};
-    FragmentsA const a(warp_m, slice * kSliceK);
-    FragmentsB const b(warp_n, slice * kSliceK);
+    auto const a = copies.a.template fragments<FragmentsA>(warp_m, slice * kSliceK);
+    auto const b = copies.b.template fragments<FragmentsB>(warp_n, slice * kSliceK);
 
-    int const whole_tiles = copies.is_whole() ? params.k / kTileK : 0;
+    constexpr int kBehind = max_of(CopyA::kBehind, CopyB::kBehind);
+    int const whole_tiles = copies.is_whole() ? (params.k - kBehind) / kTileK : 0;
     for (int tile = 0; tile < kStages - 1; ++tile) {
       int const k_left = params.k - tile * kTileK;
       if (tile < whole_tiles) {

@@ -5,7 +5,7 @@
 /// l / 4 + 8 (PTX ISA, "Matrix fragments for mma.m16n8k8" and the like).
 #pragma once
 
-#include <gemmill/copy/async.cuh>
+#include <gemmill/copy/shifted.cuh>
 
 namespace gemmill {
 
@@ -20,6 +20,25 @@ __device__ inline uint32_t to_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
 #endif
   return rounded;
+}
+
+/// The group of eight rows and the half of a step of K that word j of 16 rows has, and its place.
+template <Side kSide>
+struct FragmentOrder {
+  __device__ static constexpr int group_of(int j) { return kSide == Side::A ? j % 2 : j / 2; }
+  __device__ static constexpr int half_of(int j) { return kSide == Side::A ? j / 2 : j % 2; }
+  __device__ static constexpr int place_of(int group, int half) {
+    return kSide == Side::A ? group + 2 * half : 2 * group + half;
+  }
+};
+
+/// What MMAs take of words as they were read: f32 is rounded.
+template <class Element, class Word>
+__device__ inline void round_words(Word (&words)[4]) {
+  if constexpr (cuda::std::is_same_v<Element, tf32>) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = to_tf32(__uint_as_float(words[j]));
+  }
 }
 
 /// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i] has, of rows l / 4 of two groups of eight, words
@@ -43,7 +62,7 @@ struct Fragments {
   __device__ Fragments(int mn, int k) {
     int const lane = threadIdx.x % 32;
     if constexpr (kMatrices) {
-      int const group = group_of(lane / 8), half = half_of(lane / 8);
+      int const group = Order::group_of(lane / 8), half = Order::half_of(lane / 8);
       constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
       base = Layout::at(mn + group * 8 + (kAlongK ? lane % 8 : 0), k + half * kStepK / 2 + (kAlongK ? 0 : lane % 8));
     } else if constexpr (kPermuted) {
@@ -71,12 +90,7 @@ struct Fragments {
   /// Whether ldmatrix serves.
   static constexpr bool kMatrices = Layout::kMajor == MajorIn::K ? sizeof(Word) == 4 : sizeof(Element) == 2;
 
-  /// The group of rows and the half of a step of K that words[i][j] has, and its place.
-  __device__ static constexpr int group_of(int j) { return kSide == Side::A ? j % 2 : j / 2; }
-  __device__ static constexpr int half_of(int j) { return kSide == Side::A ? j / 2 : j % 2; }
-  __device__ static constexpr int place_of(int group, int half) {
-    return kSide == Side::A ? group + 2 * half : 2 * group + half;
-  }
+  using Order = FragmentOrder<kSide>;
 
   /// Where the lane's first words lie in a stage.
   int base;
@@ -92,13 +106,10 @@ struct Fragments {
       static_assert(kWordElements == 1, "neighbours along K are a word");
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        words[j] = load_shared<Word>(address(stage, mn + group_of(j) * 8, k + half_of(j) * 4));
+        words[j] = load_shared<Word>(address(stage, mn + Order::group_of(j) * 8, k + Order::half_of(j) * 4));
       }
     }
-    if constexpr (cuda::std::is_same_v<Element, tf32>) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) words[j] = to_tf32(__uint_as_float(words[j]));
-    }
+    round_words<Element>(words);
   }
 
   __device__ void load_transposed(uint32_t stage, int mn, int k, Word (&low)[4], Word (&high)[4]) const {
@@ -110,12 +121,58 @@ struct Fragments {
       // Bytes 0 and 1, then 2 and 3, of two lines each, side by side; then of all four.
       Word const first[2] = {__byte_perm(line[0], line[1], 0x5140), __byte_perm(line[2], line[3], 0x5140)};
       Word const second[2] = {__byte_perm(line[0], line[1], 0x7362), __byte_perm(line[2], line[3], 0x7362)};
-      low[place_of(0, half)] = __byte_perm(first[0], first[1], 0x5410);
-      low[place_of(1, half)] = __byte_perm(first[0], first[1], 0x7632);
-      high[place_of(0, half)] = __byte_perm(second[0], second[1], 0x5410);
-      high[place_of(1, half)] = __byte_perm(second[0], second[1], 0x7632);
+      low[Order::place_of(0, half)] = __byte_perm(first[0], first[1], 0x5410);
+      low[Order::place_of(1, half)] = __byte_perm(first[0], first[1], 0x7632);
+      high[Order::place_of(0, half)] = __byte_perm(second[0], second[1], 0x5410);
+      high[Order::place_of(1, half)] = __byte_perm(second[0], second[1], 0x7632);
     }
   }
+};
+
+/// The same of rows that begin anywhere: a word lies across two of shared memory.
+template <class Element_, int Align, int TileMN, int TileK, class Word, Side kSide>
+struct Fragments<ShiftedLayout<Element_, Align, TileMN, TileK>, Word, kSide> {
+  using Element = Element_;
+  using Layout = ShiftedLayout<Element, Align, TileMN, TileK>;
+  using Order = FragmentOrder<kSide>;
+  static constexpr int kStepK = 8 * int(sizeof(Word) / sizeof(Element));
+  static constexpr bool kPermuted = false;
+
+  __device__ static int position(int group, int row) { return group * 8 + row; }
+
+  /// Of a warp whose rows begin at `mn`, words at `k`; the tile's first row begins at `matrix`, `stride` bytes lie from
+  /// each to the next.
+  __device__ Fragments(int mn, int k, char const* matrix, int64_t stride) {
+    int const row = mn + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < kShifts; ++i) {
+      int const shift = reinterpret_cast<uintptr_t>(matrix + (row + i * 8) * stride) % 16;
+      bases[i] = row * Layout::kPitch + k * int(sizeof(Element)) + shift / 4 * 4 + threadIdx.x % 4 * 4;
+      bits = shift % 4 * 8;
+    }
+  }
+
+  template <int Count>
+  __device__ void load(uint32_t stage, int k, Word (&words)[Count][4]) const {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        int const group = Order::group_of(j);
+        uint32_t const address = stage + bases[group % kShifts] + (i * 16 + group * 8) * Layout::kPitch +
+                                 k * int(sizeof(Element)) + Order::half_of(j) * 16;
+        words[i][j] = __funnelshift_r(load_shared<Word>(address), load_shared<Word>(address + 4), bits);
+      }
+    }
+  }
+
+ private:
+  /// Rows 16 apart have one shift, and those 8 apart where strides are even; the bits beyond whole words are of all rows
+  /// of a lane the same.
+  static constexpr int kShifts = Align % 2 == 0 ? 1 : 2;
+  static_assert(sizeof(Element) < sizeof(Word), "words are put together of elements");
+
+  int bases[kShifts], bits;
 };
 
 /// How a warp of sm_80 or later multiplies 16 x 16 of D, in two MMAs of 16 x 8.

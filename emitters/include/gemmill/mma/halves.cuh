@@ -37,4 +37,10 @@ struct HalvesAtom {
   }
 };
 
+/// Whether an atom is one of these.
+template <class Atom>
+inline constexpr bool kIsHalves = false;
+template <class HalfAtom, class A, class B>
+inline constexpr bool kIsHalves<HalvesAtom<HalfAtom, A, B>> = true;
+
 }  // namespace gemmill
