@@ -127,6 +127,12 @@ def _rounds(f: Fields) -> bool:
     return f["a.dtype"] == "tf32" and TARGETS[str(f["arch"])].capability < (9, 0)
 
 
+def _is_slow_to_read(f: Fields) -> bool:
+    """Whether words of A and of B are put together, so that they take longer to read than to multiply, and threads have
+    registers for more sums: beside fp8 that is converted, and beside an expression, they have not."""
+    return is_shifted(f, "a") and is_shifted(f, "b") and not _converts(f) and f["epilogue"] == LINEAR
+
+
 def _registers(f: Fields) -> str | None:
     registers, why = accumulator_registers(f), ""
     loaded, wide = _through_registers(f), max(TILE_MN) in (f["tile.m"], f["tile.n"])
@@ -183,12 +189,25 @@ def _shared_memory(f: Fields) -> str | None:
     return f"{f['stages']} stages take {needed:,} bytes of shared memory; a block has {capacity:,} on {f['arch']}"
 
 
+def _slices(f: Fields) -> str | None:
+    *_, slices = warps(f)
+    sums = (slices - 1) * integer(f, "tile.m") * integer(f, "tile.n") * DTYPES[str(f["accumulator"])].bits // 8
+    if sums <= shared_bytes(f):
+        return None
+    return (
+        f"all but the first of {slices} slices of K leave {sums:,} bytes of sums where stages were, which have "
+        f"{shared_bytes(f):,}"
+    )
+
+
 def warps(fields: Fields) -> tuple[int, int, int]:
-    """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large. And along K: where these are
-    fewer than four, others compute the same for other slices of a stage, and the first adds their sums to its own."""
+    """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large, or of 64 x 64, which read
+    fewer words for each MMA. And along K: where these are fewer than four, others compute the same for other slices of
+    a stage, and the first adds their sums to its own."""
     m, n = integer(fields, "tile.m"), integer(fields, "tile.n")
-    along_n = max(1, min(n // 32, 4 if m <= 128 else 2))
-    along_m = max(1, min(m // 32, 8 // along_n))
+    span = 64 if _is_slow_to_read(fields) else 32
+    along_n = max(1, min(n // span, 4 if m <= 128 else 2))
+    along_m = max(1, min(m // span, 8 // along_n))
     mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // _mma_k_bytes(fields)
     return along_m, along_n, max(1, min(MIN_WARPS // (along_m * along_n), mmas))
 
@@ -288,6 +307,13 @@ RULES: tuple[Rule, ...] = (
         ("stages", *AUTO_STAGES_FIELDS),
         _shared_memory,
         "CUDA Programming Guide, Compute Capabilities: shared memory of a block",
+        "mma",
+    ),
+    Rule(
+        "mma-sync-slices",
+        ("stages", "accumulator", *AUTO_STAGES_FIELDS, "epilogue"),
+        _slices,
+        "gemmill: the sums of a tile's slices along K are added up where its stages were",
         "mma",
     ),
 )

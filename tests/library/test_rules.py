@@ -316,6 +316,15 @@ def test_sm70_multiplies_f16_into_what_it_can_convert_to(
         assert by_rule[rule].fix == fix
 
 
+def test_stages_have_room_for_the_sums_of_slices() -> None:
+    odd = parse_name("sm90_bf16k2_bf16k2_f32_none_bf16n4_64x64x64_1x1_multistage_s3_m8_k1_linear")
+    assert legal(odd)
+    (verdict,) = verdicts({**fields_of(odd), "stages": 2})
+    assert verdict.rule == "mma-sync-slices"
+    assert "4 slices of K leave 49,152 bytes of sums where stages were, which have 36,864" in verdict.says
+    assert verdict.fix == {"stages": 3}
+
+
 def test_sums_of_parts_are_not_rounded_to_f16() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16", stages=2)
     assert legal({**f16, "scheduler.decomposition": "split", "scheduler.splits": 3})

@@ -94,10 +94,13 @@ struct ShiftedCopy {
   }
 };
 
-/// How a thread fills stages of A or B: shifted where rows are K-major and cp.async cannot copy as little as they are
-/// aligned to.
+/// Whether an operand is copied so: where rows are K-major and cp.async cannot copy as little as they are aligned to.
+template <MajorIn Major, int Align, bool HasAsync>
+inline constexpr bool kIsShifted = HasAsync && Major == MajorIn::K && Align < 4;
+
+/// How a thread fills stages of A or B.
 template <class Element, MajorIn Major, int Align, int TileMN, int TileK, int Threads, bool HasAsync>
-using OperandCopy = cuda::std::conditional_t<HasAsync && Major == MajorIn::K && Align < 4,
+using OperandCopy = cuda::std::conditional_t<kIsShifted<Major, Align, HasAsync>,
                                              ShiftedCopy<Element, Align, TileMN, TileK, Threads>,
                                              StageCopy<Element, Major, Align, TileMN, TileK, Threads, HasAsync>>;
 

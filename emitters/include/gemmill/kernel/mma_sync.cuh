@@ -20,9 +20,15 @@ struct MmaSyncGemm {
   using Accumulator = typename Config::Accumulator;
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
   static constexpr int kStages = Config::kStages;
-  /// A warp computes up to 64 x 64.
-  static constexpr int kWarpsN = max_of(1, min_of(kTileN / 32, kTileM <= 128 ? 4 : 2));
-  static constexpr int kWarpsM = max_of(1, min_of(kTileM / 32, 8 / kWarpsN));
+  static constexpr bool kShiftedA = kIsShifted<Config::kMajorA, Config::kAlignA, Mma::kHasAsync>;
+  static constexpr bool kShiftedB = kIsShifted<Config::kMajorB, Config::kAlignB, Mma::kHasAsync>;
+  /// A warp computes up to 64 x 64, and reads fewer words for each MMA than with 32 x 32: where words of A and of B are put
+  /// together of two, they take longer to read than to multiply. But sums and what an expression needs, or converted fp8,
+  /// do not fit into 255 registers.
+  static constexpr int kWarpSpan =
+      kShiftedA && kShiftedB && !kIsHalves<Atom> && !Config::Epilogue::kIsExpression ? 64 : 32;
+  static constexpr int kWarpsN = max_of(1, min_of(kTileN / kWarpSpan, kTileM <= 128 ? 4 : 2));
+  static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, 8 / kWarpsN));
   /// Where these are fewer than four, others compute the same for other slices of a stage along K.
   static constexpr int kSlices =
       max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(typename Config::A)) / (8 * int(sizeof(Word)))));
@@ -62,10 +68,10 @@ struct MmaSyncGemm {
   static constexpr int kBytesAhead =
       kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * 4 * int(sizeof(Word));
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
-  /// Whether words are put together of two, and then converted.
-  static constexpr bool kShiftedHalves = CopyA::kBehind + CopyB::kBehind > 0 && kIsHalves<Atom>;
+  /// Whether words are put together of two where sums and words are not all that takes registers.
+  static constexpr bool kFull = (kShiftedA || kShiftedB) && (kIsHalves<Atom> || Config::Epilogue::kIsExpression);
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
-  static constexpr int kMostAhead = kShiftedHalves                    ? (kSteps <= 4 ? 256 : 0)
+  static constexpr int kMostAhead = kFull                             ? (kSteps <= 4 ? 256 : 0)
                                     : kSimple && __CUDA_ARCH__ >= 900 ? 768
                                     : kSimple || kOrdered             ? 640
                                                                       : 0;
