@@ -107,7 +107,7 @@ _MMA_RATES: Mapping[DTypeName, float] = {"s8": 2.1, "u8": 2.1, "tf32": 0.495, "f
 """Other types' part of it."""
 _COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.215, 4: 0.162, 2: 0.243, 1: 0.243}
 """Clocks for a copy of so many bytes into a stage; below 4 through registers."""
-_SHIFTED_CYCLES = 0.85
+_SHIFTED_CYCLES = 0.9
 """The same for 16 bytes of rows that begin anywhere, and for putting their words together."""
 _MMA_STEP_CYCLES = 9.9
 """Clocks for turning to the next stage."""

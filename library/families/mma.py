@@ -107,7 +107,7 @@ def _through_registers(f: Fields) -> tuple[str, ...]:
         return element_bytes(f, operand) if f[f"{operand}.major"] == "any" else integer(f, f"{operand}.align")
 
     def loaded(operand: str) -> bool:
-        return f["arch"] in QUADPAIR_ARCHS or (unit(operand) < ASYNC_BYTES and not is_shifted(f, operand))
+        return f["arch"] in QUADPAIR_ARCHS or (f[f"{operand}.major"] != "k" and unit(operand) < ASYNC_BYTES)
 
     return tuple(filter(loaded, "ab"))
 

@@ -43,6 +43,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"scheduler.decomposition": "cluster", "scheduler.splits": 3},
     {"a.dtype": "f64"},
     {"tile.m": 16, "tile.n": 32, "tile.k": 128, "a.dtype": "bf16", "c.dtype": "none"},  # warps that share K
+    # Rows that begin anywhere.
     {"tile.m": 16, "tile.n": 32, "a.dtype": "s8", "b.dtype": "s8", "a.align": 1, "b.align": 1, "a.major": "k"},
 )
 """What a kernel is asked for; a schedule that has none such is passed over."""

@@ -11,9 +11,8 @@
 namespace gemmill {
 
 /// One stage: rows along K, each from the multiple of 16 bytes on at or before which it begins. `Align`: of rows, in bytes.
-template <class Element_, int Align, int TileMN, int TileK>
+template <class Element, int Align, int TileMN, int TileK>
 struct ShiftedLayout {
-  using Element = Element_;
   static constexpr int kRowBytes = TileK * int(sizeof(Element));
   /// From a row to the next; as an odd number of 16 bytes it spreads eight rows over all banks.
   static constexpr int kPitch = kRowBytes + 16;

@@ -130,9 +130,8 @@ struct Fragments {
 };
 
 /// The same of rows that begin anywhere: a word lies across two of shared memory.
-template <class Element_, int Align, int TileMN, int TileK, class Word, Side kSide>
-struct Fragments<ShiftedLayout<Element_, Align, TileMN, TileK>, Word, kSide> {
-  using Element = Element_;
+template <class Element, int Align, int TileMN, int TileK, class Word, Side kSide>
+struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
   using Layout = ShiftedLayout<Element, Align, TileMN, TileK>;
   using Order = FragmentOrder<kSide>;
   static constexpr int kStepK = 8 * int(sizeof(Word) / sizeof(Element));
