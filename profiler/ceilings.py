@@ -32,7 +32,7 @@ from gemmill.profiler.telemetry import summarise as summarise_readings
 from gemmill.profiler.timing import summarise
 from gemmill.profiler.worker import this_machine
 from gemmill.runtime import driver
-from gemmill.runtime.plan import ParameterBlock
+from gemmill.runtime.parameters import ParameterBlock
 
 COPY = "copy"
 """Stands where a dtype would, for the bandwidth of memory."""

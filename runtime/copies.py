@@ -1,18 +1,20 @@
-"""Copies of operands that TMA cannot move into aligned memory: where rows lie, and where they are copied to.
-
-The driver copies them (``cuMemcpy2DAsync``) in the order of the stream, on an H200 at 1.4 to 1.6 TB/s, read and written
-(docs/performance.md).
-"""
+"""Copies of operands that TMA cannot move into aligned memory: where rows lie, where they are copied to, and the launch
+of the kernel that copies them (emitters/copies.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.resources import align_up
 from gemmill.runtime import driver, tma
+from gemmill.runtime.driver import PreparedLaunch
 from gemmill.runtime.operands import Gemm
+from gemmill.runtime.parameters import ParameterBlock
 
 BEGIN = 256
 """Copies begin at multiples of this many bytes."""
@@ -29,31 +31,67 @@ class Copy:
     rows: int
     row_bytes: int
     stride: int
-    """From a row to the next: no less than a row is long."""
+    """From a row to the next."""
     offset: int
     """Where the copy begins in its memory."""
 
     @property
     def copied_stride(self) -> int:
         """From a row of the copy to the next: whole lines of L2, as rows of boxes should not lie across two."""
-        return align_up(max(self.row_bytes, 1), tma.LINE)
+        return align_up(self.row_bytes, tma.LINE)
 
     @property
     def end(self) -> int:
         """Where the copy ends in its memory."""
         return self.offset + self.matrices * self.rows * self.copied_stride
 
-    def moves(self, source: int, memory: int) -> Iterator[tuple[int, int]]:
-        """Addresses of each matrix and of its copy, where the operand is at ``source`` and goes to ``memory``; none
-        where there is nothing to copy."""
-        if self.row_bytes * self.rows:
-            for i in range(self.matrices):
-                yield source + i * self.matrix_stride, memory + self.offset + i * self.rows * self.copied_stride
+    @property
+    def vectors(self) -> int:
+        """Vectors that a row of the copy is written in."""
+        return -(-self.row_bytes // VECTOR)
 
-    def launch(self, device: int, stream: int, source: int, memory: int) -> None:
-        """Copy the operand at ``source`` into ``memory`` on a stream of a GPU."""
-        for begins, to in self.moves(source, memory):
-            driver.copy_rows(device, stream, begins, self.stride, to, self.copied_stride, self.row_bytes, self.rows)
+    def job(self, source: int, memory: int, begin: int) -> bytes:
+        """What the kernel is told of it, where the operand is at ``source`` and goes to ``memory``; ``begin``: the
+        first of its blocks."""
+        strides = self.stride, self.copied_stride, self.matrix_stride
+        counts = self.matrices * self.rows, self.rows, self.vectors
+        return JOB.pack(source, memory + self.offset, *strides, self.row_bytes, *counts, begin)
+
+
+class CopyLaunch:
+    """The launch that copies operands, given by their places among addresses. One thread at a time."""
+
+    def __init__(self, device: int, copies: Mapping[int, Copy]) -> None:
+        block = ParameterBlock(JOBS * JOB.size)
+        blocks = 0
+        self._sources = []
+        self._destinations = []
+        for at, (place, copy) in zip(range(0, JOBS * JOB.size, JOB.size), copies.items(), strict=False):
+            block.put(at, copy.job(0, 0, blocks))
+            blocks += -(-copy.matrices * copy.rows * copy.vectors // BLOCK)
+            self._sources.append((place, block.integer(at)))
+            self._destinations.append((copy.offset, block.integer(at + 8)))
+        for at in range(len(copies) * JOB.size, JOBS * JOB.size, JOB.size):
+            block.put(at, JOB.pack(*(0,) * 9, blocks))
+        self._block = block  # the prepared launch points into it
+        self._prepared = PreparedLaunch(device, ENTRY, _kernel(device), blocks, THREADS, 0, block.arguments)
+
+    def move(self, memory: int) -> None:
+        """Copy into this memory from now on."""
+        for offset, destination in self._destinations:
+            destination.value = memory + offset
+
+    def launch(self, stream: int, addresses: Sequence[int]) -> None:
+        """Copy the operands at some addresses, on a stream of the GPU."""
+        for place, source in self._sources:
+            source.value = addresses[place]
+        self._prepared.launch(stream)
+
+
+@functools.cache
+def _kernel(device: int) -> Any:
+    """The kernel that copies, on a GPU."""
+    return driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY)
 
 
 def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:

@@ -104,8 +104,8 @@ def _attribute(device: int, name: str, what: str) -> int:
     return int(check(driver.cuDeviceGetAttribute(attribute, handle), what))
 
 
-def _has_clusters(device: int) -> bool:
-    """Whether a GPU has thread block clusters and programmatic dependent launch: both came with capability 9.0."""
+def overlaps(device: int) -> bool:
+    """Whether a GPU has programmatic dependent launch, and with it thread block clusters: both came with 9.0."""
     return capability(device) >= (9, 0)
 
 
@@ -161,21 +161,13 @@ def fill(device: int, stream: int, address: int, word: int, count: int) -> None:
         check(bindings().cuMemsetD32Async(address, word, count, stream), f"filling {count} words at {address:#x}")
 
 
-def copy_rows(
-    device: int, stream: int, source: int, stride: int, destination: int, to_stride: int, row_bytes: int, rows: int
-) -> None:
-    """Copy rows within a GPU's memory from addresses some bytes apart to others, in the order of a stream of the GPU.
-
-    Rows are no longer than both strides, which are below 2^31 bytes.
-    """
+def compiled(device: int, ptx: str, entry: str) -> Any:
+    """A kernel of a text in PTX, which the driver compiles for a GPU; it stays for the life of the process."""
     driver = bindings()
-    copy = driver.CUDA_MEMCPY2D()
-    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    copy.srcDevice, copy.srcPitch = source, stride
-    copy.dstDevice, copy.dstPitch = destination, to_stride
-    copy.WidthInBytes, copy.Height = row_bytes, rows
+    what = f"compiling {entry} from PTX, which the driver does, on GPU {device}"
     with current(device):
-        check(driver.cuMemcpy2DAsync(copy, stream), f"copying {rows} rows of {row_bytes} bytes from {source:#x}")
+        module = check(driver.cuModuleLoadData(ptx.encode() + b"\0"), what)
+        return check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")
 
 
 def load(device: int, artifact: Artifact) -> Kernel:
@@ -227,7 +219,7 @@ class Kernel:
     def _max_active_clusters(self) -> int:
         """Clusters that the whole GPU holds at a time."""
         driver = bindings()
-        if not _has_clusters(self.device):
+        if not overlaps(self.device):
             what = f"asking how many blocks of {self.spec.entry} an SM of GPU {self.device} holds"
             blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self.function, self.spec.threads, self.spec.shared_bytes
@@ -237,52 +229,56 @@ class Kernel:
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
-        config = self._launch_config(size)
+        config = _launch_config(size, self.spec.threads, self.spec.shared_bytes)
         config.attrs, config.numAttrs = [cluster], 1
         what = f"asking how many clusters of {self.spec.entry} GPU {self.device} holds"
         return int(check(driver.cuOccupancyMaxActiveClusters(self.function, config), what))
 
-    def _launch_config(self, blocks: int, threads: int | None = None, shared_bytes: int | None = None) -> Any:
-        config = bindings().CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads or self.spec.threads, 1, 1
-        config.sharedMemBytes = self.spec.shared_bytes if shared_bytes is None else shared_bytes
-        return config
-
     def prepare(self, blocks: int, arguments: int) -> PreparedLaunch:
-        """A launch of ``blocks`` blocks; ``arguments`` is the address of the ``void*`` that points at the struct.
-
-        The kernel's prologue may overlap the end of the kernel before it in the stream (programmatic dependent launch);
-        it waits for that kernel before it touches global memory.
-        """
-        return self._prepared(self.function, self._launch_config(blocks), arguments)
+        """A launch of ``blocks`` blocks; ``arguments`` is the address of the ``void*`` that points at the struct."""
+        spec = self.spec
+        return PreparedLaunch(
+            self.device, spec.entry, self.function, blocks, spec.threads, spec.shared_bytes, arguments
+        )
 
     def prepare_reduction(self, blocks: int, arguments: int) -> PreparedLaunch:
         """The same for the second kernel of a split kernel, which takes the same parameters."""
         reduction = self.spec.parts and self.spec.parts.reduction
         assert reduction, f"{self.spec.entry} has no second kernel"
-        return self._prepared(self.reduction, self._launch_config(blocks, reduction.threads, 0), arguments)
+        return PreparedLaunch(self.device, reduction.entry, self.reduction, blocks, reduction.threads, 0, arguments)
 
-    def _prepared(self, function: Any, config: Any, arguments: int) -> PreparedLaunch:
-        driver = bindings()
-        if _has_clusters(self.device):
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [overlap], 1
-        return PreparedLaunch(self, function, config, arguments)
+
+def _launch_config(blocks: int, threads: int, shared_bytes: int) -> Any:
+    config = bindings().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    return config
 
 
 class PreparedLaunch:
-    """A launch with everything set but the stream. One thread at a time: the stream is written into shared state."""
+    """A launch with everything set but the stream. One thread at a time: the stream is written into shared state.
 
-    __slots__ = ("_arguments", "_config", "_function", "_launch", "_stream", "kernel")
+    The kernel's prologue may overlap the end of the kernel before it in the stream (programmatic dependent launch); it
+    waits for that kernel before it touches global memory. ``arguments`` is the address of its ``kernelParams``.
+    """
 
-    def __init__(self, kernel: Kernel, function: Any, config: Any, arguments: int) -> None:
-        self.kernel = kernel
-        self._config = config
-        self._arguments = arguments
+    __slots__ = ("_arguments", "_config", "_device", "_entry", "_function", "_launch", "_stream")
+
+    def __init__(
+        self, device: int, entry: str, function: Any, blocks: int, threads: int, shared_bytes: int, arguments: int
+    ) -> None:
+        self._device = device
+        self._entry = entry
         self._function = function
+        self._arguments = arguments
+        self._config = _launch_config(blocks, threads, shared_bytes)
+        if overlaps(device):
+            driver = bindings()
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            self._config.attrs, self._config.numAttrs = [overlap], 1
         self._launch = bindings().cuLaunchKernelEx
         self._stream = 0
 
@@ -296,9 +292,9 @@ class PreparedLaunch:
 
     def _relaunch(self, status: Any) -> None:
         """Launch in the right context; asking for the current one before each launch would slow all of them."""
-        driver, kernel = bindings(), self.kernel
+        driver = bindings()
         here = check(driver.cuCtxGetCurrent(), "reading the current context")
-        if int(here) != int(context(kernel.device)):
-            with current(kernel.device):
+        if int(here) != int(context(self._device)):
+            with current(self._device):
                 (status,) = self._launch(self._config, self._function, self._arguments, 0)
-        check((status,), f"launching {kernel.spec.entry} on GPU {kernel.device}")
+        check((status,), f"launching {self._entry} on GPU {self._device}")

@@ -6,36 +6,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
 
 from gemmill.library.resources import align_up
 from gemmill.runtime import parts, tma
-from gemmill.runtime.copies import BEGIN, Copy
+from gemmill.runtime.copies import BEGIN, Copy, CopyLaunch
 from gemmill.runtime.driver import Kernel, PreparedLaunch
 from gemmill.runtime.operands import Gemm
+from gemmill.runtime.parameters import Described, ParameterBlock
 from gemmill.runtime.parts import Need
 from gemmill.runtime.workspace import workspace
-
-
-class Parameters(Protocol):
-    """Where a kernel's parameter struct lies."""
-
-    address: int
-
-    @property
-    def arguments(self) -> int:
-        """Address of the ``void*`` that a launch takes as ``kernelParams``."""
-
-
-class Described(NamedTuple):
-    """An encoded descriptor that follows an operand."""
-
-    place: int
-    """The operand's, in :data:`~gemmill.runtime.plan.OPERANDS`, or of what is passed to the epilogue after these."""
-    address: int
-    """The descriptor's."""
-    shift: int
-    """How far from the operand's address it begins."""
 
 
 class Exchange:
@@ -48,14 +27,14 @@ class Exchange:
         self,
         gemm: Gemm,
         kernel: Kernel,
-        parameters: Parameters,
+        parameters: ParameterBlock,
         blocks: int,
         copies: Mapping[int, Copy],
         descriptors: Iterable[Described],
     ) -> None:
         spec, problem = kernel.spec, gemm.problem
         self._kernel = kernel
-        self._copies = copies
+        self._copies = CopyLaunch(kernel.device, copies) if copies else None
         self._copied = tuple((x.address, copies[x.place].offset + x.shift) for x in descriptors)
         need = parts.need(spec, problem, blocks // spec.cluster_blocks) if spec.parts else Need(0, 0)
         self._behind = align_up(need.buffer, BEGIN)
@@ -67,8 +46,7 @@ class Exchange:
         self._descriptor: tma.Descriptor | None = None
         self._reduce: PreparedLaunch | None = None
         if spec.parts:
-            members = parameters.address + spec.offsets["partials"], parameters.address + spec.offsets["flags"]
-            self._pointers = tuple(map(ctypes.c_uint64.from_address, members))
+            self._pointers = tuple(parameters.integer(spec.offsets[name]) for name in ("partials", "flags"))
         if spec.parts and spec.parts.reduction:
             matrices = parts.partial_matrices(spec.parts, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")
@@ -89,11 +67,13 @@ class Exchange:
                     replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)
                 for descriptor, offset in self._copied:
                     tma.replace_address(descriptor, space.buffer + self._behind + offset, device)
+                if self._copies:
+                    self._copies.move(space.buffer + self._behind)
                 self._buffer = space.buffer
             for pointer, address in zip(self._pointers, (space.buffer, space.flags), strict=False):
                 pointer.value = address
-            for place, copy in self._copies.items():
-                copy.launch(device, stream, addresses[place], space.buffer + self._behind)
+            if self._copies:
+                self._copies.launch(stream, addresses)
             prepared.launch(stream)
             if self._reduce:
                 self._reduce.launch(stream)

@@ -77,12 +77,10 @@ _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _ELEMENTS_PER_CYCLE = 1.5
 """What a block stores of a D that TMA cannot store."""
-_COPY_NS = 2000.0
-"""A copy of a matrix into aligned memory, whatever its size."""
-_COPY_GBPS = 1600.0
-"""What such a copy reads and writes."""
-_COPY_ROW_NS = 0.625
-"""What a row of it takes at the least, however short."""
+_COPY_NS = 700.0
+"""A launch that copies operands into aligned memory, beside what it reads and writes."""
+_COPY_KEPT = 0.25
+"""Part of the time of writing a copy that is regained where it stays in L2, from where it is read."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -404,7 +402,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
     figures, others = analytic(columns, problem, gpu)
     found = trees.fitted(gpu.name) if problem.batching == "strided" else None
     if found is None:
-        return _with_copies(figures, columns, problem)
+        return _with_copies(figures, columns, problem, gpu)
     rows = features(columns, figures, others, problem, gpu)
     members = np.arange(figures.us.size) if serving is None else serving
     near = figures.us[members] <= CORRECTED * figures.us[members].min()
@@ -417,17 +415,19 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         us[asked] *= factors
         # What the fastest of these loses, as to slow memory, those that no tree knows lose as well.
         us[~columns.fitted] *= max(1.0, factors[us[asked].argmin()])
-    return _with_copies(figures._replace(us=us), columns, problem)
+    return _with_copies(figures._replace(us=us), columns, problem, gpu)
 
 
-def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem) -> Estimate:
+def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first."""
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
         return figures
-    a, b, c = (_copy_ns(problem, name) for name in "abc")
+    a, b, c = (_copied_bytes(problem, name) for name in "abc")
     own = np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,)))
-    ns = np.where(copied(k, problem), own, 0).sum(axis=0)
-    return figures._replace(us=figures.us + ns * problem.batch / 1000)
+    size = np.where(copied(k, problem), own, 0).sum(axis=0) * problem.batch
+    kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _COPY_KEPT, 0)
+    ns = np.where(size, _COPY_NS + (2 - kept) * size / gpu.dram_gbps, 0)
+    return figures._replace(us=figures.us + ns / 1000)
 
 
 def copied(k: Columns, problem: GemmProblem) -> Bools:
@@ -436,13 +436,12 @@ def copied(k: Columns, problem: GemmProblem) -> Bools:
     return np.asarray(np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,))) < k.aligns[:3])
 
 
-def _copy_ns(problem: GemmProblem, operand: str) -> float:
-    """Nanoseconds in which a matrix of an operand is copied into rows of whole lines; 0 where there is no C."""
+def _copied_bytes(problem: GemmProblem, operand: str) -> int:
+    """Bytes of a copy of a matrix of an operand, in sectors; 0 where there is no C."""
     if (dtype := getattr(problem, f"{operand}_dtype")) is None:
-        return 0.0
+        return 0
     columns, rows = problem.extents_of(operand)
-    row = align_up(columns * DTYPES[dtype].bits // 8, tma.LINE)
-    return _COPY_NS + rows * max(2 * row / _COPY_GBPS, _COPY_ROW_NS)
+    return rows * align_up(columns * DTYPES[dtype].bits // 8, tma.SECTOR)
 
 
 FEATURES = (

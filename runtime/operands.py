@@ -18,9 +18,6 @@ from gemmill.runtime.tensors import TensorView
 
 GROUPS = (128, 64, 32)
 """Elements of a narrow operand along K that may share a scale."""
-MAX_PITCH = (1 << 31) - tma.LINE
-"""Strides in bytes of rows that the driver copies are below this, also in whole lines
-(``CU_DEVICE_ATTRIBUTE_MAX_PITCH``)."""
 SCALE_BLOCK = 128
 """Elements along K, and columns of B, that share a scale."""
 
@@ -513,12 +510,7 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         longest = 8 * tma.MAX_STRIDE
         regular = (outer == 1 or 0 < stride * bits < longest) and 0 <= batch_stride * bits < longest
         if (inner == 1 or inner_stride == 1) and regular:
-            layout = described(major, stride if outer > 1 else 0)
-            # So does one that would be copied into aligned memory and whose rows no copy can take.
-            step = stride if outer > 1 else inner
-            copyable = inner <= step < 8 * MAX_PITCH // bits
-            if layout.align == tma.ALIGNMENT or copyable:
-                layouts.append(layout)
+            layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:
         return described("any", *steps)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmill.library.epilogues.parse import MAX_NODES, parse
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver, parts, tma
-from gemmill.runtime.copies import aligned
 from gemmill.runtime.driver import Kernel
 from gemmill.runtime.epilogues import NOTHING, Bound, Passed, refuse_shared_memory
-from gemmill.runtime.exchange import Described, Exchange
 from gemmill.runtime.groups import GROUPS
 from gemmill.runtime.operands import Gemm, unpacked
+from gemmill.runtime.parameters import Described, ParameterBlock
 from gemmill.runtime.selector import Choice, copied
 from gemmill.runtime.tensors import TensorView, as_words, view
+
+if TYPE_CHECKING:
+    from gemmill.runtime.copies import Copy
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of what is passed to the epilogue."""
@@ -41,33 +41,6 @@ _STRIDED = (
     ("batch_stride", "q", "batch_stride"),
 )
 """Parameters of an operand that is read through plain addresses: member, layout, attribute of the operand."""
-
-
-class ParameterBlock:
-    """A kernel's parameter struct in host memory, aligned for the descriptors it holds."""
-
-    def __init__(self, size: int) -> None:
-        alignment = tma.DESCRIPTOR_ALIGNMENT
-        self._memory = ctypes.create_string_buffer(size + alignment)
-        self.address = -(-ctypes.addressof(self._memory) // alignment) * alignment
-        self._pointers = (ctypes.c_void_p * 1)(self.address)
-        self._size = size
-
-    @property
-    def arguments(self) -> int:
-        """Address of the ``void*`` that a launch takes as ``kernelParams``."""
-        return ctypes.addressof(self._pointers)
-
-    def write(self, offset: int, layout: str, value: float) -> None:
-        """Write one scalar; ``layout`` is its character in :mod:`struct`."""
-        data = struct.pack("<" + layout, value)
-        if not 0 <= offset <= self._size - len(data):
-            raise ValueError(f"offset {offset} is outside the {self._size} bytes of the parameters")
-        ctypes.memmove(self.address + offset, data, len(data))
-
-    def read(self) -> bytes:
-        """The struct's bytes."""
-        return ctypes.string_at(self.address, self._size)
 
 
 def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
@@ -253,8 +226,12 @@ class Launcher:
                 f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
             )
         self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
-        gemm, into = aligned(gemm, names)
-        copies = {_INDEX[gemm.name(copy.name)]: copy for copy in into}
+        copies: dict[int, Copy] = {}
+        if names:
+            from gemmill.runtime.copies import aligned  # as few launches need it
+
+            gemm, into = aligned(gemm, names)
+            copies = {_INDEX[gemm.name(copy.name)]: copy for copy in into}
         self.kernel = kernel
         self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
         """Blocks of a launch."""
@@ -270,12 +247,12 @@ class Launcher:
             _write_extra(extra, gemm, spec, block)
         pointers = [(_INDEX[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
         pointers += [(place, member) for member, (place, _) in placed.items()]
-        self._pointers = tuple(
-            (index, ctypes.c_uint64.from_address(block.address + spec.offsets[member])) for index, member in pointers
-        )
+        self._pointers = tuple((index, block.integer(spec.offsets[member])) for index, member in pointers)
         self._resets = Resets(kernel.device, extras) if any(extra.reset for extra in extras) else None
         self._exchange = None
         if spec.parts or copies:
+            from gemmill.runtime.exchange import Exchange  # likewise
+
             following = (x for x in descriptors if x.place in copies)
             self._exchange = Exchange(gemm, kernel, block, self.blocks, copies, following)
         self._prepared = kernel.prepare(self.blocks, block.arguments)

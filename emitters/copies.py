@@ -1,0 +1,163 @@
+"""The kernel that copies operands into aligned memory, in PTX: the driver compiles it where it runs, as machines that
+run packs have no NVRTC, and every WGMMA kernel would have to carry a copy of it otherwise.
+
+A thread copies two vectors of 16 bytes, each put together of the two aligned ones that it lies across, by funnel
+shifts. Nothing is read but vectors that hold bytes of the operand. What a row's last vector has behind its end is
+stored with it: rows of a copy are whole lines, of which TMA reads what the operand's extents say.
+
+A launch has up to :data:`JOBS` of these copies, each with blocks of its own, as :data:`JOB` describes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from string import Template
+
+ENTRY = "gemmill_copies"
+"""Name of the kernel."""
+JOBS = 3
+"""Copies that a launch has at most: of A, B and C."""
+JOB = struct.Struct("<QQqQqQIIII")
+"""A copy in the kernel's parameters: addresses of the operand and of its copy; bytes from a row to the next, of both;
+from a matrix to the next, of the operand; of a row; how many rows in all, rows of a matrix, and vectors of a row; the
+first of its blocks. Without rows a copy has no blocks."""
+THREADS = 128
+"""Threads of a block."""
+VECTOR = 16
+"""Bytes of what is loaded and stored at once."""
+_VECTORS = "ab"
+"""The vectors of a thread, as registers are named after them."""
+BLOCK = THREADS * len(_VECTORS)
+"""Vectors of a block."""
+
+_KERNEL = Template("""\
+.version $version
+.target $target
+.address_size 64
+
+.visible .entry $entry(.param .align 8 .b8 jobs[$bytes])
+.maxntid $threads
+{
+  .reg .pred %later;
+  .reg .b32 %block, %begin, %thread, %row, %first, %left, %x;
+  .reg .b32 %all, %rows, %vectors;
+  .reg .b64 %job, %from, %to, %stride, %copied, %matrix, %bytes, %y, %z;
+$registers
+  // The copy that this block has a part in.
+  mov.b32 %block, %ctaid.x;
+  mov.b64 %job, jobs;
+$choose
+  ld.param.b64 %from, [%job];
+  ld.param.b64 %to, [%job + 8];
+  ld.param.b64 %stride, [%job + 16];
+  ld.param.b64 %copied, [%job + 24];
+  ld.param.b64 %matrix, [%job + 32];
+  ld.param.b64 %bytes, [%job + 40];
+  ld.param.b32 %all, [%job + 48];
+  ld.param.b32 %rows, [%job + 52];
+  ld.param.b32 %vectors, [%job + 56];
+  ld.param.b32 %begin, [%job + 60];
+
+  // Row and vector that its first thread begins with.
+  sub.u32 %block, %block, %begin;
+  mul.wide.u32 %y, %block, $block;
+  cvt.u64.u32 %z, %vectors;
+  div.u64 %z, %y, %z;
+  cvt.u32.u64 %row, %z;
+  mul.wide.u32 %z, %row, %vectors;
+  sub.u64 %y, %y, %z;
+  cvt.u32.u64 %first, %y;
+  mov.b32 %thread, %tid.x;
+  add.u32 %first, %first, %thread;
+$locate
+$overlap
+$load
+$store
+  ret;
+}
+""")
+
+_CHOOSE = Template("""\
+  ld.param.b32 %begin, [jobs + $offset];
+  setp.ge.u32 %later, %block, %begin;
+  @%later add.u64 %job, %job, $size;""")
+
+_REGISTERS = Template("""\
+  .reg .pred %inside$i, %two$i, %eight$i, %four$i;
+  .reg .b32 %row$i, %vector$i, %shift$i, %u$i<8>, %v$i<6>, %w$i<5>;
+  .reg .b64 %at$i, %into$i;""")
+
+_LOCATE = Template("""\
+  // Vector $i: where it lies, the aligned vector that it begins in, and whether it goes on into the next.
+  add.u32 %vector$i, %first, $ahead;
+  div.u32 %row$i, %vector$i, %vectors;
+  mul.lo.u32 %x, %row$i, %vectors;
+  sub.u32 %vector$i, %vector$i, %x;
+  add.u32 %row$i, %row$i, %row;
+  setp.lt.u32 %inside$i, %row$i, %all;
+  mul.wide.u32 %into$i, %vector$i, 16;
+  cvt.u64.u32 %y, %row$i;
+  mad.lo.u64 %y, %y, %copied, %to;
+  div.u32 %x, %row$i, %rows;
+  mul.lo.u32 %left, %x, %rows;
+  sub.u32 %row$i, %row$i, %left;
+  cvt.u64.u32 %at$i, %x;
+  mad.lo.u64 %at$i, %at$i, %matrix, %from;
+  add.u64 %at$i, %at$i, %into$i;
+  add.u64 %into$i, %into$i, %y;
+  cvt.u64.u32 %y, %row$i;
+  mad.lo.u64 %at$i, %y, %stride, %at$i;
+  cvt.u32.u64 %shift$i, %at$i;
+  and.b32 %shift$i, %shift$i, 15;
+  and.b64 %at$i, %at$i, -16;
+  mul.wide.u32 %y, %vector$i, 16;
+  sub.u64 %y, %bytes, %y;
+  min.u64 %y, %y, 16;
+  cvt.u32.u64 %left, %y;
+  add.u32 %left, %left, %shift$i;
+  setp.gt.and.u32 %two$i, %left, 16, %inside$i;""")
+
+_OVERLAP = """\
+  // The next kernel may be set up meanwhile; what the one before writes, or reads of the copies, is waited for.
+  griddepcontrol.launch_dependents;
+  griddepcontrol.wait;"""
+
+_LOAD = Template("""\
+  @%inside$i ld.global.v4.b32 {%u${i}0, %u${i}1, %u${i}2, %u${i}3}, [%at$i];
+  @%two$i ld.global.v4.b32 {%u${i}4, %u${i}5, %u${i}6, %u${i}7}, [%at$i + 16];""")
+
+
+def _store(i: str) -> str:
+    """A vector shifted together, by eight bytes, by four, by bits; and stored."""
+    lines = [f"and.b32 %x, %shift{i}, 8;", f"setp.ne.u32 %eight{i}, %x, 0;"]
+    lines += [f"and.b32 %x, %shift{i}, 4;", f"setp.ne.u32 %four{i}, %x, 0;", f"shl.b32 %shift{i}, %shift{i}, 3;"]
+    lines += [f"selp.b32 %v{i}{word}, %u{i}{word + 2}, %u{i}{word}, %eight{i};" for word in range(6)]
+    lines += [f"selp.b32 %w{i}{word}, %v{i}{word + 1}, %v{i}{word}, %four{i};" for word in range(5)]
+    lines += [f"shf.r.wrap.b32 %u{i}{word}, %w{i}{word}, %w{i}{word + 1}, %shift{i};" for word in range(4)]
+    lines += [f"@%inside{i} st.global.v4.b32 [%into{i}], {{%u{i}0, %u{i}1, %u{i}2, %u{i}3}};"]
+    return "\n".join("  " + line for line in lines)
+
+
+def emit_copies(overlaps: bool) -> str:
+    """The PTX of the kernel; ``overlaps``: for sm_90 and later, where a kernel may begin before the one before it in
+    the stream ends (programmatic dependent launch), else from sm_70 on. It takes :data:`JOBS` times :data:`JOB`, for
+    blocks of :data:`THREADS`, each of which copies :data:`BLOCK` vectors."""
+
+    def each(template: Template) -> str:
+        return "\n".join(template.substitute(i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))
+
+    later = ({"offset": job * JOB.size + JOB.size - 4, "size": JOB.size} for job in range(1, JOBS))
+    return _KERNEL.substitute(
+        version="7.8" if overlaps else "6.0",
+        target="sm_90" if overlaps else "sm_70",
+        entry=ENTRY,
+        bytes=JOBS * JOB.size,
+        threads=THREADS,
+        block=BLOCK,
+        registers=each(_REGISTERS),
+        choose="\n".join(_CHOOSE.substitute(job) for job in later),
+        locate=each(_LOCATE),
+        overlap=_OVERLAP if overlaps else "",
+        load=each(_LOAD),
+        store="\n".join(map(_store, _VECTORS)),
+    )
