@@ -77,10 +77,8 @@ _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _ELEMENTS_PER_CYCLE = 1.5
 """What a block stores of a D that TMA cannot store."""
-_COPY_NS = 700.0
-"""A launch that copies operands into aligned memory, beside what it reads and writes."""
-_COPY_KEPT = 0.25
-"""Part of the time of writing a copy that is regained where it stays in L2, from where it is read."""
+_COPY_KEPT = 0.4
+"""Part of the time of writing a copy into aligned memory that is regained where it stays in L2."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _L2_SHARE = 0.85
@@ -100,12 +98,19 @@ _SIMT_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 95, "s32": 60, "f64": 4
 _SMALL_TILE = 0.8
 """Part of it that tiles of 64 x 64 reach, in shared memory's bandwidth."""
 _MMA_MULTIPLY_ADDS = 937.0
-"""Those of mma.sync on 16 bits, and on fp8, whose MMAs are of f16."""
-_MMA_RATES: Mapping[DTypeName, float] = {"s8": 2.1, "u8": 2.1, "tf32": 0.495, "f64": 0.122}
+"""Those of mma.sync on 16 bits."""
+_MMA_RATES: Mapping[DTypeName, float] = {
+    "s8": 2.1,
+    "u8": 2.1,
+    "e4m3": 0.85,  # multiplied as f16
+    "e5m2": 0.85,
+    "tf32": 0.495,
+    "f64": 0.122,
+}
 """Other types' part of it."""
 _COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.215, 4: 0.162, 2: 0.243, 1: 0.243}
 """Clocks for a copy of so many bytes into a stage; below 4 through registers."""
-_SHIFTED_CYCLES = 0.9
+_SHIFTED_CYCLES = 1.0
 """The same for 16 bytes of rows that begin anywhere, and for putting their words together."""
 _MMA_STEP_CYCLES = 9.9
 """Clocks for turning to the next stage."""
@@ -419,15 +424,15 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
 
 
 def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
-    """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first."""
+    """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first: of
+    what is read and written, as the launch of the kernel hides behind it."""
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
         return figures
     a, b, c = (_copied_bytes(problem, name) for name in "abc")
     own = np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,)))
     size = np.where(copied(k, problem), own, 0).sum(axis=0) * problem.batch
     kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _COPY_KEPT, 0)
-    ns = np.where(size, _COPY_NS + (2 - kept) * size / gpu.dram_gbps, 0)
-    return figures._replace(us=figures.us + ns / 1000)
+    return figures._replace(us=figures.us + (2 - kept) * size / gpu.dram_gbps / 1000)
 
 
 def copied(k: Columns, problem: GemmProblem) -> Bools:
