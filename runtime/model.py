@@ -10,13 +10,12 @@ Where a GPU was measured, trees that were fitted to what came out correct it (:m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import FamilyName, GemmConfig
+from gemmill.library.config import FamilyName, GemmConfig, InputOperand
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.fields import fields_of
 from gemmill.library.problem import GemmProblem
@@ -77,7 +76,7 @@ _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _ELEMENTS_PER_CYCLE = 1.5
 """What a block stores of a D that TMA cannot store."""
-_COPY_KEPT = 0.4
+_COPY_KEPT = 0.45
 """Part of the time of writing a copy into aligned memory that is regained where it stays in L2."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
@@ -97,28 +96,32 @@ _SIMT_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 95, "s32": 60, "f64": 4
 """Multiply-adds that an SM finishes in a clock by FMAs."""
 _SMALL_TILE = 0.8
 """Part of it that tiles of 64 x 64 reach, in shared memory's bandwidth."""
-_MMA_MULTIPLY_ADDS = 937.0
+_MMA_MULTIPLY_ADDS = 955.0
 """Those of mma.sync on 16 bits."""
 _MMA_RATES: Mapping[DTypeName, float] = {
     "s8": 2.1,
     "u8": 2.1,
-    "e4m3": 0.85,  # multiplied as f16
-    "e5m2": 0.85,
+    "e4m3": 0.8,  # multiplied as f16
+    "e5m2": 0.8,
     "tf32": 0.495,
     "f64": 0.122,
 }
 """Other types' part of it."""
-_COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.215, 4: 0.162, 2: 0.243, 1: 0.243}
+_COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.224, 4: 0.176, 2: 0.243, 1: 0.243}
 """Clocks for a copy of so many bytes into a stage; below 4 through registers."""
-_SHIFTED_CYCLES = 1.0
+_SHIFTED_CYCLES = 1.04
 """The same for 16 bytes of rows that begin anywhere, and for putting their words together."""
-_MMA_STEP_CYCLES = 9.9
-"""Clocks for turning to the next stage."""
+_COPY_A = 0.78
+"""What copies of A count of that: other blocks have brought it to L2."""
+_COPY_OUTSIDE = 0.4
+"""What rows of a tile that lie outside of the problem take of that all the same."""
+_MMA_STEP_CYCLES = 100.0
+"""Clocks in which a block that has an SM alone turns to the next stage; others hide them."""
 _RESERVED_BYTES = 1024
 """Shared memory that each block takes for the system, and an SM has for as many blocks of one."""
 _MMA_REGISTERS = 100
 """Registers of a thread beside its sums."""
-_LOAD_NS: Mapping[FamilyName, float] = {"wgmma": _LATENCY_NS, "mma": 900.0}
+_LOAD_NS: Mapping[FamilyName, float] = {"wgmma": _LATENCY_NS, "mma": 880.0}
 """What the loads of a step take, by family."""
 _SCATTERED = 2.0
 """Times as long that a D of any strides takes to store, element by element."""
@@ -172,6 +175,9 @@ class Columns(NamedTuple):
     bytes_d: Floats
     step_cycles: Floats
     """Clocks in which an SM alone multiplies one step along K of a tile."""
+    copy_cycles_a: Floats
+    """Clocks in which threads copy what a step has of A, and of B; 0 in families whose loads take none."""
+    copy_cycles_b: Floats
     step_bytes_a: Floats
     """What is loaded of A for it, as far as multicast does not save it; so of B."""
     step_bytes_b: Floats
@@ -234,6 +240,7 @@ class Columns(NamedTuple):
         )
         mmas = tile_m / SUBTILE_M * tile_k * np.maximum(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
         direct_cycles = column([_direct_cycles(c) for c in configs])
+        copies_a, copies_b = (column([*cycles]) for cycles in zip(*map(_copy_cycles, configs), strict=True))
         scattered = column([_SCATTERED if c.family == "mma" and c.d.major == "any" else 1.0 for c in configs])
         wgmma = direct_cycles == 0
         loaded_a = tile_m * bytes_a * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n)
@@ -261,6 +268,8 @@ class Columns(NamedTuple):
             bytes_c=bytes_c,
             bytes_d=bytes_d,
             step_cycles=np.where(wgmma, mmas * mma_cycles / _SUSTAINED, direct_cycles),
+            copy_cycles_a=copies_a,
+            copy_cycles_b=copies_b,
             step_bytes_a=tile_k * loaded_a,
             step_bytes_b=tile_k * loaded_b,
             step_rows=np.where(wgmma, np.stack([rows_a / cluster_n, rows_b / cluster_m]), 0.0),
@@ -366,18 +375,26 @@ def _direct_cycles(config: GemmConfig) -> float:
         rate = _SIMT_MULTIPLY_ADDS[config.accumulator] * (_SMALL_TILE if tile.m * tile.n <= 64 * 64 else 1)
         return tile.m * tile.n * tile.k / rate
     if config.family == "mma":
-        from gemmill.library.families import mma  # as in _stream
-
         rate = _MMA_MULTIPLY_ADDS * _MMA_RATES.get(config.a.dtype, 1.0)
-        own = fields_of(config)
-        copies = 0.0
-        for operand, x, stage in zip("ab", (config.a, config.b), mma.stage_bytes(own), strict=True):
-            unit, cycles = x.align, _COPY_CYCLES[x.align]
-            if mma.is_shifted(own, operand):
-                unit, cycles = mma.SHIFTED_BYTES, _SHIFTED_CYCLES
-            copies += stage / unit * cycles
-        return _MMA_STEP_CYCLES + hypot(tile.m * tile.n * tile.k / rate, copies)
+        return tile.m * tile.n * tile.k / rate
     return 0.0
+
+
+def _copy_cycles(config: GemmConfig) -> tuple[float, float]:
+    """Clocks in which the threads of a mma.sync kernel copy the stages of A and of B; 0 of others."""
+    if config.family != "mma":
+        return 0.0, 0.0
+    from gemmill.library.families import mma  # as in _stream
+
+    own = fields_of(config)
+
+    def cycles(operand: str, x: InputOperand, stage: int) -> float:
+        if mma.is_shifted(own, operand):
+            return stage / mma.SHIFTED_BYTES * _SHIFTED_CYCLES
+        return stage / x.align * _COPY_CYCLES[x.align]
+
+    a, b = mma.stage_bytes(own)
+    return _COPY_A * cycles("a", config.a, a), cycles("b", config.b, b)
 
 
 class Estimate(NamedTuple):
@@ -541,7 +558,11 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     own_cycles = np.maximum(_row_cycles(k, problem, inside), k.transposing_cycles)
     step_bytes = k.step_bytes_a * inside[0] + k.step_bytes_b * inside[1]
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
-    paces = np.stack([beside * k.step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
+    copied_a, copied_b = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * inside
+    copy_cycles = k.copy_cycles_a * copied_a + k.copy_cycles_b * copied_b
+    turning = np.where((copy_cycles > 0) & (beside <= 1), _MMA_STEP_CYCLES, 0)
+    step_cycles = turning + beside * np.hypot(k.step_cycles, copy_cycles)
+    paces = np.stack([step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
     step_ns = _norm(paces, _STEP_SHARPNESS)
     steps = np.ceil(problem.k / k.splits / k.tile_k)
     loop_ns = steps * step_ns
