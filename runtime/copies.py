@@ -91,7 +91,8 @@ class CopyLaunch:
 @functools.cache
 def _kernel(device: int) -> Any:
     """The kernel that copies, on a GPU."""
-    return driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY)
+    purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
+    return driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
 
 
 def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:

@@ -161,10 +161,11 @@ def fill(device: int, stream: int, address: int, word: int, count: int) -> None:
         check(bindings().cuMemsetD32Async(address, word, count, stream), f"filling {count} words at {address:#x}")
 
 
-def compiled(device: int, ptx: str, entry: str) -> Any:
-    """A kernel of a text in PTX, which the driver compiles for a GPU; it stays for the life of the process."""
+def compiled(device: int, ptx: str, entry: str, purpose: str) -> Any:
+    """A kernel of a text in PTX, which the driver compiles for a GPU; it stays for the life of the process. Errors name
+    its purpose."""
     driver = bindings()
-    what = f"compiling {entry} from PTX, which the driver does, on GPU {device}"
+    what = f"having the driver compile {entry}, {purpose}, for GPU {device}"
     with current(device):
         module = check(driver.cuModuleLoadData(ptx.encode() + b"\0"), what)
         return check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")
