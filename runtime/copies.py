@@ -50,12 +50,12 @@ class Copy:
         """Vectors that a row of the copy is written in."""
         return -(-self.row_bytes // VECTOR)
 
-    def job(self, source: int, memory: int, begin: int) -> bytes:
-        """What the kernel is told of it, where the operand is at ``source`` and goes to ``memory``; ``begin``: the
-        first of its blocks."""
+    def job(self, begin: int) -> bytes:
+        """What the kernel is told of it, but for two addresses: they are counted from the operand's and from that of
+        the copies' memory. ``begin``: the first of its blocks."""
         strides = self.stride, self.copied_stride, self.matrix_stride
         counts = self.matrices * self.rows, self.rows, self.vectors
-        return JOB.pack(source, memory + self.offset, *strides, self.row_bytes, *counts, begin)
+        return JOB.pack(0, self.offset, *strides, self.row_bytes, *counts, begin)
 
 
 class CopyLaunch:
@@ -67,7 +67,7 @@ class CopyLaunch:
         self._sources = []
         self._destinations = []
         for at, (place, copy) in zip(range(0, JOBS * JOB.size, JOB.size), copies.items(), strict=False):
-            block.put(at, copy.job(0, 0, blocks))
+            block.put(at, copy.job(blocks))
             blocks += -(-copy.matrices * copy.rows * copy.vectors // BLOCK)
             self._sources.append((place, block.integer(at)))
             self._destinations.append((copy.offset, block.integer(at + 8)))

@@ -36,9 +36,8 @@ def test_copies_hold_what_the_operands_hold(
     memory = np.full(size // 4 + 64, np.nan, np.float32)
     base = memory.ctypes.data + -memory.ctypes.data % tma.LINE
     for copy in copies:
-        source, to, stride, copied, matrix, size, all_rows, rows, vectors, _ = JOB.unpack(
-            copy.job(getattr(gemm, copy.name).ptr, base, 0)
-        )
+        source, to, stride, copied, matrix, size, all_rows, rows, vectors, _ = JOB.unpack(copy.job(0))
+        source, to = source + getattr(gemm, copy.name).ptr, to + base
         assert 16 * (vectors - 1) < size <= 16 * vectors <= copied
         for row in range(all_rows):
             assert (to + row * copied) % tma.LINE == 0
