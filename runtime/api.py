@@ -101,6 +101,39 @@ def _slot(key: Hashable) -> _Slot:
     return _Slot()
 
 
+class _Known(NamedTuple):
+    """A signature that :func:`matmul` recognises without a key."""
+
+    matches: Callable[..., bool]
+    """Whether tensors, A, B and D if it is given, have it."""
+    ready: _Ready
+
+
+_known: dict[tuple[int, int, bool], _Known] = {}
+"""The last such call by the elements of A and of B and whether D is to be allocated; as many as launchers."""
+
+
+@functools.cache
+def _guards() -> Callable[..., Any] | None:
+    """What makes such tests of PyTorch tensors: its own for torch.compile, which compare types, extents, strides, GPU
+    and dispatch keys in C++ at a third of the cost of a key (torch/csrc/dynamo/guards.cpp). None where a version has
+    none, or makes them otherwise: keys do everything then."""
+    with suppress(ImportError, AttributeError, TypeError):
+        guards = importlib.import_module("torch._C._dynamo.guards").TensorGuards
+        make = functools.partial(guards, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        make()
+        return make
+    return None
+
+
+def _remember(like: tuple[int, int, bool], tensors: tuple[Any, ...], ready: _Ready) -> None:
+    """Have the next call with tensors like these recognised at once."""
+    if all(map(is_torch, tensors)) and (guards := _guards()) is not None:
+        if len(_known) >= CACHED_LAUNCHERS:
+            _known.clear()
+        _known[like] = _Known(guards(*tensors).check, ready)
+
+
 _kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], driver.Kernel]] = WeakKeyDictionary()
 _lock = threading.Lock()
 _shared_registry: list[Registry] = []
@@ -129,33 +162,47 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
                 options["alpha"] = float(options["alpha"]) + 0.0  # no -0.0, which the key would take for 0.0
             if "beta" in options:
                 options["beta"] = beta_of(options["beta"])
-        try:  # the key is made of raw properties, a microsecond of work
+        known = key = like = None
+        try:
             pointers: Addresses = (
                 a.data_ptr(),
                 b.data_ptr(),
                 0 if c is None else c.data_ptr(),
                 0 if out is None else out.data_ptr(),
             )
-            key = (  # flat: each tuple within costs time to make, hash and compare
-                a.shape,
-                a.stride(),
-                a.dtype,
-                a.get_device(),
-                b.shape,
-                b.stride(),
-                b.dtype,
-                b.get_device(),
-                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
-                None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-                (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 and tuple(p & 15 for p in pointers),
-                tuple(options.items()) if options else None,
-            )
-        except (AttributeError, RuntimeError):  # no PyTorch tensor, or a sparse one
-            key = None
-        if key is None:
+            unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
+            if c is None and a is not b and not options and not unaligned:
+                like = a.numel(), b.numel(), out is None
+                known = _known.get(like)
+                if known is not None and not (known.matches(a, b) if out is None else known.matches(a, b, out)):
+                    known = None
+            if known is None:  # raw properties, two microseconds of work; flat: tuples within it cost time
+                key = (
+                    a.shape,
+                    a.stride(),
+                    a.dtype,
+                    a.get_device(),
+                    b.shape,
+                    b.stride(),
+                    b.dtype,
+                    b.get_device(),
+                    None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
+                    None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
+                    unaligned and tuple(p & 15 for p in pointers),
+                    tuple(options.items()) if options else None,
+                )
+        except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, or a sparse one
+            pass
+        ready: _Ready | None
+        if known is not None:
+            ready = known.ready
+        elif key is None:
             return general(a, b, out=out, c=c, stream=stream, **options)
-        slot = _slot(key)
-        ready = slot.ready
+        else:
+            slot = _slot(key)
+            ready = slot.ready
+            if ready is not None and like is not None:
+                _remember(like, (a, b) if out is None else (a, b, out), ready)
         if ready is None:
             tensors, out, handle = _read(a, b, c, out, options.get("out_dtype"), stream)
             ready = _prepare(tensors, handle, Options(**options))

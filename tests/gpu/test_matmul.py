@@ -9,6 +9,7 @@ from tests.gpu.harness import torch
 
 import gemmill
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
+from gemmill.runtime import api
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +67,42 @@ def test_alpha_beta_c_and_dtypes() -> None:
     assert torch.equal(out, (product + c.float()).to(a.dtype))
     half = a.half(), b.half()
     assert torch.equal(gemmill.matmul(*half, accumulator="f16"), product.half())
+
+
+def test_calls_with_as_many_elements_are_told_apart() -> None:
+    """Whose extents, strides, types, alignment or flags differ in one thing, in turns, so that each follows another."""
+
+    def alike(dtype: str) -> list[tuple[Any, Any]]:
+        a, b, more = integers(64, 64, dtype=dtype), integers(64, 64, dtype=dtype), integers(4097, dtype=dtype)
+        wide, deep = integers(32, 128, dtype=dtype), integers(16, 256, dtype=dtype)
+        flat, tall = integers(128, 32, dtype=dtype), integers(256, 16, dtype=dtype)
+        pairs = [(x, y) for x in (a, a.T, more[1:].view(64, 64)) for y in (b, b.T, more[:4096].view(64, 64))]
+        return [*pairs, (wide, flat), (flat, wide), (wide, wide.T), (deep, tall), (deep.view(4, 4, 256), tall)]
+
+    assert api._guards() is not None, "this version of PyTorch has none: warm calls are slower by their keys"
+    pairs = [*alike("bfloat16"), *alike("float16"), *alike("bfloat16")]
+    weight = torch.nn.Parameter(pairs[0][1])
+    pairs += [(pairs[0][0], weight), (pairs[0][0], weight.detach())]
+    wanted = [(a.detach().float() @ b.detach().float()).to(a.dtype) for a, b in pairs]
+    outs = [torch.empty_like(right) for right in wanted]
+    for times in range(3):
+        for (a, b), out, right in zip(pairs, outs, wanted, strict=True):
+            with torch.inference_mode(times == 1):
+                for _ in range(3):
+                    assert torch.equal(gemmill.matmul(a, b), right)
+                    assert gemmill.matmul(a, b, out=out.fill_(float("nan"))) is out
+                    assert torch.equal(out, right)
+
+
+def test_a_view_that_negates_is_refused_behind_one_that_does_not() -> None:
+    numbers = torch.randn(64, 64, device="cuda", dtype=torch.complex64)
+    plain, negated = torch.view_as_real(numbers)[..., 1], numbers.conj().imag
+    assert plain.stride() == negated.stride()
+    b = torch.ones(64, 64, device="cuda")
+    for _ in range(3):
+        gemmill.matmul(plain, b)
+        with pytest.raises(OperandError, match="resolve_neg"):
+            gemmill.matmul(negated, b)
 
 
 class Dlpack:
