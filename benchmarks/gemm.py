@@ -137,7 +137,7 @@ def main() -> None:
         crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
         budget=arguments.budget,
         baselines=arguments.baselines or tuple(BASELINES),
-        pinned=lambda problem: [name for name in choices(problem).values() if name],
+        pinned=lambda problem: [selector.configs[name] for name in choices(problem).values() if name],
         listener=Listener(measured=report, left_out=note),
     )
     summary = _summary(measurements, choices)

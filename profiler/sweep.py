@@ -113,7 +113,7 @@ def sweep(
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
-    pinned: Callable[[GemmProblem], Sequence[str]] = lambda problem: (),
+    pinned: Callable[[GemmProblem], Sequence[GemmConfig]] = lambda problem: (),
     baselines: Sequence[str] = tuple(BASELINES),
     commit: str | None = None,
     crew: Crew | None = None,
@@ -132,7 +132,7 @@ def sweep(
         options: how thoroughly to measure.
         budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
             problem gets its share of what is left, and tries kernels in the selector's order.
-        pinned: names of kernels that are to be measured at length on a problem, beside the best and the selected one.
+        pinned: kernels that are to be measured at length on a problem, beside the best and the selected one.
         baselines: names of those to compare with.
         commit: commit of gemmill that the records name; default: the repository's, if this is one.
         crew: who measures; None: a process on GPU 0 of this machine.
@@ -146,7 +146,8 @@ def sweep(
         DeviceError: there is no GPU or no PyTorch.
         ToolchainError: kernels are missing in the store and cannot be compiled.
     """
-    configs = list(dict.fromkeys(config for unit in chosen for config in unit.configs))
+    besides = {unit.problem: tuple(pinned(unit.problem)) for unit in chosen}
+    configs = list(dict.fromkeys(config for unit in chosen for config in (*unit.configs, *besides[unit.problem])))
     if not configs:
         raise RecordError("nothing to profile: no kernel is left for any shape; check the filter and the shapes")
     store = store or Store()
@@ -200,7 +201,7 @@ def sweep(
                         continue
                     unit = replace(unit, seconds=seconds)
                 listed = {*unit.configs}
-                unit = likely_first(unit, selector, pinned(unit.problem))
+                unit = likely_first(unit, selector, besides[unit.problem])
                 unit = replace(unit, configs=tuple(c for c in unit.configs if c in listed or is_due(c, unit.problem)))
                 names = map(kernel_name, unit.configs)
                 own = {name: packed(name) for name in names if name in artifacts}
@@ -244,17 +245,18 @@ class Shares:
         del self._ends[problem]
 
 
-def likely_first(unit: Unit, selector: Selector, pinned: Sequence[str] = ()) -> Unit:
+def likely_first(unit: Unit, selector: Selector, besides: Sequence[GemmConfig] = ()) -> Unit:
     """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
-    rank, and others that are ``pinned``, also where the unit lacks them: transposed, of many rows. Kernels that the
-    selector passes over come last."""
+    rank and those ``besides``, also where the unit lacks them: transposed, of many rows. Kernels that the selector
+    passes over come last."""
     try:
         likely = [candidate.name for candidate in selector.candidates(unit.problem, len(selector.configs))]
     except UnsupportedProblemError:
         likely = []
-    pinned = tuple(dict.fromkeys((*likely[:1], *pinned)))
+    finalists = dict.fromkeys((*(selector.configs[name] for name in likely[:1]), *besides))
+    pinned = tuple(map(kernel_name, finalists))
     places = {name: place for place, name in enumerate(dict.fromkeys((*pinned, *likely)))}
-    configs = dict.fromkeys((*unit.configs, *(selector.configs[name] for name in pinned if name in selector.configs)))
+    configs = dict.fromkeys((*unit.configs, *finalists))
     ranked = sorted(configs, key=lambda config: places.get(kernel_name(config), len(places)))
     return replace(unit, configs=tuple(ranked), pinned=pinned)
 

@@ -246,6 +246,15 @@ def test_an_exhaustive_sweep_times_every_kernel_at_length(tmp_path: Path) -> Non
 
 
 @pytest.mark.gpu
+def test_a_kernel_that_is_asked_for_besides_is_a_finalist_where_no_problem_has_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    asked, store = units(PLAIN[:2], [Shape(256, 256, 128)]), Store(tmp_path / "store")
+    options = Options(screen_rounds=1, finalists=1, final_rounds=3)
+    new = sweep(asked, tmp_path / "records.jsonl", store=store, options=options, pinned=lambda problem: PLAIN[5:6])
+    assert {m.kernel: m.stage for m in new}[kernel_name(PLAIN[5])] == "final"
+
+
+@pytest.mark.gpu
 def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     records = tmp_path / "records.jsonl"
