@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config import GemmConfig
+from gemmill.library.config import FamilyName, GemmConfig
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.epilogues.parse import LINEAR, canonical, is_gated, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.runtime import model
+from gemmill.runtime import model, tma
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.gpus import figures
 from gemmill.runtime.measured import Measured, measured
@@ -54,6 +54,8 @@ _formats: Callable[[GemmProblem], Format] = attrgetter(*_FORMATS)
 """The formats of a problem."""
 _EXTENTS = ("m", "n", "k", "batch")
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
+_VECTORS: frozenset[FamilyName] = frozenset(("wgmma", "gemv"))
+"""Families that load aligned vectors alone. Where all operands are aligned the others are slower, and are not asked."""
 _SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
 """Types of A and B whose sums tensor cores can keep in f16."""
 
@@ -165,7 +167,7 @@ class Selector:
         """Those that kernels may be taken with."""
         self._varied: dict[Format, Mapping[str, GemmConfig]] = {}
         """Kernels with the types and epilogues of problems, as they are asked for."""
-        self._groups: dict[Format, tuple[_Group, ...]] = {}
+        self._groups: dict[tuple[Format, bool, bool], _Group | None] = {}
         """Kernels for the formats of problems, as they are asked for; see :meth:`_groups_for`."""
         self._measured: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
         for decision in decisions:
@@ -300,37 +302,48 @@ class Selector:
                 found[group.names[i]] = min(float(us[i]), found.get(group.names[i], float("inf")))
         return found
 
-    def _groups_for(self, problem: GemmProblem) -> tuple[_Group, ...]:
-        """The kernels that sum as asked, and those that keep more of the sums, for problems of the same formats."""
+    def _groups_for(self, problem: GemmProblem) -> Iterator[_Group]:
+        """Kernels for problems of the same formats, group by group: the first that serves one is asked. Those that sum
+        as asked, then those that keep more of the sums; of each, where all operands are aligned, those of
+        :data:`_VECTORS` before all."""
         formats = _formats(problem)
-        if (found := self._groups.get(formats)) is None:  # several threads at once would make the same
-            _check_formats(problem)
-            asked, precise = self._either_way(problem), self._more_precise(problem)
-            found = self._groups[formats] = tuple(_Group.joined(groups) for groups in (asked, precise) if groups)
-        return found
+        aligned = min(getattr(problem, align) for align in _ALIGNS) >= tma.ALIGNMENT
+        for precise, vectors in itertools.product((False, True), (True, False) if aligned else (False,)):
+            key = formats, precise, vectors
+            if key not in self._groups:  # several threads at once would make the same
+                _check_formats(problem)
+                made = self._more_precise(problem, vectors) if precise else self._either_way(problem, vectors)
+                self._groups[key] = _Group.joined(made) if made else None
+            if (group := self._groups[key]) is not None:
+                yield group
 
-    def _either_way(self, problem: GemmProblem) -> list[_Group]:
-        """The kernels for a problem, and for its transpose where that is the same."""
-        groups = [_Group.of(configs) for configs in self._members_for(problem)]
+    def _either_way(self, problem: GemmProblem, vectors: bool) -> list[_Group]:
+        """The kernels for a problem, and for its transpose where that is the same; of :data:`_VECTORS` or of all
+        families."""
+        groups = [_Group.of(configs) for configs in self._members_for(problem, vectors)]
         if problem.can_transpose:
-            groups += (_Group.of(configs, swapped=True) for configs in self._members_for(problem.transposed))
+            groups += (_Group.of(configs, swapped=True) for configs in self._members_for(problem.transposed, vectors))
         return groups
 
-    def _more_precise(self, problem: GemmProblem) -> list[_Group]:
+    def _more_precise(self, problem: GemmProblem, vectors: bool) -> list[_Group]:
         """Kernels that keep more of the sums than is asked for. FMAs in f32 have nothing to promote."""
         groups = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            groups += self._either_way(replace(problem, accumulator="f32"))
+            groups += self._either_way(replace(problem, accumulator="f32"), vectors)
         if problem.promote:
-            for configs in self._members_for(replace(problem, promote=0)):
+            for configs in self._members_for(replace(problem, promote=0), vectors):
                 if exact := {name: config for name, config in configs.items() if config.family == "simt"}:
                     groups.append(_Group.of(exact))
         return groups
 
-    def _members_for(self, problem: GemmProblem) -> Iterator[Mapping[str, GemmConfig]]:
-        """Kernels for the formats of a problem: those of just these first, then those that take any majors."""
+    def _members_for(self, problem: GemmProblem, vectors: bool) -> Iterator[Mapping[str, GemmConfig]]:
+        """Kernels for the formats of a problem, of :data:`_VECTORS` or of all families: those of just these formats
+        first, then those that take any majors."""
         for formats in _served_by(problem):
-            if members := self._members_of(formats, problem.epilogue):
+            members = self._members_of(formats, problem.epilogue)
+            if vectors:
+                members = {name: config for name, config in members.items() if config.family in _VECTORS}
+            if members:
                 yield members
 
     def _members_of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
