@@ -36,7 +36,10 @@ SHARPNESS = 5.0
 TREES, DEPTH = 200, 6
 ROUNDING = 0.002
 """Most that numbers as they are written may change a logarithm of time."""
-SUITES = ("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal")
+SUITES = (
+    *("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal"),
+    *("input-gradients", "weight-gradients"),
+)
 """Whose shapes ship with what was measured of them."""
 SETS = ("bf16", "f16", "fp8", "int8", "tf32")
 """Whose kernels."""

@@ -105,12 +105,14 @@ class _Known(NamedTuple):
     """A signature that :func:`matmul` recognises without a key."""
 
     matches: Callable[..., bool]
-    """Whether tensors, A, B and D if it is given, have it."""
+    """Whether tensors, as many as those it was made of, have it."""
     ready: _Ready
 
 
-_known: dict[tuple[int, int, bool], _Known] = {}
-"""The last such call by the elements of A and of B and whether D is to be allocated; as many as launchers."""
+_Like = tuple[int, int, bool, bool, bool, Hashable]
+"""What tells most calls apart at little cost: elements of A and B, whether C and D are given and the same, options."""
+_known: dict[_Like, _Known] = {}
+"""The last signature of calls like each other; of as many as there are launchers."""
 
 
 @functools.cache
@@ -126,9 +128,9 @@ def _guards() -> Callable[..., Any] | None:
     return None
 
 
-def _remember(like: tuple[int, int, bool], tensors: tuple[Any, ...], ready: _Ready) -> None:
-    """Have the next call with tensors like these recognised at once."""
-    if all(map(is_torch, tensors)) and (guards := _guards()) is not None:
+def _remember(like: _Like, tensors: tuple[Any, ...], ready: _Ready) -> None:
+    """Have the next call with tensors like these recognised at once. Guards want each tensor once."""
+    if len(set(map(id, tensors))) == len(tensors) and all(map(is_torch, tensors)) and (guards := _guards()):
         if len(_known) >= CACHED_LAUNCHERS:
             _known.clear()
         _known[like] = _Known(guards(*tensors).check, ready)
@@ -162,7 +164,9 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
                 options["alpha"] = float(options["alpha"]) + 0.0  # no -0.0, which the key would take for 0.0
             if "beta" in options:
                 options["beta"] = beta_of(options["beta"])
+        values = tuple(options.items()) if options else None
         known = key = like = None
+        given: tuple[Any, ...]
         try:
             pointers: Addresses = (
                 a.data_ptr(),
@@ -171,10 +175,14 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
                 0 if out is None else out.data_ptr(),
             )
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
-            if c is None and a is not b and not options and not unaligned:
-                like = a.numel(), b.numel(), out is None
+            if not unaligned:  # which guards do not tell
+                like = a.numel(), b.numel(), c is None, out is None, c is out, values
+                if c is None or c is out:
+                    given = (a, b) if out is None else (a, b, out)
+                else:
+                    given = (a, b, c) if out is None else (a, b, c, out)
                 known = _known.get(like)
-                if known is not None and not (known.matches(a, b) if out is None else known.matches(a, b, out)):
+                if known is not None and not known.matches(*given):
                     known = None
             if known is None:  # raw properties, two microseconds of work; flat: tuples within it cost time
                 key = (
@@ -189,7 +197,7 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
                     None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
                     None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
                     unaligned and tuple(p & 15 for p in pointers),
-                    tuple(options.items()) if options else None,
+                    values,
                 )
         except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, or a sparse one
             pass
@@ -202,7 +210,7 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
             slot = _slot(key)
             ready = slot.ready
             if ready is not None and like is not None:
-                _remember(like, (a, b) if out is None else (a, b, out), ready)
+                _remember(like, given, ready)
         if ready is None:
             tensors, out, handle = _read(a, b, c, out, options.get("out_dtype"), stream)
             ready = _prepare(tensors, handle, Options(**options))

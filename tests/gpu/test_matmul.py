@@ -83,6 +83,7 @@ def test_calls_with_as_many_elements_are_told_apart() -> None:
     pairs = [*alike("bfloat16"), *alike("float16"), *alike("bfloat16")]
     weight = torch.nn.Parameter(pairs[0][1])
     pairs += [(pairs[0][0], weight), (pairs[0][0], weight.detach())]
+    pairs += [(a, a) for a in (pairs[0][0], pairs[0][0].half())]
     wanted = [(a.detach().float() @ b.detach().float()).to(a.dtype) for a, b in pairs]
     outs = [torch.empty_like(right) for right in wanted]
     for times in range(3):
@@ -92,6 +93,23 @@ def test_calls_with_as_many_elements_are_told_apart() -> None:
                     assert torch.equal(gemmill.matmul(a, b), right)
                     assert gemmill.matmul(a, b, out=out.fill_(float("nan"))) is out
                     assert torch.equal(out, right)
+
+
+def test_calls_with_other_options_or_another_c_are_told_apart() -> None:
+    a, b = integers(64, 64), integers(64, 64)
+    c, row, out = integers(64, 64), integers(64), torch.empty(64, 64, device="cuda", dtype=a.dtype)
+    product = a.float() @ b.float()
+    for _ in range(4):
+        assert torch.equal(gemmill.matmul(a, b, out_dtype="f32"), product)
+        assert torch.equal(gemmill.matmul(a, b, out=out), product.to(a.dtype))
+        assert torch.equal(gemmill.matmul(a, b, alpha=2.0, out=out), (2 * product).to(a.dtype))
+        assert torch.equal(gemmill.matmul(a, b, alpha=-2.0), (-2 * product).to(a.dtype))
+        for added in (c, c.T, row, a):
+            assert torch.equal(gemmill.matmul(a, b, c=added), (product + added.float()).to(a.dtype))
+            assert torch.equal(gemmill.matmul(a, b, c=added, beta=3.0), (product + 3 * added.float()).to(a.dtype))
+            assert torch.equal(gemmill.matmul(a, b, c=added, out=out), (product + added.float()).to(a.dtype))
+            twice = (product + out.float()).to(a.dtype)
+            assert torch.equal(gemmill.matmul(a, b, c=out, out=out), twice)
 
 
 def test_a_view_that_negates_is_refused_behind_one_that_does_not() -> None:
