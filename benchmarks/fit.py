@@ -54,8 +54,8 @@ changes and that have been measured since, earlier measurements do not count."""
 BEYOND = 1 / 16
 """Rows of a tile, and of the others of its cluster, that may lie beyond A and B for a kernel to count as unchanged; of
 the rows of A and B in a tile."""
-RECENT = 2
-"""Runs of a problem that tell which kernels were the fastest there."""
+RECENT = 4
+"""Runs of a problem, at most, that tell which kernels were the fastest there."""
 FASTEST = 5
 """How many kernels of a problem: what a choice names, its runners-up among them."""
 SETTINGS = {
@@ -320,10 +320,10 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets.
 
     They are of those measured at length in the last run that has the problem, in the order of their times over the
-    fastest's, the geometric mean of that run and the one before: one alone may be lucky. Where a run looked at a kernel
-    and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over, those
-    that did not look at the kernel that was the fastest before and found none as fast, and problems whose operands are
-    copied first, where kernels of other sets may be faster.
+    fastest's, the geometric mean of that run and up to three before: one alone may be lucky. Where a run looked at a
+    kernel and did not measure it at length, it counts as its slowest that it did. Runs of unknown time are passed over,
+    those that did not look at the kernel that was the fastest before and found none as fast, and problems whose
+    operands are copied first, where kernels of other sets may be faster.
     """
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name

@@ -580,7 +580,9 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
     if k.stream_cycles.any():
-        crossing = np.where(problem.k * k.bytes_b % tma.SECTOR, k.stream_crossing, 0)
+        align = np.where(k.swapped, problem.a_align, problem.b_align)
+        crosses = (problem.k * k.bytes_b % tma.SECTOR > 0) | (align < tma.ALIGNMENT)
+        crossing = np.where(crosses, k.stream_crossing, 0)
         moved_ns = sharing * k.tile_n * k.tile_k * k.bytes_b * (1 + crossing) / _STREAM_GBPS
         rows = np.where(k.tile_m > _MMA_ROWS, np.minimum(m, k.tile_m), 0)
         rows_ns = sharing * rows * k.tile_k * k.bytes_a * _STREAM_A / _STREAM_GBPS
