@@ -4,7 +4,8 @@ Where Triton is installed, also its launcher, of a kernel that does nothing and 
 three extents and six strides.
 
 All in one run, in turns: a batch of calls of each, then the next round. The stream is drained between batches, and a
-batch fits the launch queue, so no call waits for the GPU. Needs an NVIDIA GPU and PyTorch.
+batch fits the launch queue, so no call waits for the GPU. Then first calls with another M, as serving has them, of
+kernels that are loaded: problem, choice and descriptors are new. Needs an NVIDIA GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import gc
 import importlib.util
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +51,7 @@ def main() -> None:
     if importlib.util.find_spec("triton"):
         candidates["Triton's launcher"] = _triton(a, weight, out)
     samples = _measure(candidates, arguments.batches, arguments.calls, torch.cuda.synchronize)
+    samples |= _first_calls()
     figures = {
         name: dict(zip(("low", "median", "high"), quantiles(values), strict=True)) for name, values in samples.items()
     }
@@ -57,9 +60,9 @@ def main() -> None:
         versions = {"gpu": properties.name, "torch": torch.__version__, "python": sys.version.split()[0]}
         print(json.dumps({"us": figures, "kernel": plan.choice and plan.choice.name, **versions}, indent=2))
         return
-    print(f"{'host microseconds a call':28}{'median':>8}{'quartiles':>16}")
+    print(f"{'host microseconds a call':36}{'median':>8}{'quartiles':>18}")
     for name, figure in figures.items():
-        print(f"{name:28}{figure['median']:>8.2f}{figure['low']:>9.2f}{figure['high']:>7.2f}")
+        print(f"{name:36}{figure['median']:>8.2f}{figure['low']:>9.2f}{figure['high']:>9.2f}")
 
 
 def _bare(plan: Any) -> Callable[[], None]:
@@ -90,6 +93,43 @@ def _triton(a: Any, b: Any, out: Any) -> Callable[[], Any]:
         nothing[grid](a, b, out, m, n, k, *a.stride(), *b.stride(), *out.stride())
 
     return launch
+
+
+def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
+    """Microseconds of first calls with rows drawn at random, of square weights in bf16."""
+    import torch
+
+    import gemmill
+    from gemmill.library.problem import GemmProblem
+
+    x, d = (torch.randn(8192, layer, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.randn(layer, layer, device="cuda", dtype=torch.bfloat16).t()
+    rows = random.Random(0).sample(range(1, 8192), 2 * calls)
+    own = [(m, layer, layer, 1) for m in rows]
+    problems = [GemmProblem.packed(each, ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n")) for each in own]
+    loading, fresh = gemmill.Registry(), gemmill.Registry()
+    for artifact in loading.warm(problems):
+        fresh.add(artifact)
+    for m in rows:
+        gemmill.matmul(x[:m], weight, out=d[:m], registry=loading)
+
+    def ours(a: Any, out: Any) -> None:
+        gemmill.matmul(a, weight, out=out, registry=fresh)
+
+    def theirs(a: Any, out: Any) -> None:
+        torch.mm(a, weight, out=out)
+
+    for m in rows[:calls]:  # what is no call's own: sets are expanded, code has run before
+        ours(x[:m], d[:m])
+    samples: dict[str, list[float]] = {}
+    for m in rows[calls:]:
+        a, out = x[:m], d[:m]
+        torch.cuda.synchronize()
+        for name, call in (("first gemmill.matmul(out=) of an M", ours), ("first torch.mm(out=) of an M", theirs)):
+            start = time.perf_counter_ns()
+            call(a, out)
+            samples.setdefault(name, []).append((time.perf_counter_ns() - start) / 1000)
+    return samples
 
 
 def _measure(

@@ -29,6 +29,8 @@ class Measured(NamedTuple):
     kernels: Sequence[str]
     tables: Mapping[tuple[Any, ...], Mapping[str, Sequence[float]]]
     """By formats, then by a problem's extents: a kernel's index and its microseconds in turn, the fastest first."""
+    types: frozenset[tuple[str, str, str]]
+    """Types of A, B and D that there are tables of."""
 
     def times(self, problem: GemmProblem) -> list[tuple[float, str]]:
         """Microseconds of the kernels measured on a problem, and their names, the fastest first; none for most."""
@@ -45,6 +47,9 @@ def measured(gpu: str) -> Measured | None:
     """
     if (content := content_of(gpu, "measured", VERSION)) is None:
         return None
+    tables = content["tables"]
     return Measured(
-        content["kernels"], {tuple(table["formats"].values()): table["problems"] for table in content["tables"]}
+        content["kernels"],
+        {tuple(table["formats"].values()): table["problems"] for table in tables},
+        frozenset(tuple(table["formats"][f"{x}_dtype"] for x in "abd") for table in tables),
     )

@@ -433,7 +433,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         asked = asked[np.argpartition(figures.us[asked], MOST_CORRECTED)[:MOST_CORRECTED]]
     us = figures.us.copy()
     if asked.size:
-        factors = np.exp(found(np.stack([rows[name] for name in found.features])[:, asked]))
+        factors = np.exp(found(np.array([rows[name] for name in found.features])[:, asked]))
         us[asked] *= factors
         # What the fastest of these loses, as to slow memory, those that no tree knows lose as well.
         us[~columns.fitted] *= max(1.0, factors[us[asked].argmin()])
@@ -531,11 +531,11 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     """
     uneven, strided = problem.batching == "grouped", problem.batching == "strided"
     k, problem = columns, problem.typical()
-    m, n = np.where(k.swapped, ((problem.n,), (problem.m,)), ((problem.m,), (problem.n,))).astype(np.float64)
+    m, n = (np.where(k.swapped, float(y), float(x)) for x, y in ((problem.m, problem.n), (problem.n, problem.m)))
 
     # Tiles and waves.
-    large = np.where(k.blocks <= 4, gpu.clusters_of_4 * 4 // k.blocks, gpu.clusters_of_8)
-    resident = np.maximum(np.where(k.blocks <= 2, gpu.sms // k.blocks, large), 1)
+    large = np.where(k.blocks <= 4, np.floor(gpu.clusters_of_4 * 4 / k.blocks), gpu.clusters_of_8)
+    resident = np.maximum(np.where(k.blocks <= 2, np.floor(gpu.sms / k.blocks), large), 1)
     clusters_m = np.ceil(np.ceil(m / k.tile_m) / k.cluster_m)
     if uneven:  # on average, if the rows of groups are spread exponentially
         clusters_m = -1 / np.expm1(-k.tile_m * k.cluster_m / m)
@@ -554,7 +554,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     load_rate = np.minimum(_SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / active)
     inside = np.ones((2, k.tile.size))
     if strided:  # boxes end with the operands
-        inside = np.stack([np.minimum(m / k.tile_m, 1), np.minimum(n / k.tile_n, 1)])
+        inside = np.minimum(np.array((m / k.tile_m, n / k.tile_n)), 1)
     own_cycles = np.maximum(_row_cycles(k, problem, inside), k.transposing_cycles)
     step_bytes = k.step_bytes_a * inside[0] + k.step_bytes_b * inside[1]
     load_ns = np.maximum(step_bytes / load_rate, own_cycles / gpu.clock_ghz)
@@ -562,7 +562,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     copy_cycles = k.copy_cycles_a * copied_a + k.copy_cycles_b * copied_b
     turning = np.where((copy_cycles > 0) & (beside <= 1), _MMA_STEP_CYCLES, 0)
     step_cycles = turning + beside * np.hypot(k.step_cycles, copy_cycles)
-    paces = np.stack([step_cycles / gpu.clock_ghz, load_ns, k.latency_ns])
+    paces = np.array((step_cycles / gpu.clock_ghz, load_ns, k.latency_ns))
     step_ns = _norm(paces, _STEP_SHARPNESS)
     steps = np.ceil(problem.k / k.splits / k.tile_k)
     loop_ns = steps * step_ns
@@ -574,8 +574,9 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     store_ns += np.where(problem.d_align < k.aligns[3], by_element_ns, 0)
     hidden_ns = waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
     sm_ns = np.where(k.pingpong, hidden_ns, waves * (loop_ns + store_ns)) + k.exchange_ns
-    if k.stream.any():
-        sm_ns = np.where(k.stream, model_parts.stream_ns(clusters, resident, steps, step_ns, store_ns, k.tile), sm_ns)
+    if (stream := np.flatnonzero(k.stream)).size:
+        own = (x[stream] for x in (clusters, resident, steps, step_ns, store_ns, k.tile))
+        sm_ns[stream] = model_parts.stream_ns(*own)
     sm_ns += _LATENCY_NS
 
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
@@ -587,7 +588,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
         rows = np.where(k.tile_m > _MMA_ROWS, np.minimum(m, k.tile_m), 0)
         rows_ns = sharing * rows * k.tile_k * k.bytes_a * _STREAM_A / _STREAM_GBPS
         issued_ns = sharing * k.stream_cycles / gpu.clock_ghz
-        streams = np.stack([np.full_like(sharing, _STREAM_NS), moved_ns, issued_ns])
+        streams = np.array((np.full_like(sharing, _STREAM_NS), moved_ns, issued_ns))
         stream_ns = waves * np.maximum(steps, 1) * (_norm(streams, _STEP_SHARPNESS) + rows_ns)
         sm_ns = np.where(k.stream_cycles, _LATENCY_NS + stream_ns, sm_ns)
 
@@ -598,7 +599,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
 
     bound = np.where(store_ns * waves > 0.5 * sm_ns, 3, np.argmax(paces, axis=0))
     bound = np.where(k.stream_cycles, 2, bound)
-    shared = np.stack([sm_ns, dram_ns, power_ns])
+    shared = np.array((sm_ns, dram_ns, power_ns))
     slowest = np.argmax(shared, axis=0)
     ns = _LAUNCH_NS + _norm(shared, _WHOLE_SHARPNESS)
     if k.split.any():
@@ -629,8 +630,10 @@ def _row_cycles(k: Columns, problem: GemmProblem, inside: Floats) -> Floats:
     those that are copied: their rows begin lines."""
     a = _crossing_cycles(problem.a_dtype, problem.extents_of("a")[0])
     b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
-    cycles = np.where(k.swapped, ((b,), (a,)), ((a,), (b,)))
-    return np.asarray((k.step_rows * inside * np.maximum(cycles, k.narrow * _ROW_CYCLES)).sum(axis=0))
+    cycles = k.narrow * _ROW_CYCLES
+    if a or b:
+        cycles = np.maximum(cycles, np.where(k.swapped, ((b,), (a,)), ((a,), (b,))))
+    return np.asarray((k.step_rows * inside * cycles).sum(axis=0))
 
 
 def _crossing_cycles(dtype: DTypeName, elements: int) -> float:
@@ -661,6 +664,9 @@ def _dram_bytes(
     """
     inputs = problem.k * (m * k.bytes_a + n * k.bytes_b) * problem.batch
     outputs = problem.m * problem.n * (k.bytes_c + k.bytes_d) * problem.batch
+    outgrown = inputs / problem.batch > _L2_SHARE * gpu.l2_bytes
+    if not outgrown.any():
+        return inputs + outputs
     across, along = np.where(k.raster_m, tiles_n, tiles_m), np.where(k.raster_m, tiles_m, tiles_n)
     width = np.minimum(k.swizzle, across)
     length = np.minimum(np.ceil(active / width), along)
@@ -668,5 +674,4 @@ def _dram_bytes(
     wave_m, wave_n = np.where(k.raster_m, length, width), np.where(k.raster_m, width, length)
     wave = problem.k * (wave_m * k.tile_m * k.bytes_a + wave_n * k.tile_n * k.bytes_b)
     rounds = tiles_m * tiles_n * problem.batch / (wave_m * wave_n)
-    outgrown = inputs / problem.batch > _L2_SHARE * gpu.l2_bytes
     return outputs + np.where(outgrown, np.maximum(inputs, rounds * wave), inputs)

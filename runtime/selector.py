@@ -119,6 +119,8 @@ class _Group(NamedTuple):
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
         """Indices of the kernels whose alignments a problem meets, and which stay within some SMs: copies do not."""
         offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
+        if sm_count is None and min(offered) >= tma.ALIGNMENT:  # no kernel wants more
+            return np.arange(len(self.names))
         serves = (self.aligns <= offered).all(axis=1)
         if sm_count is not None:
             serves &= ~model.copied(self.columns, problem).any(axis=0)
@@ -242,7 +244,7 @@ class Selector:
         bits, own = DTYPES[problem.d_dtype].bits, (problem.a_dtype, problem.b_dtype, problem.d_dtype)
         outputs: list[Any] = [name for name, dtype in DTYPES.items() if dtype.bits == bits]
         for a, b, d in itertools.product(with_alike(problem.a_dtype), with_alike(problem.b_dtype), outputs):
-            if (a, b, d) == own:
+            if (a, b, d) == own or (a, b, d) not in tables.types:
                 continue
             other = replace(problem, a_dtype=a, b_dtype=b, d_dtype=d)
             shipped = tables.times(other)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
@@ -45,6 +45,8 @@ class Descriptor:
 
     box: TmaBox
     """The box and swizzle that the kernel was compiled for."""
+    rows: int
+    """Rows of the box, which may be cut."""
     address: int
     """Address of the first element, or where the window starts."""
     extents: tuple[int, ...]
@@ -69,7 +71,7 @@ class Descriptor:
             self.address,
             (ctypes.c_uint64 * rank)(*self.extents),
             (ctypes.c_uint64 * (rank - 1))(*self.strides),
-            (ctypes.c_uint32 * rank)(*box.box, *ones),
+            (ctypes.c_uint32 * rank)(box.box[0], self.rows, *ones),
             (ctypes.c_uint32 * rank)(*(1,) * rank),
             0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
             _SWIZZLES[box.swizzle],
@@ -115,16 +117,16 @@ def describe(
     for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
         if extent > MAX_EXTENT:
             raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
-    box = replace(box, box=(box.box[0], box.rows(extents[1])))
+    rows = box.rows(extents[1])
     if box.anywhere:
-        return Descriptor(box, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
+        return Descriptor(box, rows, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
     if not box.window:
-        return Descriptor(box, address, extents, (row_stride, matrix_stride))
+        return Descriptor(box, rows, address, extents, (row_stride, matrix_stride))
     start = address - box.window * row_stride
     if start <= 0:
         raise OperandError(f"{name}: {box.window} rows of {row_stride} bytes reach from {address:#x} below address 0")
     places = extents[0], box.window, extents[1] + 1, extents[2]
-    return Descriptor(box, start, places, (row_stride, row_stride, matrix_stride))
+    return Descriptor(box, rows, start, places, (row_stride, row_stride, matrix_stride))
 
 
 def check_address(name: str, address: int) -> None:

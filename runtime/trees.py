@@ -24,43 +24,45 @@ class Trees(NamedTuple):
 
     features: tuple[str, ...]
     """What the trees ask for, by name, in the order of the rows of their input."""
-    feature: npt.NDArray[np.intp]
-    """Of each inner node of each tree, breadth first: the feature that is compared."""
-    threshold: Floats
-    """With what; above it the way is right. Infinite where a tree has no such node: both ways are the same."""
+    levels: tuple[tuple[npt.NDArray[np.intp], Floats], ...]
+    """Of the inner nodes of each level, (trees, nodes): the feature that is compared, and with what. Above it the way
+    is right. Infinite where a tree has no such node: both ways are the same."""
     value: Floats
-    """Of each leaf, left to right."""
+    """Of the leaves, (trees, leaves), left to right."""
 
     def __call__(self, rows: Floats) -> Floats:
         """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
-        trees, leaves = self.value.shape
-        columns, first = np.arange(rows.shape[1]), np.arange(trees)[:, np.newaxis] * (leaves - 1)
-        flat, feature, threshold = rows.ravel(), (self.feature * rows.shape[1]).ravel(), self.threshold.ravel()
-        # The roots at once, as they are asked in order.
-        at = first + 1 + (rows.take(self.feature[:, 0], axis=0) > self.threshold[:, :1])
-        for _ in range(leaves.bit_length() - 2):
+        features, columns = rows.shape
+        flat, column = rows.T.ravel(), np.arange(0, columns * features, features)
+        (feature, threshold), *others = self.levels
+        # Nodes of a level are counted through all trees, so that the children of node i are 2 i and 2 i + 1. The roots
+        # at once, as they are asked in order.
+        at = (rows.take(feature[:, 0], axis=0) > threshold).astype(np.intp)
+        at += np.arange(0, 2 * len(at), 2)[:, np.newaxis]
+        for feature, threshold in others:
             # No index is outside; "clip" spares the test.
-            asked = feature.take(at, mode="clip")
-            asked += columns
-            above = flat.take(asked, mode="clip") > threshold.take(at, mode="clip")
-            at *= 2  # the children of node i of a tree are 2 i + 1 and 2 i + 2
-            at += 1 - first
+            asked = feature.ravel().take(at, mode="clip")
+            asked += column
+            above = flat.take(asked, mode="clip") > threshold.ravel().take(at, mode="clip")
+            at += at
             at += above
-        # Leaves follow a tree's inner nodes, and there is one more of them.
-        at += np.arange(trees)[:, np.newaxis] - (leaves - 1)
         sums: Floats = self.value.ravel().take(at, mode="clip").sum(axis=0)
         return sums
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Trees:
-        """The trees of a file's content."""
+        """The trees of a file's content, which has nodes breadth first."""
         rows = {name: row for row, name in enumerate(content["features"])}
         trees = content["trees"]
+        feature = np.array([[rows[name] for name, _ in tree["splits"]] for tree in trees], np.intp)
+        threshold = np.array([[np.inf if at is None else at for _, at in tree["splits"]] for tree in trees], np.float64)
+        value = np.array([tree["values"] for tree in trees], np.float64)
+        levels = [slice(2**level - 1, 2 ** (level + 1) - 1) for level in range(value.shape[1].bit_length() - 1)]
+        arrays = (feature, threshold)
         return cls(
             tuple(rows),
-            np.array([[rows[name] for name, _ in tree["splits"]] for tree in trees], np.intp),
-            np.array([[np.inf if at is None else at for _, at in tree["splits"]] for tree in trees], np.float64),
-            np.array([tree["values"] for tree in trees], np.float64),
+            tuple(tuple(np.ascontiguousarray(x[:, level]) for x in arrays) for level in levels),  # type: ignore[misc]
+            value,
         )
 
 

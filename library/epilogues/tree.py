@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
@@ -155,7 +156,7 @@ class Assignment:
         return f"{target} = {value}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Epilogue:
     """An epilogue that has been checked: names exist, types agree, D is assigned once."""
 
@@ -164,55 +165,55 @@ class Epilogue:
     def __str__(self) -> str:
         return "; ".join(map(str, self.assignments))
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """What the caller passes, less ``alpha`` and ``beta``, in the order of first use."""
         named = {node.name: node for node in self._nodes() if isinstance(node, Operand)}
         return tuple(operand for operand in named.values() if operand.name not in ("alpha", "beta"))
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Assignment, ...]:
         """What is written beside D."""
         return tuple(assignment for assignment in self.assignments if assignment.is_output)
 
-    @property
+    @cached_property
     def passed(self) -> tuple[Operand | Assignment, ...]:
         """Operands, then outputs: whatever the caller gives by name."""
         return (*self.operands, *self.outputs)
 
-    @property
+    @cached_property
     def staged(self) -> tuple[tuple[Operand, ...], tuple[Assignment, ...]]:
         """Matrices that pass through shared memory: operands, outputs."""
         inputs = tuple(operand for operand in self.operands if operand.major != "any")
         return inputs, tuple(output for output in self.outputs if output.major != "any")
 
-    @property
+    @cached_property
     def majors(self) -> dict[str, Major]:
         """Majors of these matrices by name, operands first."""
         inputs, outputs = self.staged
         return {x.name: x.major for x in inputs} | {x.name: x.major for x in outputs}
 
-    @property
+    @cached_property
     def factors(self) -> frozenset[str]:
         """Which of ``alpha`` and ``beta`` are read."""
         return frozenset(n.name for n in self._nodes() if isinstance(n, Operand)) & {"alpha", "beta"}
 
-    @property
+    @cached_property
     def functions(self) -> frozenset[str]:
         """Names of the functions and operators that it applies."""
         return frozenset(node.function for node in self._nodes() if isinstance(node, Call))
 
-    @property
+    @cached_property
     def gated(self) -> bool:
         """Whether pairs of neighbouring columns, ``gate`` and ``up``, become one, so that D has N / 2 columns."""
         return bool({Value("gate"), Value("up")} & set(self._nodes()))
 
-    @property
+    @cached_property
     def reads_c(self) -> bool:
         """Whether C is read."""
         return Value("c") in self._nodes()
 
-    @property
+    @cached_property
     def c_is_scaled(self) -> bool:
         """Whether C stands nowhere but in ``beta * c``, so that it need not be read where beta is 0."""
         beta = Operand("beta", "scalar", "f32")
