@@ -54,8 +54,8 @@ _formats: Callable[[GemmProblem], Format] = attrgetter(*_FORMATS)
 """The formats of a problem."""
 _EXTENTS = ("m", "n", "k", "batch")
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
-_VECTORS: frozenset[FamilyName] = frozenset(("wgmma", "gemv"))
-"""Families that load aligned vectors alone. Where all operands are aligned the others are slower, and are not asked."""
+_PREFERRED: frozenset[FamilyName] = frozenset(("wgmma", "gemv"))
+"""Families that are asked alone where all operands are aligned and one of them serves: the others are slower then."""
 _SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
 """Types of A and B whose sums tensor cores can keep in f16."""
 
@@ -307,44 +307,44 @@ class Selector:
     def _groups_for(self, problem: GemmProblem) -> Iterator[_Group]:
         """Kernels for problems of the same formats, group by group: the first that serves one is asked. Those that sum
         as asked, then those that keep more of the sums; of each, where all operands are aligned, those of
-        :data:`_VECTORS` before all."""
+        :data:`_PREFERRED` before all."""
         formats = _formats(problem)
         aligned = min(getattr(problem, align) for align in _ALIGNS) >= tma.ALIGNMENT
-        for precise, vectors in itertools.product((False, True), (True, False) if aligned else (False,)):
-            key = formats, precise, vectors
+        for precise, preferred in itertools.product((False, True), (True, False) if aligned else (False,)):
+            key = formats, precise, preferred
             if key not in self._groups:  # several threads at once would make the same
                 _check_formats(problem)
-                made = self._more_precise(problem, vectors) if precise else self._either_way(problem, vectors)
+                made = self._more_precise(problem, preferred) if precise else self._either_way(problem, preferred)
                 self._groups[key] = _Group.joined(made) if made else None
             if (group := self._groups[key]) is not None:
                 yield group
 
-    def _either_way(self, problem: GemmProblem, vectors: bool) -> list[_Group]:
-        """The kernels for a problem, and for its transpose where that is the same; of :data:`_VECTORS` or of all
+    def _either_way(self, problem: GemmProblem, preferred: bool) -> list[_Group]:
+        """The kernels for a problem, and for its transpose where that is the same; of :data:`_PREFERRED` or of all
         families."""
-        groups = [_Group.of(configs) for configs in self._members_for(problem, vectors)]
+        groups = [_Group.of(configs) for configs in self._members_for(problem, preferred)]
         if problem.can_transpose:
-            groups += (_Group.of(configs, swapped=True) for configs in self._members_for(problem.transposed, vectors))
+            groups += (_Group.of(configs, swapped=True) for configs in self._members_for(problem.transposed, preferred))
         return groups
 
-    def _more_precise(self, problem: GemmProblem, vectors: bool) -> list[_Group]:
+    def _more_precise(self, problem: GemmProblem, preferred: bool) -> list[_Group]:
         """Kernels that keep more of the sums than is asked for. FMAs in f32 have nothing to promote."""
         groups = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            groups += self._either_way(replace(problem, accumulator="f32"), vectors)
+            groups += self._either_way(replace(problem, accumulator="f32"), preferred)
         if problem.promote:
-            for configs in self._members_for(replace(problem, promote=0), vectors):
+            for configs in self._members_for(replace(problem, promote=0), preferred):
                 if exact := {name: config for name, config in configs.items() if config.family == "simt"}:
                     groups.append(_Group.of(exact))
         return groups
 
-    def _members_for(self, problem: GemmProblem, vectors: bool) -> Iterator[Mapping[str, GemmConfig]]:
-        """Kernels for the formats of a problem, of :data:`_VECTORS` or of all families: those of just these formats
+    def _members_for(self, problem: GemmProblem, preferred: bool) -> Iterator[Mapping[str, GemmConfig]]:
+        """Kernels for the formats of a problem, of :data:`_PREFERRED` or of all families: those of just these formats
         first, then those that take any majors."""
         for formats in _served_by(problem):
             members = self._members_of(formats, problem.epilogue)
-            if vectors:
-                members = {name: config for name, config in members.items() if config.family in _VECTORS}
+            if preferred:
+                members = {name: config for name, config in members.items() if config.family in _PREFERRED}
             if members:
                 yield members
 

@@ -58,12 +58,8 @@ class Trees(NamedTuple):
         threshold = np.array([[np.inf if at is None else at for _, at in tree["splits"]] for tree in trees], np.float64)
         value = np.array([tree["values"] for tree in trees], np.float64)
         levels = [slice(2**level - 1, 2 ** (level + 1) - 1) for level in range(value.shape[1].bit_length() - 1)]
-        arrays = (feature, threshold)
-        return cls(
-            tuple(rows),
-            tuple(tuple(np.ascontiguousarray(x[:, level]) for x in arrays) for level in levels),  # type: ignore[misc]
-            value,
-        )
+        own = ((feature[:, level], threshold[:, level]) for level in levels)
+        return cls(tuple(rows), tuple((np.ascontiguousarray(f), np.ascontiguousarray(t)) for f, t in own), value)
 
 
 @cache
