@@ -40,12 +40,15 @@ def main() -> None:
     a, b = (torch.randn(arguments.extent, arguments.extent, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     weight = b.t()
+    bias, biased = torch.randn_like(a[0]), "d = acc + bias[n]"
     plan = gemmill.plan(a, weight, out=out)
     candidates: dict[str, Callable[[], Any]] = {
         "cuLaunchKernelEx": _bare(plan),
         "plan()": plan,
         "gemmill.matmul(out=)": lambda: gemmill.matmul(a, weight, out=out),
+        "gemmill.matmul(out=), a bias": lambda: gemmill.matmul(a, weight, out=out, epilogue=biased, bias=bias),
         "torch.mm(out=)": lambda: torch.mm(a, weight, out=out),
+        "torch.addmm(out=), a bias": lambda: torch.addmm(bias, a, weight, out=out),
         "an empty lambda": lambda: None,
     }
     if importlib.util.find_spec("triton"):

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import copysign, isfinite
@@ -107,6 +107,19 @@ class _Known(NamedTuple):
     matches: Callable[..., bool]
     """Whether tensors, as many as those it was made of, have it."""
     ready: _Ready
+    places: tuple[str, ...]
+    """What the caller calls the tensors whose addresses a launch takes, in order; of numbers it takes 0."""
+
+
+class Done(NamedTuple):
+    """What a call that was done the general way leaves."""
+
+    out: Any
+    ready: _Ready | None
+    """Where the next call like it may be recognised by its tensors: not where an epilogue writes to some of them, whose
+    addresses are checked each time, nor the first time."""
+    places: tuple[str, ...]
+    """As :attr:`_Known.places`."""
 
 
 _Like = tuple[int, int, bool, bool, bool, Hashable]
@@ -128,12 +141,12 @@ def _guards() -> Callable[..., Any] | None:
     return None
 
 
-def _remember(like: _Like, tensors: tuple[Any, ...], ready: _Ready) -> None:
+def _remember(like: _Like, tensors: Collection[Any], ready: _Ready, places: tuple[str, ...] = OPERANDS) -> None:
     """Have the next call with tensors like these recognised at once. Guards want each tensor once."""
     if len(set(map(id, tensors))) == len(tensors) and all(map(is_torch, tensors)) and (guards := _guards()):
         if len(_known) >= CACHED_LAUNCHERS:
             _known.clear()
-        _known[like] = _Known(guards(*tensors).check, ready)
+        _known[like] = _Known(guards(*tensors).check, ready, places)
 
 
 _kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], driver.Kernel]] = WeakKeyDictionary()
@@ -149,17 +162,52 @@ def default_registry() -> Registry:
         return _shared_registry[0]
 
 
-def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]:
+def call_by_tensors(
+    general: Callable[..., Done], a: Any, b: Any, out: Any, c: Any, stream: Stream, options: dict[str, Any]
+) -> Any:
+    """A call with other tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of
+    them and by all values, if the tensors are PyTorch's, or done the general way."""
+    others = {name: x for name, x in options.items() if is_torch(x)}
+    tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
+    guarded = [x for name, x in tensors.items() if name != "c" or c is not out]
+    known = like = None
+    pointers: dict[str, int] = {}
+    with suppress(AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+        pointers = {name: x.data_ptr() for name, x in tensors.items()}
+        if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
+            values = tuple([(name, x) for name, x in options.items() if name not in others])
+            signs = tuple([copysign(1, x) for _, x in values if type(x) is float])  # 0.0 and -0.0 are equal
+            like = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
+            known = _known.get(like)
+            if known is not None and not known.matches(*guarded):
+                known = None
+    if known is None:
+        done = general(a, b, out=out, c=c, stream=stream, **options)
+        if like is not None and done.ready is not None:
+            _remember(like, guarded, done.ready, done.places)
+        return done.out
+    ready = known.ready
+    if out is None:
+        out = _allocate(a, ready.shape, ready.dtype, ready.device, stream)
+        pointers["out"] = out.data_ptr()
+    if ready.launcher is not None:
+        handle = ready.stream() if stream is None else stream_handle(stream)
+        ready.launcher.launch(handle, tuple([pointers.get(name, 0) for name in known.places]))
+    return out
+
+
+def _short_of_a_warm_call(general: Callable[_Call, Done]) -> Callable[_Call, Any]:
     """:func:`matmul` with a short way for what most calls are: PyTorch tensors, and nothing but plain values beside
     them. Parameters that a call leaves out cost it time, each of them, and so the short way has few."""
-    named = frozenset(inspect.signature(general).parameters)
+    signature = inspect.signature(general)
+    named = frozenset(signature.parameters)
 
     @functools.wraps(general)
     def matmul(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
         if options:
             options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
             if not options.keys() <= _VALUES:
-                return general(a, b, out=out, c=c, stream=stream, **options)
+                return call_by_tensors(general, a, b, out, c, stream, options)
             if "alpha" in options:
                 options["alpha"] = float(options["alpha"]) + 0.0  # no -0.0, which the key would take for 0.0
             if "beta" in options:
@@ -205,7 +253,7 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
         if known is not None:
             ready = known.ready
         elif key is None:
-            return general(a, b, out=out, c=c, stream=stream, **options)
+            return general(a, b, out=out, c=c, stream=stream, **options).out
         else:
             slot = _slot(key)
             ready = slot.ready
@@ -226,6 +274,7 @@ def _short_of_a_warm_call(general: Callable[_Call, Any]) -> Callable[_Call, Any]
             ready.launcher.launch(handle, pointers)
         return out
 
+    matmul.__signature__ = signature.replace(return_annotation=Any)  # type: ignore[attr-defined]
     return cast(Callable[_Call, Any], matmul)
 
 
@@ -264,7 +313,7 @@ def matmul(
     autotune: int | None = None,
     epilogue: str | None = None,
     **operands: Any,
-) -> Any:
+) -> Done:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast. Operands are PyTorch tensors or
@@ -337,21 +386,21 @@ def matmul(
 
 def multiply_views(
     a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, passed: Passed = NOTHING, **others: Any
-) -> Any:
+) -> Done:
     """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses, an
     epilogue's."""
     tensors, out, handle = _read(a, b, c, out, options.out_dtype, stream, options.dtypes, passed.epilogue, **others)
     layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.writable, t.ptr & 15) for n, t in tensors.items())
     signs = copysign(1, options.alpha), copysign(1, options.beta or 0)  # 0.0 and -0.0 are equal
     slot = _slot((layout, options, signs, passed.key))
-    ready = slot.ready
+    ready, is_warm = slot.ready, slot.ready is not None
     if ready is None:
         slot.ready = ready = _prepare(tensors, handle, options, passed)
     else:
         refuse_shared_memory(tensors["out"], passed)  # addresses are not in the key
     if ready.launcher is not None:
         ready.launcher.launch(handle, (*_addresses(tensors), *passed.addresses))
-    return out
+    return Done(out, ready if is_warm and not passed.outputs else None, (*OPERANDS, *passed.values))
 
 
 def plan(

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, cast
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api import Options, Stream, beta_of, handle_of, multiply_views
+from gemmill.runtime.api import Done, Options, Stream, beta_of, call_by_tensors, handle_of, multiply_views
 from gemmill.runtime.epilogues import read_passed
 from gemmill.runtime.registry import Registry
 
+_Call = ParamSpec("_Call")
 
+
+def _recognised(general: Callable[_Call, Done]) -> Callable[_Call, Any]:
+    """:func:`grouped_matmul`, whose warm calls are recognised by their tensors."""
+    signature = inspect.signature(general)
+
+    @functools.wraps(general)
+    def grouped_matmul(
+        a: Any, b: Any, offsets: Any = None, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any
+    ) -> Any:
+        given = {"offsets": offsets, **options}
+        given = {name: x for name, x in given.items() if x is not None or name not in signature.parameters}
+        return call_by_tensors(general, a, b, out, c, stream, given)
+
+    grouped_matmul.__signature__ = signature.replace(return_annotation=Any)  # type: ignore[attr-defined]
+    return cast(Callable[_Call, Any], grouped_matmul)
+
+
+@_recognised
 def grouped_matmul(
     a: Any,
     b: Any,
@@ -36,7 +58,7 @@ def grouped_matmul(
     batch_invariant: bool = False,
     autotune: int | None = None,
     **operands: Any,
-) -> Any:
+) -> Done:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
 
     ``offsets`` (int32, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.

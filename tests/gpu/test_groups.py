@@ -369,8 +369,12 @@ def test_calls_that_leave_all_to_the_selector() -> None:
     parts = [slice(0, 30), slice(30, 30), slice(30, 100)]
     a, weights = integers(100, 64), integers(3, 80, 64).mT
     wanted = torch.cat([a[rows] @ weights[i] for i, rows in enumerate(parts)])
-    for _ in range(2):
+    one, counted = torch.tensor([0, 100, 100], dtype=torch.int32, device="cuda"), weights.mT.contiguous().mT
+    for _ in range(4):  # the later ones are recognised
         assert torch.equal(gemmill.grouped_matmul(a, weights, offsets), wanted)
+        assert torch.equal(gemmill.grouped_matmul(a, counted, one), a @ weights[1])
+        out = torch.empty_like(wanted)
+        assert torch.equal(gemmill.grouped_matmul(a, weights, offsets=one, out=out), a @ weights[1])
     left, right = integers(100, 72), integers(100, 80)
     for dtype in (torch.bfloat16, torch.float32):
         product = gemmill.grouped_matmul(left.T, right, offsets, out_dtype=dtype)

@@ -112,6 +112,50 @@ def test_calls_with_other_options_or_another_c_are_told_apart() -> None:
             assert torch.equal(gemmill.matmul(a, b, c=out, out=out), twice)
 
 
+def test_calls_with_tensors_beside_their_operands_are_told_apart() -> None:
+    a, b, out = integers(64, 64), integers(64, 64), torch.empty(64, 64, device="cuda", dtype=torch.bfloat16)
+    product, other = a.float() @ b.float(), integers(64, 64)
+    rows = [integers(64), integers(64), integers(64, dtype="float32"), integers(65)[1:]]
+    for _ in range(4):
+        for bias in rows:
+            for times in (2.0, 0.5):
+                wanted = (times * product + bias.float()).to(a.dtype)
+                call = {"epilogue": "d = times * acc + bias[n]", "times": times, "bias": bias}
+                assert torch.equal(gemmill.matmul(a, b, **call), wanted)
+                assert gemmill.matmul(a, b, out=out.fill_(float("nan")), **call) is out
+                assert torch.equal(out, wanted)
+        with pytest.raises(OperandError, match="bias has stride 2"):
+            gemmill.matmul(a, b, epilogue="d = times * acc + bias[n]", times=2.0, bias=integers(128)[::2])
+        for c in (other, other.T):
+            added = gemmill.matmul(a, b, c=c, epilogue="d = acc + c + bias[m]", bias=rows[0])
+            assert torch.equal(added, (product + c.float() + rows[0].float()[:, None]).to(a.dtype))
+
+
+def test_what_an_epilogue_writes_is_looked_at_in_every_call() -> None:
+    a, b = integers(64, 64), integers(64, 64)
+    product, memory = a.float() @ b.float(), torch.empty(3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    out, aux, between = memory[0], memory[1], memory.view(-1)[1024 : 1024 + 4096].view(64, 64)
+    for _ in range(4):
+        gemmill.matmul(a, b, out=out, epilogue="d = acc; aux[m, n] = 2 * acc", aux=aux)
+        assert torch.equal(out, product.to(a.dtype))
+        assert torch.equal(aux, (2 * product).to(a.dtype))
+        with pytest.raises(OperandError, match="share memory"):
+            gemmill.matmul(a, b, out=out, epilogue="d = acc; aux[m, n] = 2 * acc", aux=between)
+
+
+def test_scales_and_signs_of_zero_are_told_apart() -> None:
+    a, b = (torch.ones(256, 256, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    scales = [torch.full((256, 2), float(x), device="cuda").T.contiguous().T for x in (1, 2, 4)]
+    of_b = torch.ones(2, 2, device="cuda")
+    half, zeros = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16), torch.full((64,), -0.0, device="cuda")
+    for _ in range(4):
+        for x, scale in zip((1, 2, 4), scales, strict=True):
+            assert (gemmill.matmul(a, b.T, a_scale=scale, b_scale=of_b) == 256 * x).all()
+        for times in (0.0, -0.0):
+            d = gemmill.matmul(half, half, epilogue="d = times * acc + zeros[n]", times=times, zeros=zeros)
+            assert torch.signbit(d).all() == (str(times) == "-0.0")
+
+
 def test_a_view_that_negates_is_refused_behind_one_that_does_not() -> None:
     numbers = torch.randn(64, 64, device="cuda", dtype=torch.complex64)
     plain, negated = torch.view_as_real(numbers)[..., 1], numbers.conj().imag
