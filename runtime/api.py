@@ -184,7 +184,9 @@ def call_by_tensors(
     if known is None:
         done = general(a, b, out=out, c=c, stream=stream, **options)
         if like is not None and done.ready is not None:
-            _remember(like, guarded, done.ready, done.places)
+            passed = {name: options.get(name) for name in done.places if name not in tensors}
+            if all(x is None or isinstance(x, int | float) for x in passed.values()):  # no tensor of another library
+                _remember(like, guarded, done.ready, done.places)
         return done.out
     ready = known.ready
     if out is None:

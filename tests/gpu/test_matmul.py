@@ -116,6 +116,7 @@ def test_calls_with_tensors_beside_their_operands_are_told_apart() -> None:
     a, b, out = integers(64, 64), integers(64, 64), torch.empty(64, 64, device="cuda", dtype=torch.bfloat16)
     product, other = a.float() @ b.float(), integers(64, 64)
     rows = [integers(64), integers(64), integers(64, dtype="float32"), integers(65)[1:]]
+    foreign = Dlpack(rows[0])
     for _ in range(4):
         for bias in rows:
             for times in (2.0, 0.5):
@@ -124,6 +125,9 @@ def test_calls_with_tensors_beside_their_operands_are_told_apart() -> None:
                 assert torch.equal(gemmill.matmul(a, b, **call), wanted)
                 assert gemmill.matmul(a, b, out=out.fill_(float("nan")), **call) is out
                 assert torch.equal(out, wanted)
+        wrapped = gemmill.matmul(a, b, epilogue="d = acc + bias[n]", bias=foreign)
+        torch.cuda.synchronize()
+        assert torch.equal(wrapped, (product + rows[0].float()).to(a.dtype))
         with pytest.raises(OperandError, match="bias has stride 2"):
             gemmill.matmul(a, b, epilogue="d = times * acc + bias[n]", times=2.0, bias=integers(128)[::2])
         for c in (other, other.T):
