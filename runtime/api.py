@@ -193,7 +193,8 @@ def call_by_tensors(
         out = _allocate(a, ready.shape, ready.dtype, ready.device, stream)
         pointers["out"] = out.data_ptr()
     if ready.launcher is not None:
-        handle = ready.stream() if stream is None else stream_handle(stream)
+        # Not ready's own stream: another library's call may have made it.
+        handle = _torch_stream()(ready.device) if stream is None else stream_handle(stream)
         ready.launcher.launch(handle, tuple([pointers.get(name, 0) for name in known.places]))
     return out
 

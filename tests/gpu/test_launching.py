@@ -59,11 +59,14 @@ def test_a_launch_sees_what_the_ones_before_it_wrote(n: int, between: bool, capt
     assert torch.equal(buffers[0].float(), wanted)
 
 
-@pytest.mark.parametrize("how", ["current", "torch", "handle", "plan", "pinned plan"])
+@pytest.mark.parametrize("how", ["current", "beside", "torch", "handle", "plan", "pinned plan"])
 def test_work_goes_to_the_callers_stream(how: str) -> None:
     a, b, wanted = product()
-    late, out = torch.zeros_like(a), poisoned(wanted)
-    gemmill.matmul(late, b, out=out)
+    late, out, zeros = torch.zeros_like(a), poisoned(wanted), torch.zeros_like(wanted[0])
+    beside = {"epilogue": "d = acc + zeros[n]", "zeros": zeros}
+    for _ in range(3):  # the last are recognised
+        gemmill.matmul(late, b, out=out)
+        gemmill.matmul(late, b, out=out, **beside)
     follow, side = gemmill.plan(late, b, out=out), torch.cuda.Stream()
     pinned = gemmill.plan(late, b, out=out, stream=side)
     out.fill_(float("nan"))
@@ -73,6 +76,8 @@ def test_work_goes_to_the_callers_stream(how: str) -> None:
         late.copy_(a)
         if how == "current":
             gemmill.matmul(late, b, out=out)
+        elif how == "beside":
+            gemmill.matmul(late, b, out=out, **beside)
         elif how == "plan":
             follow()
     if how == "torch":
