@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import copysign, isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 from weakref import WeakKeyDictionary
 
 from gemmill.library.config import GemmConfig
@@ -162,11 +162,25 @@ def default_registry() -> Registry:
         return _shared_registry[0]
 
 
+def documented_by(general: Callable[_Call, Done]) -> Callable[[Callable[..., Any]], Callable[_Call, Any]]:
+    """A decorator of what takes the arguments of another function and returns its ``out``."""
+
+    def documented(call: Callable[..., Any]) -> Callable[_Call, Any]:
+        call = functools.wraps(general)(call)
+        call.__signature__ = inspect.signature(general).replace(return_annotation=Any)  # type: ignore[attr-defined]
+        return call
+
+    return documented
+
+
 def call_by_tensors(
     general: Callable[..., Done], a: Any, b: Any, out: Any, c: Any, stream: Stream, options: dict[str, Any]
 ) -> Any:
     """A call with other tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of
     them and by all values, if the tensors are PyTorch's, or done the general way."""
+    for factor, read in (("alpha", float), ("beta", beta_of)):
+        if factor in options:
+            options[factor] = read(options[factor])
     others = {name: x for name, x in options.items() if is_torch(x)}
     tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
     guarded = [x for name, x in tensors.items() if name != "c" or c is not out]
@@ -176,7 +190,7 @@ def call_by_tensors(
         pointers = {name: x.data_ptr() for name, x in tensors.items()}
         if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
             values = tuple([(name, x) for name, x in options.items() if name not in others])
-            signs = tuple([copysign(1, x) for _, x in values if type(x) is float])  # 0.0 and -0.0 are equal
+            signs = tuple([copysign(1, x) for _, x in values if isinstance(x, float)])  # 0.0 and -0.0 are equal
             like = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
             known = _known.get(like)
             if known is not None and not known.matches(*guarded):
@@ -202,10 +216,9 @@ def call_by_tensors(
 def _short_of_a_warm_call(general: Callable[_Call, Done]) -> Callable[_Call, Any]:
     """:func:`matmul` with a short way for what most calls are: PyTorch tensors, and nothing but plain values beside
     them. Parameters that a call leaves out cost it time, each of them, and so the short way has few."""
-    signature = inspect.signature(general)
-    named = frozenset(signature.parameters)
+    named = frozenset(inspect.signature(general).parameters)
 
-    @functools.wraps(general)
+    @documented_by(general)
     def matmul(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
         if options:
             options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
@@ -277,8 +290,7 @@ def _short_of_a_warm_call(general: Callable[_Call, Done]) -> Callable[_Call, Any
             ready.launcher.launch(handle, pointers)
         return out
 
-    matmul.__signature__ = signature.replace(return_annotation=Any)  # type: ignore[attr-defined]
-    return cast(Callable[_Call, Any], matmul)
+    return matmul
 
 
 def _may_be_negated(tensor: TensorView) -> bool:
@@ -396,7 +408,8 @@ def multiply_views(
     layout = tuple((n, t.shape, t.strides, t.dtype, t.device, t.writable, t.ptr & 15) for n, t in tensors.items())
     signs = copysign(1, options.alpha), copysign(1, options.beta or 0)  # 0.0 and -0.0 are equal
     slot = _slot((layout, options, signs, passed.key))
-    ready, is_warm = slot.ready, slot.ready is not None
+    ready = slot.ready
+    is_warm = ready is not None
     if ready is None:
         slot.ready = ready = _prepare(tensors, handle, options, passed)
     else:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec
 
 from gemmill.library.config import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api import Done, Options, Stream, beta_of, call_by_tensors, handle_of, multiply_views
+from gemmill.runtime.api import (
+    Done,
+    Options,
+    Stream,
+    beta_of,
+    call_by_tensors,
+    documented_by,
+    handle_of,
+    multiply_views,
+)
 from gemmill.runtime.epilogues import read_passed
 from gemmill.runtime.registry import Registry
 
@@ -19,18 +27,17 @@ _Call = ParamSpec("_Call")
 
 def _recognised(general: Callable[_Call, Done]) -> Callable[_Call, Any]:
     """:func:`grouped_matmul`, whose warm calls are recognised by their tensors."""
-    signature = inspect.signature(general)
+    named = inspect.signature(general).parameters
 
-    @functools.wraps(general)
+    @documented_by(general)
     def grouped_matmul(
         a: Any, b: Any, offsets: Any = None, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any
     ) -> Any:
         given = {"offsets": offsets, **options}
-        given = {name: x for name, x in given.items() if x is not None or name not in signature.parameters}
+        given = {name: x for name, x in given.items() if x is not None or name not in named}
         return call_by_tensors(general, a, b, out, c, stream, given)
 
-    grouped_matmul.__signature__ = signature.replace(return_annotation=Any)  # type: ignore[attr-defined]
-    return cast(Callable[_Call, Any], grouped_matmul)
+    return grouped_matmul
 
 
 @_recognised

@@ -281,7 +281,7 @@ def test_a_plan_keeps_its_tensors_alive() -> None:
 def test_factors_that_are_tensors_are_read_at_each_call() -> None:
     a, b, wanted = product()
     factor = torch.tensor(0.0)
-    for value in (2.0, 4.0):
+    for value in (2.0, 4.0, 2.0, 8.0, 4.0):
         factor.fill_(value)
         assert torch.equal(gemmill.matmul(a, b, alpha=factor), value * wanted)
         for epilogue in (None, "d = alpha * acc + beta * c"):
