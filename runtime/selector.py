@@ -118,9 +118,9 @@ class _Group(NamedTuple):
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
         """Indices of the kernels whose alignments a problem meets, and which stay within some SMs: copies do not."""
-        offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
-        if sm_count is None and min(offered) >= tma.ALIGNMENT:  # no kernel wants more
+        if sm_count is None and _is_aligned(problem):  # no kernel wants more
             return np.arange(len(self.names))
+        offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
         serves = (self.aligns <= offered).all(axis=1)
         if sm_count is not None:
             serves &= ~model.copied(self.columns, problem).any(axis=0)
@@ -309,8 +309,8 @@ class Selector:
         as asked, then those that keep more of the sums; of each, where all operands are aligned, those of
         :data:`_PREFERRED` before all."""
         formats = _formats(problem)
-        aligned = min(getattr(problem, align) for align in _ALIGNS) >= tma.ALIGNMENT
-        for precise, preferred in itertools.product((False, True), (True, False) if aligned else (False,)):
+        families = (True, False) if _is_aligned(problem) else (False,)
+        for precise, preferred in itertools.product((False, True), families):
             key = formats, precise, preferred
             if key not in self._groups:  # several threads at once would make the same
                 _check_formats(problem)
@@ -450,6 +450,11 @@ class Selector:
         return UnsupportedProblemError(
             f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
         )
+
+
+def _is_aligned(problem: GemmProblem) -> bool:
+    """Whether all operands are aligned as TMA wants them."""
+    return min(problem.a_align, problem.b_align, problem.c_align, problem.d_align) >= tma.ALIGNMENT
 
 
 def _check_formats(problem: GemmProblem) -> None:

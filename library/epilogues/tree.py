@@ -158,7 +158,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An epilogue that has been checked: names exist, types agree, D is assigned once."""
+    """An epilogue that has been checked: names exist, types agree, D is assigned once. What follows from its
+    assignments is worked out once, as every call asks."""
 
     assignments: tuple[Assignment, ...]
 
