@@ -68,7 +68,7 @@ def main() -> None:
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler import heuristics
-    from gemmill.profiler.baseline import BASELINES
+    from gemmill.profiler.baseline import BASELINES, absent
     from gemmill.profiler.cluster import Cluster, local_gpus
     from gemmill.profiler.figures import figures
     from gemmill.profiler.shapes import load_shapes
@@ -80,6 +80,9 @@ def main() -> None:
 
     if unknown := set(arguments.baselines or ()) - set(BASELINES):
         parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
+    lacking = absent() if arguments.baselines else {}
+    if missing := [name for name in arguments.baselines or () if name in lacking]:
+        parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
     manifest = Path(arguments.manifest)
     kernels = load_manifest(manifest if manifest.is_file() else shipped_manifest(arguments.manifest))
     shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}

@@ -87,20 +87,6 @@ class _Ready(NamedTuple):
     """Dtype of D."""
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Where the entry of a signature is, once it is made."""
-
-    ready: _Ready | None = None
-
-
-@functools.lru_cache(CACHED_LAUNCHERS)
-def _slot(key: Hashable) -> _Slot:
-    """The slot of a signature, made when first asked for: of all bounded mappings that threads can share, lru_cache
-    looks a key up fastest."""
-    return _Slot()
-
-
 class _Known(NamedTuple):
     """A signature that :func:`matmul` recognises without a key."""
 
@@ -109,6 +95,22 @@ class _Known(NamedTuple):
     ready: _Ready
     places: tuple[str, ...]
     """What the caller calls the tensors whose addresses a launch takes, in order; of numbers it takes 0."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Where the entry of a signature is, once it is made."""
+
+    ready: _Ready | None = None
+    known: _Known | None = None
+    """What recognises it: made once, where signatures alternate that :data:`_Like` does not tell apart."""
+
+
+@functools.lru_cache(CACHED_LAUNCHERS)
+def _slot(key: Hashable) -> _Slot:
+    """The slot of a signature, made when first asked for: of all bounded mappings that threads can share, lru_cache
+    looks a key up fastest."""
+    return _Slot()
 
 
 class Done(NamedTuple):
@@ -141,12 +143,19 @@ def _guards() -> Callable[..., Any] | None:
     return None
 
 
-def _remember(like: _Like, tensors: Collection[Any], ready: _Ready, places: tuple[str, ...] = OPERANDS) -> None:
-    """Have the next call with tensors like these recognised at once. Guards want each tensor once."""
+def _recognising(tensors: Collection[Any], ready: _Ready, places: tuple[str, ...] = OPERANDS) -> _Known | None:
+    """What recognises tensors like these; None where nothing does. Guards want each tensor once."""
     if len(set(map(id, tensors))) == len(tensors) and all(map(is_torch, tensors)) and (guards := _guards()):
-        if len(_known) >= CACHED_LAUNCHERS:
+        return _Known(guards(*tensors).check, ready, places)
+    return None
+
+
+def _remember(like: _Like, known: _Known | None) -> None:
+    """Have the next call like these recognised at once."""
+    if known is not None:
+        if len(_known) >= CACHED_LAUNCHERS and like not in _known:
             _known.clear()
-        _known[like] = _Known(guards(*tensors).check, ready, places)
+        _known[like] = known
 
 
 _kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], driver.Kernel]] = WeakKeyDictionary()
@@ -200,7 +209,7 @@ def call_by_tensors(
         if like is not None and done.ready is not None:
             passed = {name: options.get(name) for name in done.places if name not in tensors}
             if all(x is None or isinstance(x, int | float) for x in passed.values()):  # no tensor of another library
-                _remember(like, guarded, done.ready, done.places)
+                _remember(like, _recognising(guarded, done.ready, done.places))
         return done.out
     ready = known.ready
     if out is None:
@@ -274,7 +283,8 @@ def _short_of_a_warm_call(general: Callable[_Call, Done]) -> Callable[_Call, Any
             slot = _slot(key)
             ready = slot.ready
             if ready is not None and like is not None:
-                _remember(like, given, ready)
+                slot.known = slot.known or _recognising(given, ready)
+                _remember(like, slot.known)
         if ready is None:
             tensors, out, handle = _read(a, b, c, out, options.get("out_dtype"), stream)
             ready = _prepare(tensors, handle, Options(**options))

@@ -78,7 +78,7 @@ def autotuned(
                 ]
                 kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.kernel)))
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
-                registry.store.put_answer(key, answer.model_dump_json(indent=1).encode())
+                registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
             known[key] = _choice(answer)
         return known[key]
 
@@ -86,7 +86,7 @@ def autotuned(
 def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequence[Candidate]) -> Answer | None:
     """The answer in a store; None where there is none, or it is damaged, or the kernel has changed since."""
     try:
-        answer = Answer.model_validate_json(registry.store.get_answer(key))
+        answer = Answer.model_validate_json(registry.store.get_note("autotuned", key))
         best = answer.kernels[0]
     except (OSError, ValueError, IndexError):
         return None

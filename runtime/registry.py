@@ -7,7 +7,7 @@ needed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +56,9 @@ class Registry:
         records: Iterable[str | Path] = (),
     ) -> None:
         self.packs = tuple(Pack.open(path) for path in packs)
-        self.kernel_sets = () if manifests is None and self.packs else _kernel_sets(manifests)
+        self._ships = manifests is None and not self.packs
+        if not self._ships:  # what is wrong with them is said at once
+            self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
         self._store = store
         self._gpu = gpu
         self._decisions = [decision for pack in self.packs for decision in pack.decisions]
@@ -65,6 +67,11 @@ class Registry:
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._lock = threading.RLock()
+
+    @cached_property
+    def kernel_sets(self) -> tuple[KernelSet, ...]:
+        """The kernel sets of the manifests: those that ship, unless others were named."""
+        return _kernel_sets(None)
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -101,13 +108,22 @@ class Registry:
         """The kernels for the GPU at hand with A and B of some types: of the others, which manifests hold for every
         architecture, none is made."""
         targets = [name for name, arch in ARCHS.items() if arch.capability == self.gpu.capability]
-        where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
         configs: dict[str, GemmConfig] = {}
         for pack in self.packs:
             configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})
-        for kernel_set in self.kernel_sets if targets else ():
-            with suppress(ManifestError):  # it has none of these
-                configs |= {kernel_name(config): config for config in kernel_set.expand(where=where)}
+
+        def expanded() -> Iterator[GemmConfig]:
+            where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
+            for kernel_set in self.kernel_sets:
+                with suppress(ManifestError):  # it has none of these
+                    yield from kernel_set.expand(where=where)
+
+        if targets and self._ships:
+            from gemmill.runtime.declared import declared
+
+            configs |= declared(self.store, targets, types, expanded)
+        elif targets:
+            configs |= {kernel_name(config): config for config in expanded()}
         return configs
 
     def select(self, problem: GemmProblem, sm_count: int | None = None, invariant_to: Rows | None = None) -> Choice:
@@ -140,7 +156,7 @@ class Registry:
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:
         """A selector over kernels: packs alone run as they are, of manifests there may be others."""
-        return Selector(configs, self.gpu, self._decisions, varies=bool(self.kernel_sets))
+        return Selector(configs, self.gpu, self._decisions, varies=self._ships or bool(self.kernel_sets))
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.

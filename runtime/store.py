@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -29,8 +30,8 @@ DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 _TEMPORARY = ".tmp-"
-_ANSWERS = "autotuned"
-"""Folder of what autotuning found."""
+Notes = Literal["autotuned", "declared"]
+"""Folders of what is kept beside kernels: what autotuning found, and names of the kernels that manifests declare."""
 _LOCK_SECONDS = 300
 """No compilation takes this long: whoever still holds the lock is stuck, and waiting helps nobody."""
 _STALE_SECONDS = 3600
@@ -120,13 +121,14 @@ class Store:
             self.put(key, artifact)
             return artifact, False
 
-    def get_answer(self, key: str) -> bytes:
-        """What was kept of an autotuned problem; OSError where nothing is."""
-        return self._answer(key).read_bytes()
+    def get_note(self, kind: Notes, key: str) -> bytes:
+        """What was kept under a key beside the kernels; OSError where nothing is."""
+        return self._note(kind, key).read_bytes()
 
-    def put_answer(self, key: str, data: bytes) -> None:
-        """Keep what autotuning found, a kilobyte or so, until the store is cleared; a failure is a warning, once."""
-        self._write(self._answer(key), data)
+    def put_note(self, kind: Notes, key: str, data: bytes) -> None:
+        """Keep a little, as JSON, in place of what had this key, until the store is cleared; a failure is a warning,
+        once."""
+        self._write(self._note(kind, key), data)
 
     def report(self, problem: str) -> None:
         """Warn that the store is skipped, the first time."""
@@ -170,9 +172,10 @@ class Store:
         return faults
 
     def clear(self) -> int:
-        """Remove every entry, and all that autotuning found; the number of entries removed."""
-        for path in self.path.glob(f"{_ANSWERS}/*"):
-            _unlink(path)
+        """Remove every entry, and what is kept beside them; the number of entries removed."""
+        for kind in get_args(Notes):
+            for path in self.path.glob(f"{kind}/*"):
+                _unlink(path)
         return sum(_unlink(entry.path) for entry in self.list())
 
     def prune(self) -> int:
@@ -181,10 +184,11 @@ class Store:
         Returns:
             The number of entries removed.
         """
-        for path in (*self.path.glob(f"??/{_TEMPORARY}*"), *self.path.glob(f"{_ANSWERS}/{_TEMPORARY}*")):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
+        for folder in ("??", *get_args(Notes)):
+            for path in self.path.glob(f"{folder}/{_TEMPORARY}*"):
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                        path.unlink()
         entries = self.list()
         total = sum(entry.bytes for entry in entries)
         removed = 0
@@ -209,8 +213,8 @@ class Store:
             return False
         return True
 
-    def _answer(self, key: str) -> Path:
-        return self.path / _ANSWERS / f"{key}.json"
+    def _note(self, kind: Notes, key: str) -> Path:
+        return self.path / kind / f"{key}.json"
 
     def _file(self, key: str) -> Path:
         return self.path / key[:2] / f"{key}{_SUFFIX}"
