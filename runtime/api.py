@@ -201,9 +201,8 @@ def call_by_tensors(
             values = tuple([(name, x) for name, x in options.items() if name not in others])
             signs = tuple([copysign(1, x) for _, x in values if isinstance(x, float)])  # 0.0 and -0.0 are equal
             like = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
-            known = _known.get(like)
-            if known is not None and not known.matches(*guarded):
-                known = None
+            if (found := _known.get(like)) is not None and found.matches(*guarded):
+                known = found
     if known is None:
         done = general(a, b, out=out, c=c, stream=stream, **options)
         if like is not None and done.ready is not None:
@@ -254,9 +253,9 @@ def _short_of_a_warm_call(general: Callable[_Call, Done]) -> Callable[_Call, Any
                     given = (a, b) if out is None else (a, b, out)
                 else:
                     given = (a, b, c) if out is None else (a, b, c, out)
-                known = _known.get(like)
-                if known is not None and not known.matches(*given):
-                    known = None
+                found = _known.get(like)
+                if found is not None and found.matches(*given):
+                    known = found
             if known is None:  # raw properties, two microseconds of work; flat: tuples within it cost time
                 key = (
                     a.shape,
@@ -267,7 +266,7 @@ def _short_of_a_warm_call(general: Callable[_Call, Done]) -> Callable[_Call, Any
                     b.stride(),
                     b.dtype,
                     b.get_device(),
-                    None if c is None else (c.shape, c.stride(), c.dtype, c.get_device()),
+                    None if c is None else c is out or (c.shape, c.stride(), c.dtype, c.get_device()),
                     None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
                     unaligned and tuple(p & 15 for p in pointers),
                     values,

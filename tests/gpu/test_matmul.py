@@ -108,8 +108,11 @@ def test_calls_with_other_options_or_another_c_are_told_apart() -> None:
             assert torch.equal(gemmill.matmul(a, b, c=added), (product + added.float()).to(a.dtype))
             assert torch.equal(gemmill.matmul(a, b, c=added, beta=3.0), (product + 3 * added.float()).to(a.dtype))
             assert torch.equal(gemmill.matmul(a, b, c=added, out=out), (product + added.float()).to(a.dtype))
-            twice = (product + out.float()).to(a.dtype)
-            assert torch.equal(gemmill.matmul(a, b, c=out, out=out), twice)
+            for x in (a, a.T):  # C and D are one tensor here, and another in calls of the same layouts
+                sums = (x.float() @ b.float() + out.float()).to(a.dtype)
+                assert torch.equal(gemmill.matmul(x, b, c=out, out=out), sums)
+                sums = (x.float() @ b.float() + c.float()).to(a.dtype)
+                assert torch.equal(gemmill.matmul(x, b, c=c, out=out), sums)
 
 
 def test_calls_with_tensors_beside_their_operands_are_told_apart() -> None:
