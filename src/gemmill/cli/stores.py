@@ -120,7 +120,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
 
 @store_app.command()
 def clear(store: StorePath = None) -> None:
-    """Remove every kernel from the store, and what autotuning found.
+    """Remove every kernel from the store, what autotuning found, and the names of kernels that ship.
 
     \b
     Examples:
