@@ -9,9 +9,10 @@ import argparse
 import json
 import math
 import re
+import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -47,11 +48,11 @@ FORMATS = {
 def main() -> None:
     """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the summary instead of a table")
-    parser.add_argument("--manifest", default="bf16", help="shipped manifest, or a file (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the summaries, a list, instead of tables")
+    parser.add_argument("--manifest", nargs="+", default=["bf16"], help="shipped manifests, or files (bf16)")
     parser.add_argument("--shapes", nargs="+", default=["large"], help="shipped shape suites, or files (large)")
-    parser.add_argument("--preset", help="preset of the manifest")
-    parser.add_argument("--formats", choices=FORMATS, help="types of the operands; default: by the manifest's name")
+    parser.add_argument("--preset", help="preset of the manifests")
+    parser.add_argument("--formats", choices=FORMATS, help="types of the operands; default: by each manifest's name")
     parser.add_argument("--where", default=PLAIN, help="further filter of the kernels: %(default)s")
     parser.add_argument("--commit", help="commit that the records name; default: the repository's")
     parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
@@ -59,16 +60,49 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=32, help="rounds of the second stage (%(default)s)")
     parser.add_argument("--baselines", nargs="+", help="compare with these alone (default: with all)")
     parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
-    parser.add_argument("--budget", type=float, help="seconds to measure for, in the selector's order (default: all)")
+    parser.add_argument(
+        "--budget", type=float, help="seconds to measure each manifest for, in the selector's order (default: all)"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
     arguments = parser.parse_args()
 
-    from gemmill.library.errors import UnsupportedProblemError
+    from gemmill.library.errors import ManifestError
     from gemmill.library.manifest import load_manifest, shipped_manifest
+    from gemmill.profiler.baseline import BASELINES, absent
+
+    if unknown := set(arguments.baselines or ()) - set(BASELINES):
+        parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
+    lacking = absent() if arguments.baselines else {}
+    if missing := [name for name in arguments.baselines or () if name in lacking]:
+        parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
+    try:
+        sets = [load_manifest(Path(x) if Path(x).is_file() else shipped_manifest(x)) for x in arguments.manifest]
+    except ManifestError as error:
+        parser.error(str(error))
+    if nameless := [kernels.name for kernels in sets if (arguments.formats or kernels.name) not in FORMATS]:
+        parser.error(f"no formats are known for manifest {nameless[0]}; pass --formats")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends a run early, it has a summary
+    try:
+        summaries = [measured(kernels, arguments) for kernels in sets]
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if arguments.json:
+        print(json.dumps(summaries, indent=2))
+    elif len(summaries) > 1:
+        for summary in summaries:
+            print(f"\n{summary['manifest']}:", *_told(summary), sep="\n  ")
+
+
+def measured(kernels: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure a kernel set, write records and summary, and return the latter; it is written of a run that is cut short
+    as well."""
+    from gemmill.library.errors import UnsupportedProblemError
+    from gemmill.library.files import publish
     from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
+    from gemmill.library.records import read_records
     from gemmill.profiler import heuristics
-    from gemmill.profiler.baseline import BASELINES, absent
+    from gemmill.profiler.baseline import BASELINES
     from gemmill.profiler.cluster import Cluster, local_gpus
     from gemmill.profiler.figures import figures
     from gemmill.profiler.shapes import load_shapes
@@ -78,20 +112,11 @@ def main() -> None:
     from gemmill.runtime.selector import Selector
     from gemmill.runtime.store import Store
 
-    if unknown := set(arguments.baselines or ()) - set(BASELINES):
-        parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
-    lacking = absent() if arguments.baselines else {}
-    if missing := [name for name in arguments.baselines or () if name in lacking]:
-        parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
-    manifest = Path(arguments.manifest)
-    kernels = load_manifest(manifest if manifest.is_file() else shipped_manifest(arguments.manifest))
     shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}
     suites = [load_shapes(shipped.get(name, Path(name))) for name in arguments.shapes]
     shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
     name = "+".join(suite.name for suite in suites)
     formats = arguments.formats or kernels.name
-    if formats not in FORMATS:
-        parser.error(f"no formats are known for manifest {kernels.name}; pass --formats")
     where = f"({FORMATS[formats]}) and ({arguments.where})"
     configs = list(kernels.expand(preset=arguments.preset, where=where))
     # It chooses by what ships: measurements, and a model that was fitted to them. benchmarks/fit.py has the model's
@@ -127,44 +152,57 @@ def main() -> None:
             (found,) = figures(measurements)
             print(_row(found, choices(problem)), flush=True)
 
+    asked = [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"]
+
+    def summarised() -> dict[str, Any]:
+        origin = {"manifest": kernels.name, "formats": formats, "shapes": name, "where": where, "asked": len(asked)}
+        summary = {**origin, "budget": arguments.budget, **_summary([*read_records(records)], choices)}
+        publish(records.with_suffix(".summary.json"), [json.dumps(summary, indent=2).encode(), b"\n"])
+        return summary
+
     if not arguments.json:
         print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
-    asked = [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"]
-    measurements = sweep(
-        asked,
-        records,
-        store=Store(arguments.store),
-        options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
-        commit=arguments.commit,
-        crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
-        budget=arguments.budget,
-        baselines=arguments.baselines or tuple(BASELINES),
-        pinned=lambda problem: [selector.configs[name] for name in choices(problem).values() if name],
-        listener=Listener(measured=report, left_out=note),
-    )
-    summary = _summary(measurements, choices)
-    summary = {"manifest": kernels.name, "formats": formats, "shapes": name, "where": where, **summary}
-    records.with_suffix(".summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    if arguments.json:
-        print(json.dumps(summary, indent=2))
-        return
-    print(f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}")
-    print(
-        f"geometric means of {len(summary['problems'])} of {len(asked)} problems; over a baseline: of those that it has"
-    )
+    try:
+        sweep(
+            asked,
+            records,
+            store=Store(arguments.store),
+            options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
+            commit=arguments.commit,
+            crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
+            budget=arguments.budget,
+            baselines=arguments.baselines or tuple(BASELINES),
+            pinned=lambda problem: [selector.configs[name] for name in choices(problem).values() if name],
+            listener=Listener(measured=report, left_out=note),
+        )
+    except BaseException:
+        if records.exists() and records.stat().st_size:
+            summarised()
+        raise
+    summary = summarised()
+    if not arguments.json:
+        print(*_told(summary), f"records: {records}", sep="\n", flush=True)
+    return summary
+
+
+def _told(summary: dict[str, Any]) -> Iterator[str]:
+    """What a summary comes to, line by line."""
+    problems = summary["problems"]
+    yield f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}"
+    yield f"geometric means of {len(problems)} of {summary['asked']} problems; over a baseline: of those that it has"
     for name in ("selected", "heuristics"):
-        print(f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}")
+        yield f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}"
     for name in rivals():
-        if not (compared := [row for row in summary["problems"] if row[f"{name}_us"]]):
+        if not (compared := [row for row in problems if row[f"{name}_us"]]):
             continue
         ratios = [row[f"selected_over_{name}"] for row in compared]
         least = min(ratios) if None not in ratios else math.nan
         means = (f"{what} {summary[f'{what}_over_{name}'] or math.nan:.3f}" for what in ("best", "selected"))
-        print(f"over {name}, which has {len(compared)}: {', '.join(means)}; the least selected {least:.3f}")
-    print(f"{summary['failed']} of {summary['measurements']} measurements failed; records: {records}")
-    for says, count in Counter(m.says for m in measurements if m.stage == "failed").most_common(5):
-        print(f"  {count} x {says[:200]}")
+        yield f"over {name}, which has {len(compared)}: {', '.join(means)}; the least selected {least:.3f}"
+    yield f"{summary['failed']} of {summary['measurements']} measurements failed"
+    for says, count in summary["says"].items():
+        yield f"  {count} x {says}"
 
 
 Choices = Mapping[str, str | None]
@@ -257,6 +295,7 @@ def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> 
         **means,
         "measurements": len(measurements),
         "failed": sum(m.stage == "failed" for m in measurements if m.kernel not in BASELINES),
+        "says": dict(Counter(m.says[:200] for m in measurements if m.stage == "failed").most_common(5)),
         "problems": rows,
     }
 
