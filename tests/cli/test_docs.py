@@ -10,17 +10,29 @@ import typer
 
 from gemmill.cli import commands
 from gemmill.library.manifest import load_manifest
+from gemmill.profiler.shapes import load_shapes
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_manifest_in_the_docs_is_one(tmp_path: Path) -> None:
-    block = re.search(r"^```yaml\n(name: .*?)^```", (ROOT / "docs/manifests.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert block is not None
-    path = tmp_path / "projections.yaml"
-    path.write_text(block[1])
-    kernels = load_manifest(path)
-    assert {config.schedule for config in kernels.expand("quick")} == {"cooperative", "pingpong"}
+def files(page: str, folder: Path) -> list[Path]:
+    """The YAML files that a page of the docs shows."""
+    blocks = re.findall(r"^```yaml\n(name: (\w+)\n.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    paths = [folder / f"{name}.yaml" for _, name in blocks]
+    for path, (text, _) in zip(paths, blocks, strict=True):
+        path.write_text(text)
+    return paths
+
+
+def test_manifests_and_suites_in_the_docs_are_such(tmp_path: Path) -> None:
+    (projections,) = files("docs/manifests.md", tmp_path)
+    assert {config.schedule for config in load_manifest(projections).expand("quick")} == {"cooperative", "pingpong"}
+    mine, wide = files("docs/tuning.md", tmp_path)
+    assert len(load_shapes(mine).shapes) == 3
+    alone = {*load_manifest(wide).expand()}
+    assert len(alone) == 9
+    wide.write_text(f"extends: bf16\n{wide.read_text()}")
+    assert {*load_manifest(wide).expand()} == alone | {*load_manifest("bf16").expand()}
 
 
 def test_every_command_and_option_in_the_docs_exists() -> None:
