@@ -4,7 +4,7 @@ which kernels were the fastest at the shapes of the suites (``runtime/measured.p
 They are judged on what they were not fitted to: problems are held out by K, a fold of all its values at a time, so that
 no weight matrix is on both sides. Selected over best, geometric mean and 5th percentile over problems, and the best of
 the first eight, for the analytic model alone and with trees. Then all problems are fitted, and both files are written,
-the figures in that of the trees. Needs LightGBM (``pip install '.[fit]'``), and no GPU.
+the figures in that of the trees. Needs CatBoost (``pip install '.[fit]'``), and no GPU.
 
 Trees of a GPU with few records learn from those of its kin as well (``--gpu``), which weigh less; they are judged, and
 the tables made, by its own alone.
@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ KIN = 1 / 16
 """What a problem of another GPU weighs."""
 SHARPNESS = 5.0
 """How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
-TREES, DEPTH = 200, 6
+DEPTH = 6
+"""Levels of a tree."""
 ROUNDING = 0.002
 """Most that numbers as they are written may change a logarithm of time."""
 SUITES = (
@@ -58,19 +60,18 @@ RECENT = 4
 """Runs of a problem, at most, that tell which kernels were the fastest there."""
 FASTEST = 5
 """How many kernels of a problem: what a choice names, its runners-up among them."""
-SETTINGS = {
-    "objective": "l2",
-    "learning_rate": 0.25,
-    "max_depth": DEPTH,
-    "num_leaves": 2**DEPTH,
-    "min_data_in_leaf": 20,
-    "lambda_l2": 1e-3,
-    "deterministic": True,
-    "force_row_wise": True,
-    "seed": 0,
-    "verbosity": -1,
+SETTINGS: dict[str, Any] = {
+    "loss_function": "RMSE",
+    "iterations": 400,
+    "depth": DEPTH,
+    "learning_rate": 0.2,
+    "l2_leaf_reg": 1,
+    "border_count": 254,
+    "random_seed": 0,
+    "allow_writing_files": False,
+    "verbose": False,
 }
-"""Of LightGBM."""
+"""Of CatBoost."""
 
 
 @dataclass(frozen=True)
@@ -369,18 +370,17 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
 
 
 def fit(rows: Sequence[Rows], gpu: str) -> Any:
-    """A LightGBM model of measured over analytic time, logarithms, for a GPU."""
-    import lightgbm
+    """A CatBoost model of measured over analytic time, logarithms, for a GPU."""
+    import catboost
 
     # A problem that many runs have weighs more than one that a single run has, but not as many times as much.
     runs = Counter((r.gpu, r.problem) for r in rows)
     shares = [(1 if r.gpu == gpu else KIN) / math.sqrt(runs[r.gpu, r.problem]) for r in rows]
-    data = lightgbm.Dataset(
+    return catboost.CatBoostRegressor(**SETTINGS).fit(
         np.concatenate([r.features for r in rows]),
         np.concatenate([r.measured - r.analytic for r in rows]),
-        weight=np.concatenate([r.weights * share for r, share in zip(rows, shares, strict=True)]) * 1e3,
+        sample_weight=np.concatenate([r.weights * share for r, share in zip(rows, shares, strict=True)]) * 1e3,
     )
-    return lightgbm.train(SETTINGS, data, TREES)
 
 
 def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
@@ -419,23 +419,25 @@ def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
 
 
 def as_trees(model: Any) -> list[dict[str, Any]]:
-    """Complete trees, breadth first, as the file has them."""
+    """The trees as the file has them: of each the splits from the root on, and the leaves from left to right.
+
+    CatBoost lists the leaves by a number whose lowest bit the root decides.
+    """
     from gemmill.runtime.model import FEATURES
 
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        model.save_model(path, format="json")
+        found = json.loads(path.read_text())
+    scale, (bias,) = found["scale_and_bias"]
     result = []
-    for info in model.dump_model()["tree_info"]:
-        level, splits = [info["tree_structure"]], []
-        for _ in range(DEPTH):
-            below = []
-            for node in level:
-                if "threshold" in node:
-                    splits.append([FEATURES[node["split_feature"]], node["threshold"]])
-                    below += [node["left_child"], node["right_child"]]
-                else:  # both ways lead to this leaf
-                    splits.append([FEATURES[0], None])
-                    below += [node, node]
-            level = below
-        result.append({"splits": splits, "values": [round(leaf["leaf_value"], 5) for leaf in level]})
+    for tree in found["oblivious_trees"]:
+        splits = [[FEATURES[x["float_feature_index"]], x["border"]] for x in tree["splits"] or ()]
+        bits = [(1 << (DEPTH - 1 - level), 1 << level) for level in range(len(splits))]  # of a place here, and there
+        places = [sum(there for here, there in bits if place & here) for place in range(2**DEPTH)]
+        values = [bias / len(found["oblivious_trees"]) + scale * tree["leaf_values"][place] for place in places]
+        splits += [[FEATURES[0], None]] * (DEPTH - len(splits))  # both ways lead to the same leaf
+        result.append({"splits": splits, "values": [round(value, 5) for value in values]})
     return result
 
 
