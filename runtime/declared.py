@@ -53,5 +53,5 @@ def _origin() -> str:
     """Digest of the manifests that ship, and of the code that expands them: all of ``library/``."""
     library = Path(gemmill.library.__path__[0])
     files = (*library.rglob("*.py"), *(library.parent / "manifests").glob("*.yaml"))
-    digests = (hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files))
+    digests = (path.name + hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files))
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
