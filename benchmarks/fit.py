@@ -419,10 +419,7 @@ def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
 
 
 def as_trees(model: Any) -> list[dict[str, Any]]:
-    """The trees as the file has them: of each the splits from the root on, and the leaves from left to right.
-
-    CatBoost lists the leaves by a number whose lowest bit the root decides.
-    """
+    """The trees as the file has them: CatBoost's, whose last split decides the highest bit of a leaf's number."""
     from gemmill.runtime.model import FEATURES
 
     with tempfile.TemporaryDirectory() as folder:
@@ -432,12 +429,10 @@ def as_trees(model: Any) -> list[dict[str, Any]]:
     scale, (bias,) = found["scale_and_bias"]
     result = []
     for tree in found["oblivious_trees"]:
-        splits = [[FEATURES[x["float_feature_index"]], x["border"]] for x in tree["splits"] or ()]
-        bits = [(1 << (DEPTH - 1 - level), 1 << level) for level in range(len(splits))]  # of a place here, and there
-        places = [sum(there for here, there in bits if place & here) for place in range(2**DEPTH)]
-        values = [bias / len(found["oblivious_trees"]) + scale * tree["leaf_values"][place] for place in places]
-        splits += [[FEATURES[0], None]] * (DEPTH - len(splits))  # both ways lead to the same leaf
-        result.append({"splits": splits, "values": [round(value, 5) for value in values]})
+        splits = [[FEATURES[x["float_feature_index"]], x["border"]] for x in reversed(tree["splits"] or ())]
+        values = [round(bias / len(found["oblivious_trees"]) + scale * value, 5) for value in tree["leaf_values"]]
+        splits = [[FEATURES[0], None]] * (DEPTH - len(splits)) + splits  # to the left, whatever is asked
+        result.append({"splits": splits, "values": values + [0.0] * (2**DEPTH - len(values))})
     return result
 
 

@@ -28,7 +28,7 @@ class Trees(NamedTuple):
     feature: npt.NDArray[np.intp]
     """(levels, trees): the feature that is compared."""
     threshold: npt.NDArray[np.float32]
-    """(levels, trees, 1): with what. Above it the way is right; infinite where a tree has no such level."""
+    """(levels, trees, 1): with what. Above it the way is right; infinite where all go left."""
     value: Floats
     """Of the leaves, (trees, leaves), left to right."""
 
