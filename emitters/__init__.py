@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
+
+from gemmill.library.files import digest_of
 
 
 def include_path() -> Path:
@@ -15,10 +16,4 @@ def include_path() -> Path:
 @cache
 def headers_digest() -> str:
     """SHA-256 over the names and contents of every kernel header."""
-    digest = hashlib.sha256()
-    root = include_path()
-    for header in sorted(root.rglob("*.cuh")):
-        content = header.read_bytes()
-        digest.update(f"{header.relative_to(root).as_posix()}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return digest_of(include_path(), "**/*.cuh")

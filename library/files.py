@@ -1,7 +1,8 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and what tells some from others."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -66,3 +67,13 @@ def _publish(path: Path, parts: Iterable[bytes], prefix: str, private: bool) -> 
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def digest_of(root: Path, *patterns: str) -> str:
+    """SHA-256 over the names and contents of the files below a folder that any of the patterns matches."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gemmill.library
 from gemmill.library.config import GemmConfig
+from gemmill.library.files import digest_of
 from gemmill.library.names import kernel_name, parse_name
 from gemmill.runtime.store import Store
 
@@ -51,7 +52,4 @@ def _digest(names: Iterable[str]) -> str:
 @cache
 def _origin() -> str:
     """Digest of the manifests that ship, and of the code that expands them: all of ``library/``."""
-    library = Path(gemmill.library.__path__[0])
-    files = (*library.rglob("*.py"), *(library.parent / "manifests").glob("*.yaml"))
-    digests = (path.name + hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files))
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return digest_of(Path(gemmill.library.__path__[0]).parent, "library/**/*.py", "manifests/*.yaml")
