@@ -67,15 +67,18 @@ of an operand may begin inside a swizzle's period."""
 MIN_STAGES = 2
 ACCUMULATOR_LIMIT = {
     (2, "no C and an n-major"): 192,
-    (2, "C or an m-major"): 160,
+    (2, "no C and an m-major"): 176,
+    (2, "C and a"): 160,
     (2, "an expression and a"): 128,
     (2, "an expression of many values and a"): 96,
     (3, "no C and an n-major"): 96,
-    (3, "C or an m-major"): 96,
+    (3, "no C and an m-major"): 96,
+    (3, "C and a"): 96,
     (3, "an expression and a"): 64,
     (3, "an expression of many values and a"): 64,
     (4, "no C and an n-major"): 48,
-    (4, "C or an m-major"): 48,
+    (4, "no C and an m-major"): 48,
+    (4, "C and a"): 48,
     (4, "an expression and a"): 32,
     (4, "an expression of many values and a"): 32,
 }
@@ -93,8 +96,8 @@ FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
 takes 8 more; of any, an odd multiple of 8 columns, which are staged in many narrow subtiles, takes 8, as does an
 m-major D of split kernels in clusters, a D of 8 bits 16, and the exchange of fused kernels 64."""
-NARROW_D_LIMIT = {2: 176, 3: 88}
-"""The same where D has 8 bits, whose conversion takes more."""
+NARROW_D_LIMIT = {(2, "n"): 176, (2, "m"): 160, (3, "n"): 88, (3, "m"): 88}
+"""The same where D has 8 bits, whose conversion takes more, by consumer warpgroups and D's major."""
 STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
 """The same of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits:
 what their scheduler holds, ptxas spills first."""
@@ -406,8 +409,9 @@ def _has_expression(f: Fields) -> bool:
 def _epilogue_has(f: Fields) -> str:
     if _has_expression(f):
         return "an expression of many values and a" if _is_demanding(str(f["epilogue"])) else "an expression and a"
-    plain = resources.stored_dtype(f, "c") == "none" and f["d.major"] == "n"
-    return "no C and an n-major" if plain else "C or an m-major"
+    if resources.stored_dtype(f, "c") != "none":
+        return "C and a"
+    return "no C and an n-major" if f["d.major"] == "n" else "no C and an m-major"
 
 
 @lru_cache(1024)
@@ -440,7 +444,7 @@ def accumulator_limit(fields: Fields) -> int:
         return (PROMOTED_LIMIT if roomy else PROMOTED_SHARED_LIMIT.get(str(decomposition), PROMOTED_LIMIT))[consumers]
     limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
     if narrow:
-        limits.append(NARROW_D_LIMIT.get(consumers, limits[0]))
+        limits.append(NARROW_D_LIMIT.get((consumers, str(fields["d.major"])), limits[0]))
     if integer(fields, "tile.n") % 16:
         limits.append(ODD_LIMIT)
     if _transposes_for_slots(fields):

@@ -46,8 +46,9 @@ SAMPLE = [
     "sm90a_tf32mn16_tf32mn16_f32_none_f32n16_128x64x32_1x2_pingpong_s3_m8_k1_linear",
     # A from registers, with as many accumulators beside its fragments as there may be.
     "sm90a_tf32mn16_tf32k16_f32_none_f32m16_128x256x32_2x1_cooperative_s4_m8_k1_linear",
-    # No register to spare beside 192 accumulators, nor for any of four consumers.
+    # No register to spare beside 192 accumulators, beside 176 with an m-major D, nor for any of four consumers.
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_1x2_cooperative_s3_m8_k1_linear",
+    "sm90a_bf16mn16_bf16k16_f32_none_f32m16_256x176x64_2x1_cooperative_s3_m8_k1_linear",
     "sm90a_u4k16s1x64_bf16k16_f32_none_bf16m16_64x32x256_1x1_cooperative_s7_m8_k1_linear",
     # Parts of K; accumulators that leave no register to spare while others are added.
     "sm90a_f16k16_f16k16_f16_f32m4_f16n4_128x128x64_1x1_cooperative_s4_m8_k20split_linear",

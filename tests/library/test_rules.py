@@ -258,6 +258,16 @@ def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
     ("spills", "says", "compiles"),
     [
         (
+            "sm90a_f16k16_f16k16_f32_f32n16_f32n16_128x176x64_2x1_pingpong_s4_m8_k1_linear",
+            "with C and a f32 D have at most 160",
+            ({"tile.n": 160}, {"c.dtype": "none", "d.major": "m"}, {"c.dtype": "none", "tile.n": 192}),
+        ),
+        (
+            "sm90a_e4m3k16_e4m3k16_f32_none_e4m3m16_128x176x128_1x1_pingpong_s5_m8_k1_linear",
+            "with no C and an m-major e4m3 D have at most 160",
+            ({"tile.n": 160}, {"d.major": "n"}, {"d.dtype": "bf16"}),
+        ),
+        (
             "sm90a_u8k16_u8mn16_s32_none_f32n16_128x192x128_1x1_pingpong_s2_m8masked_k1_linear",
             "an n-major f32 D of masked groups beside a transposed B have at most 160",
             ({"tile.n": 160}, {"b.major": "k"}, {"d.dtype": "bf16"}, {"scheduler.batching": "grouped"}),
