@@ -66,9 +66,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
     arguments = parser.parse_args()
 
-    from gemmill.library.errors import ManifestError
+    from gemmill.library.errors import ManifestError, RecordError
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.profiler.baseline import BASELINES, absent
+    from gemmill.profiler.shapes import load_shapes
 
     if unknown := set(arguments.baselines or ()) - set(BASELINES):
         parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
@@ -77,13 +78,15 @@ def main() -> None:
         parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
     try:
         sets = [load_manifest(Path(x) if Path(x).is_file() else shipped_manifest(x)) for x in arguments.manifest]
-    except ManifestError as error:
+        shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}
+        suites = [load_shapes(shipped.get(name, Path(name))) for name in arguments.shapes]
+    except (ManifestError, RecordError) as error:
         parser.error(str(error))
     if nameless := [kernels.name for kernels in sets if (arguments.formats or kernels.name) not in FORMATS]:
         parser.error(f"no formats are known for manifest {nameless[0]}; pass --formats")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends a run early, it has a summary
     try:
-        summaries = [measured(kernels, arguments) for kernels in sets]
+        summaries = [measured(kernels, suites, arguments) for kernels in sets]
     except KeyboardInterrupt:
         sys.exit(130)
     if arguments.json:
@@ -93,9 +96,9 @@ def main() -> None:
             print(f"\n{summary['manifest']}:", *_told(summary), sep="\n  ")
 
 
-def measured(kernels: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure a kernel set, write records and summary, and return the latter; it is written of a run that is cut short
-    as well."""
+def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure a kernel set at suites of shapes, write records and summary, and return the latter; it is written of a
+    run that is cut short as well."""
     from gemmill.library.errors import UnsupportedProblemError
     from gemmill.library.files import publish
     from gemmill.library.names import kernel_name
@@ -105,15 +108,12 @@ def measured(kernels: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     from gemmill.profiler.baseline import BASELINES
     from gemmill.profiler.cluster import Cluster, local_gpus
     from gemmill.profiler.figures import figures
-    from gemmill.profiler.shapes import load_shapes
     from gemmill.profiler.sweep import Listener, sweep, units
     from gemmill.profiler.worker import Options
     from gemmill.runtime.gpus import detect
     from gemmill.runtime.selector import Selector
     from gemmill.runtime.store import Store
 
-    shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}
-    suites = [load_shapes(shipped.get(name, Path(name))) for name in arguments.shapes]
     shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
     name = "+".join(suite.name for suite in suites)
     formats = arguments.formats or kernels.name
