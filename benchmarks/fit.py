@@ -328,11 +328,11 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.library.names import kernel_name
-    from gemmill.profiler.shapes import load_shapes
+    from gemmill.profiler.shapes import load_shapes, shipped_suites
     from gemmill.runtime.measured import FORMATS, formats_of
 
-    folder = ROOT / "manifests" / "shapes"
-    suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(folder / f"{suite}.yaml").shapes}
+    shipped = shipped_suites()
+    suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(shipped[suite]).shapes}
     names = {kernel_name(config) for own in SETS for config in load_manifest(shipped_manifest(own)).expand()}
     runs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for measurements in files:

@@ -69,7 +69,7 @@ def main() -> None:
     from gemmill.library.errors import ManifestError, RecordError
     from gemmill.library.manifest import load_manifest, shipped_manifest
     from gemmill.profiler.baseline import BASELINES, absent
-    from gemmill.profiler.shapes import load_shapes
+    from gemmill.profiler.shapes import load_shapes, shipped_suites
 
     if unknown := set(arguments.baselines or ()) - set(BASELINES):
         parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
@@ -78,8 +78,7 @@ def main() -> None:
         parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
     try:
         sets = [load_manifest(Path(x) if Path(x).is_file() else shipped_manifest(x)) for x in arguments.manifest]
-        shipped = {path.stem: path for path in (ROOT / "manifests" / "shapes").glob("*.yaml")}
-        suites = [load_shapes(shipped.get(name, Path(name))) for name in arguments.shapes]
+        suites = [load_shapes(shipped_suites().get(name, Path(name))) for name in arguments.shapes]
     except (ManifestError, RecordError) as error:
         parser.error(str(error))
     if nameless := [kernels.name for kernels in sets if (arguments.formats or kernels.name) not in FORMATS]:

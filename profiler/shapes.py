@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gemmill.library.document import INVALID, Document, Location, read_document
 from gemmill.library.errors import ManifestError, RecordError
+from gemmill.library.manifest import SHIPPED
 from gemmill.library.problem import MAX_EXTENT
 
 EXTENTS = ("m", "n", "k", "batch")
@@ -44,6 +45,11 @@ class ShapeSuite:
 
     name: str
     shapes: tuple[Shape, ...]
+
+
+def shipped_suites() -> dict[str, Path]:
+    """The files of the shape suites that ship, by name."""
+    return {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
 
 
 def load_shapes(path: Path) -> ShapeSuite:

@@ -19,10 +19,10 @@ from gemmill.library.config import GemmConfig, MajorCD
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import ExpressionError
 from gemmill.library.kernelset import KernelSet
-from gemmill.library.manifest import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.manifest import load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.names import parse_name
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.shapes import Shape, load_shapes
+from gemmill.profiler.shapes import Shape, load_shapes, shipped_suites
 
 
 def _filter(text: str | None) -> str | None:
@@ -156,7 +156,7 @@ def shape_suite(source: str) -> tuple[Shape, ...]:
     """The shapes of a file, or of the suite that ships under a name."""
     if _is_file(source):
         return load_shapes(Path(source)).shapes
-    shipped = {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
+    shipped = shipped_suites()
     if source not in shipped:
         raise typer.BadParameter(f"{source!r} is neither a file nor a suite that ships; these do: {', '.join(shipped)}")
     return load_shapes(shipped[source]).shapes
