@@ -9,10 +9,10 @@ from typing import Any
 
 from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.expression import Expression
-from gemmill.library.families.wgmma import TMA_ALIGN
 from gemmill.library.fields import Fields, Value
 from gemmill.library.grid import Axis, Grid, Predicate
 from gemmill.library.kernelset import Preset, member
+from gemmill.library.resources import TMA_ALIGN
 from gemmill.library.rules import EPILOGUE_C
 from gemmill.library.schema import ClusterSpec, OutputSpec, PresetSpec, SchedulerSpec, SetSpec, Spec
 

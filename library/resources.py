@@ -18,7 +18,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, staged_formats
 from gemmill.library.fields import Fields, part
 
 WARPGROUP = 128
@@ -27,6 +27,8 @@ SM_REGISTERS = 65536
 """Registers of an SM (CUDA Programming Guide, Compute Capabilities)."""
 INSTRUCTION_K_BYTES = 32
 """Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
+TMA_ALIGN = 16
+"""Bytes that TMA needs base addresses and strides to be a multiple of."""
 SUBTILE_M = 64
 """Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
 MAX_AUTO_STAGES = 16
@@ -44,6 +46,8 @@ MAX_EXCHANGED_PROMOTED_N = 160
 """The same where the blocks of a cluster exchange sums, for which registers have to be left."""
 REWRITTEN_N = 64
 """Columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span."""
+FAR_FEWER = 0.6
+"""What wider subtiles, of which the last overlaps the one before, have to leave of their number to be worth it."""
 MIN_D_BUFFERS = 1
 """Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
 AUTO_D_BUFFERS = 2
@@ -245,32 +249,65 @@ def _matrices(fields: Fields) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
 
 
 def subtile_n(fields: Fields) -> int:
-    """Columns of the subtiles that a warpgroup stages at a time: the widest that suits all that is staged.
+    """Columns of the subtiles that a warpgroup stages at a time.
 
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
-    m-major: always swizzled; a subtile has at most 8 KiB. Where only 8 columns divide the tile, rows of a D of 16 bits
-    would fill no sector of L2: subtiles are a swizzle span wide then, and the last writes anew what it shares with the
-    one before. (8 columns of 8 bits are not the 16 bytes at whose multiples TMA stores.)
+    m-major: always swizzled; a subtile has at most 8 KiB. Handing one to TMA takes some 300 clocks, however wide it is
+    (docs/performance.md): where no such width divides the tile well, subtiles are wider, if that costs no stage, and
+    the last one begins earlier and writes anew what it shares with the one before.
     """
-    exchanges = cluster_parts(fields) > 1
+    n, (dtype, major) = dividing_n(fields), stored(fields)[0]
+    if loaded(fields) or not is_repeatable(str(fields["epilogue"])):
+        return n
+    depths = _depths(fields, n)
+    return next((x for x in _wider_n(columns_d(fields), n, (dtype, major)) if _depths(fields, x) == depths), n)
+
+
+def dividing_n(fields: Fields) -> int:
+    """The widest subtiles that divide D and suit all that is staged. Rows of 8 columns of 16 bits would fill no sector
+    of L2: a plain D has whole swizzle spans then, though they divide it no better, and may cost a stage. (8 columns of
+    8 bits are not the 16 bytes at whose multiples TMA stores.)"""
+    exchanges, columns = cluster_parts(fields) > 1, columns_d(fields)
     most = MAX_STAGED_N if any(_matrices(fields)) or exchanges else MAX_SUBTILE_N
-    n = _subtile_n(columns_d(fields), most, *loaded(fields), *stored(fields))
+    n = _dividing_n(columns, most, *loaded(fields), *stored(fields))
     dtype, major = stored(fields)[0]
     narrow = n == 8 and dtype_bytes(dtype) == 2 and major == "n"
     rewrites = fields["epilogue"] == LINEAR and not loaded(fields) and not exchanges
-    return REWRITTEN_N if narrow and rewrites and columns_d(fields) > REWRITTEN_N else n
+    return REWRITTEN_N if narrow and rewrites and columns > REWRITTEN_N else n
 
 
 @cache
-def _subtile_n(tile_n: int, most: int, *operands: Format) -> int:
-    """:func:`subtile_n` by the columns of D that a block stores, the most of a subtile, and what is staged."""
-    n_major = [dtype_bytes(dtype) for dtype, major in operands if major == "n"]
-    m_major = [dtype_bytes(dtype) for dtype, major in operands if major == "m"]
-    for n in range(min(tile_n, most) // 8 * 8, 8, -8):
-        conflict_free = all(n * size in (128, 64, 32) or n * size % 32 == 16 for size in n_major)
-        if tile_n % n == 0 and conflict_free and all(n * size <= 128 for size in m_major):
-            return n
-    return 8
+def _dividing_n(columns: int, most: int, *staged: Format) -> int:
+    """The most columns of a subtile that divide those of D that a block stores, and suit all that is staged."""
+    widths = range(min(columns, most) // 8 * 8, 8, -8)
+    return next((n for n in widths if columns % n == 0 and all(_suits(n, *each) for each in staged)), 8)
+
+
+@cache
+def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
+    """Columns of which a block's D has far fewer subtiles than of n, the fewest first. n-major, they divide D's or are
+    whole swizzle spans, as TMA takes two lines for other rows, and the last one begins at a multiple of 16 bytes."""
+    dtype, major = staged
+    found = []
+    for x in range(8, min(columns, MAX_SUBTILE_N) + 1, 8):
+        fewer, spans = -(-columns // x) / -(-columns // n), major == "n" and _is_span(x, dtype)
+        if fewer > FAR_FEWER and not (fewer < 1 and spans and not _is_span(n, dtype)):
+            continue
+        aligned = spans and (columns - x) * dtype_bytes(dtype) % TMA_ALIGN == 0
+        if _suits(x, *staged) and (major == "m" or aligned or columns % x == 0):
+            found.append(x)
+    return tuple(sorted(found, key=lambda x: (-(-columns // x), x)))
+
+
+def _suits(n: int, dtype: str, major: str) -> bool:
+    """Whether subtiles of n columns are staged without bank conflicts, n-major, or in 8 KiB, m-major."""
+    size = n * dtype_bytes(dtype)
+    return size <= 128 if major == "m" else _is_span(n, dtype) or size % 32 == 16
+
+
+def _is_span(n: int, dtype: str) -> bool:
+    """Whether a row of n columns is a swizzle span."""
+    return n * dtype_bytes(dtype) in (128, 64, 32)
 
 
 def column_bytes(dtype: str) -> int:
@@ -297,7 +334,11 @@ def subtile_box(fields: Fields, staged: Format) -> tuple[int, int]:
 
 def subtile_bytes(fields: Fields, staged: tuple[Format, ...]) -> int:
     """Bytes of one subtile of each of several matrices."""
-    return sum(align_up(SUBTILE_M * subtile_n(fields) * dtype_bytes(dtype), 1024) for dtype, _ in staged)
+    return _subtile_bytes(subtile_n(fields), staged) if staged else 0
+
+
+def _subtile_bytes(n: int, staged: tuple[Format, ...]) -> int:
+    return sum(align_up(SUBTILE_M * n * dtype_bytes(dtype), 1024) for dtype, _ in staged)
 
 
 @part
@@ -339,9 +380,15 @@ def bytes_per_d_buffer(fields: Fields) -> int:
 def fixed_bytes(fields: Fields) -> int:
     """Shared memory beside stages and D subtiles: C subtiles, sums of others, and mbarriers of those and of turns."""
     per_c_buffer = storing_warpgroups(fields) * (subtile_bytes(fields, loaded(fields)) + 8)
+    return c_buffers(fields) * per_c_buffer + _sums_bytes(fields)
+
+
+@part
+def _sums_bytes(fields: Fields) -> int:
+    """The same without C subtiles and their mbarriers."""
     turns = 2 if fields["schedule"] == "pingpong" else 0
     sums = (slices(fields) - 1) * integer(fields, "tile.m") * integer(fields, "tile.n") * 4
-    return c_buffers(fields) * per_c_buffer + sums + _cluster_sums_bytes(fields) + 8 * turns
+    return sums + _cluster_sums_bytes(fields) + 8 * turns
 
 
 def _cluster_sums_bytes(fields: Fields) -> int:
@@ -382,6 +429,14 @@ def auto_stages(fields: Fields) -> int:
     """
     room = stages_room(fields) - (AUTO_D_BUFFERS - MIN_D_BUFFERS) * bytes_per_d_buffer(fields)
     return max(0, min(max_auto_stages(fields), room // bytes_per_stage(fields)))
+
+
+def _depths(fields: Fields, n: int) -> tuple[int, int]:
+    """Stages of a kernel without C beside the fewest D subtiles of n columns that there are, and those of ``auto``."""
+    subtiles_d = storing_warpgroups(fields) * _subtile_bytes(n, stored(fields))
+    room = ARCHS[str(fields["arch"])].shared_bytes - _sums_bytes(fields)
+    fewest, auto = ((room - x * subtiles_d) // bytes_per_stage(fields) for x in (MIN_D_BUFFERS, AUTO_D_BUFFERS))
+    return fewest, min(auto, max_auto_stages(fields))
 
 
 def d_buffers(fields: Fields) -> int:

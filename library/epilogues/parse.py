@@ -150,6 +150,16 @@ def is_gated(text: str) -> bool:
 
 
 @lru_cache(1024)
+def is_repeatable(text: str) -> bool:
+    """Whether elements may be computed and written twice: no matrix, which D may overwrite, is read, nothing is added
+    up, and nothing but D is written."""
+    if text == LINEAR:
+        return True
+    found = parse(text)
+    return not (found.reads_c or found.outputs or any(operand.kind == "matrix" for operand in found.operands))
+
+
+@lru_cache(1024)
 def staged_formats(text: str) -> tuple[tuple[tuple[DTypeName, Major], ...], tuple[tuple[DTypeName, Major], ...]]:
     """Dtype and major of the matrices that TMA moves for the epilogue that a text says: operands, outputs."""
     inputs, outputs = parse(text).staged

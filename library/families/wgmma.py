@@ -15,7 +15,7 @@ from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, convert
 from gemmill.library.families.family import Family
 from gemmill.library.families.rule import Rule
 from gemmill.library.fields import Fields, Value, part
-from gemmill.library.resources import integer
+from gemmill.library.resources import TMA_ALIGN, integer
 
 NARROW = (*INT8, *FP8, "s4", "u4")
 """Types of A that kernels widen to B's."""
@@ -53,8 +53,6 @@ CLUSTER = (1, 2, 4)
 """Blocks of a cluster along M and along N."""
 CLUSTER_BLOCKS = 8
 """Most blocks of a cluster."""
-TMA_ALIGN = 16
-"""Bytes that TMA needs base addresses and strides to be a multiple of."""
 ALIGNS = (1, 2, 4, 8, 16)
 """Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
 TMA_BOX = 256
@@ -367,7 +365,7 @@ def _tma_box(f: Fields) -> str | None:
 
 def _epilogue_box(f: Fields) -> str | None:
     for dtype, major in (*resources.loaded(f), *resources.stored(f)):
-        row = resources.subtile_n(f) * resources.dtype_bytes(dtype)
+        row = resources.dividing_n(f) * resources.dtype_bytes(dtype)
         if major == "n" and row % TMA_ALIGN:
             return f"the TMA box of {dtype} has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
     return None

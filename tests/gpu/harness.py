@@ -150,6 +150,13 @@ FAMILY: tuple[GemmConfig, ...] = (
     # D subtiles of which the last overlaps the one before.
     kernel("256x152x64", cluster="2x1", stages=4),
     kernel("128x136x64", "pingpong", d__dtype="f16"),
+    kernel("128x152x64", "pingpong", d__major="m"),
+    kernel("192x136x64", cluster="1x2", d__major="m"),
+    kernel("192x160x64", cluster="1x2"),
+    kernel("128x176x32", "pingpong", ab="tf32"),
+    kernel("64x200x32", "pingpong", ab="tf32", d__major="m"),
+    kernel("128x112x128", ab="s8", scheduler__decomposition="cluster", scheduler__splits=2),
+    kernel("64x168x64", "pingpong", d__major="m", scheduler__decomposition="cluster", scheduler__splits=3),
     # Two stages, the least.
     kernel(stages=2),
     kernel(schedule="pingpong", stages=2),

@@ -45,14 +45,17 @@ struct StagedEpilogue {
   static constexpr int kColumns = ceil_div(TileN, SubtileN);
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 1);
-  static_assert(TileN % SubtileN == 0 || (TileN > SubtileN && !kLoads && !Operation::kIsExpression),
-                "columns may be written twice, but C is read in place, and reductions count once");
+  static_assert(TileN % SubtileN == 0 || (TileN > SubtileN && !kLoads && Outputs::kBytes == 0),
+                "columns may be written twice, but C is read in place");
   /// Whether the few columns of a tile go from registers to global memory: past shared memory and TMA, which take longer
   /// than sectors that are half empty.
   enum : bool { kThrough = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
   /// Whether the buffers hold all of a tile, whose copies then start together: one round of fences and barriers, not one for
   /// each subtile. (Expressions, which take longer beside another warpgroup's MMAs, are the slower for it.)
   enum : bool { kTogether = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kThrough && !Operation::kIsExpression };
+  /// Whether the buffers do not hold a tile, and what would.
+  enum : bool { kSpares = BuffersD < kSubtiles && !kThrough };
+  static constexpr int kSpareBytes = kSubtiles * kBytesD;
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
   GemmParams const& params;
@@ -90,9 +93,10 @@ struct StagedEpilogue {
   }
 
   /// Writes the tile at (m, n) of D's matrix `batch`: m is the first row of this warpgroup's part. Matrices that are cut
-  /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D.
+  /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D. `spare`:
+  /// kSpareBytes that this warpgroup alone uses, or null. No subtile then waits for another's copy.
   template <Matrices Found, class Accumulators>
-  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group) {
+  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, char* spare) {
     int const m_end = Found == Matrices::Cut ? end : params.m;
     auto operation = begin_tile(group, m_end);
     if constexpr (kTogether) {
@@ -106,10 +110,12 @@ struct StagedEpilogue {
         if (i == 0) operation.begin_columns(n);
       }
       if constexpr (BuffersD == 1 && !kThrough) {
-        if (is_leader()) cute::tma_store_wait<0>();
-        named_barrier::sync(barrier, 128);
+        if (!spare) {
+          if (is_leader()) cute::tma_store_wait<0>();
+          named_barrier::sync(barrier, 128);
+        }
       }
-      char* const subtile_d = buffers_d + (kTogether ? i : at_d.stage) * kBytesD;
+      char* const subtile_d = spare ? spare + i * kBytesD : buffers_d + (kTogether ? i : at_d.stage) * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
       if constexpr (kLoads) {
@@ -129,13 +135,13 @@ struct StagedEpilogue {
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
         // Loads that the barrier hides.
-        if (i + 1 < kSubtiles) operation.begin_columns(n + (i + 1) % kColumns * SubtileN);
+        if (i + 1 < kSubtiles) operation.begin_columns(n + first_column(i + 1));
       }
 
       if constexpr (!kThrough && !kTogether) {
         cute::tma_store_fence();
         if constexpr (BuffersD > 1) {
-          if (is_leader()) cute::tma_store_wait<BuffersD - 2>();
+          if (!spare && is_leader()) cute::tma_store_wait<BuffersD - 2>();
         }
         named_barrier::sync(barrier, 128);
         // A group of its own: the wait above counts one a subtile.

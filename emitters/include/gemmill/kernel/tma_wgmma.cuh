@@ -169,6 +169,12 @@ struct TmaWgmmaGemm {
   static_assert(kOffsetA % (8 * A::kSpan) == 0 && kOffsetRawA % (8 * RawA::kSpan) == 0 &&
                     kOffsetB % (8 * B::kSpan) == 0 && kOffsetRawB % (8 * RawB::kSpan) == 0,
                 "stages begin where their swizzle does");
+  /// Whether the last tile of D that a block stores is staged where A and B were: no subtile then waits for another's copy.
+  /// Cooperative warpgroups, which store at the same time, are slower so.
+  enum : bool {
+    kSpares = kPingpong && Epilogue::kSpares && !kShared && kClusterParts == 1 &&
+              Epilogue::kSpareBytes <= kOffsetScales - kOffsetA
+  };
   static constexpr int kOffsetSlices =
       kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
   static_assert(kSlices == 1 || kClusterParts == 1, "either warpgroups or blocks share K of a tile");
@@ -505,11 +511,19 @@ struct TmaWgmmaGemm {
       if constexpr (kSlices > 1) reduce_slices<kSlices>(accumulators, shared + kOffsetSlices, warpgroup, kSliceBarrier);
       int row_end = 0;
       if constexpr (kRowGroups) row_end = work.end;
+      char* spare = nullptr;
+      if constexpr (kSpares) {
+        // The other warpgroup has no tile behind this one, and had read its last where this one has filled all stages.
+        if (index + stride / 2 >= scheduler.total && work.k_tiles >= Config::kStages) {
+          named_barrier::sync(named_barrier::kWarpgroups + warpgroup, 128);
+          spare = shared + kOffsetA;
+        }
+      }
       if constexpr (kClusterParts > 1) {
         auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
-        epilogue.template store<kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch);
+        epilogue.template store<kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch, nullptr);
       } else {
-        if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch);
+        if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch, spare);
       }
     }
     if constexpr (kAhead) accumulators.wait();
