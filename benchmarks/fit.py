@@ -50,6 +50,8 @@ CHANGED = {"stream": datetime(2026, 11, 22, 12, tzinfo=UTC)}
 CUT = datetime(2026, 11, 23, tzinfo=UTC)
 """Since when boxes end with the operands. Of the kernels that this changes earlier measurements do not count for the
 trees; for the tables they do, where the first few hardly changed."""
+WIDER = datetime(2026, 11, 26, 3, 15, tzinfo=UTC)
+"""Since when D has wider subtiles than divide it, where that leaves far fewer. The same holds of those kernels."""
 FETCHED = datetime(2026, 11, 23, 15, 50, tzinfo=UTC)
 """Since when L2 fetches operands by one line or two (``fetched_bytes`` in runtime/plan.py). Of problems that this
 changes and that have been measured since, earlier measurements do not count."""
@@ -120,7 +122,7 @@ def main() -> None:
         row
         for name, own in by_gpu.items()
         for measurements in own
-        for row in read_rows(filter(loads_as_measured, measurements), gpus.figures(name))
+        for row in read_rows(filter(runs_as_measured, measurements), gpus.figures(name))
     ]
     folds = judge(rows, gpu)
     for types, figures in folds.items():
@@ -223,20 +225,39 @@ def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [[m for m in measurements if is_later(m) or m.problem not in again] for measurements in files]
 
 
-def loads_as_measured(measurement: Any) -> bool:
-    """Whether the kernel's boxes are about what they were on this problem (``TmaBox.part``)."""
+def runs_as_measured(measurement: Any) -> bool:
+    """Whether the kernel's subtiles of D, and its boxes on this problem (``TmaBox.part``), are about what they were."""
     from gemmill.library.names import parse_name
     from gemmill.profiler.baseline import BASELINES
     from gemmill.runtime.selector import needs_swap
 
+    def is_since(change: datetime) -> bool:
+        return measurement.time is not None and measurement.time >= change
+
     problem = measurement.problem
-    if measurement.kernel in BASELINES or (measurement.time is not None and measurement.time >= CUT):
+    if measurement.kernel in BASELINES:
+        return True
+    if _has_wider_subtiles(measurement.kernel) and not is_since(WIDER):
+        return False
+    if is_since(CUT):
         return True
     if needs_swap(parse_name(measurement.kernel), problem):
         problem = problem.transposed
     rows, tiles = _cut_tiles(measurement.kernel)
     beyond: int = sum(-getattr(problem, extent) % tile for extent, tile in tiles.items())
     return beyond <= BEYOND * rows
+
+
+@cache
+def _has_wider_subtiles(kernel: str) -> bool:
+    """Whether subtiles of D are wider than those that divide it."""
+    from gemmill.library import resources
+    from gemmill.library.fields import fields_of
+    from gemmill.library.names import parse_name
+
+    config = parse_name(kernel)
+    fields = fields_of(config)
+    return config.family == "wgmma" and resources.subtile_n(fields) > resources.dividing_n(fields)
 
 
 @cache

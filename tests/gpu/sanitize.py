@@ -32,6 +32,8 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"cluster.n": 2, "tile.n": 48, "c.dtype": "bf16", "c.major": "m", "d.dtype": "bf16"},
     {"cluster.m": 4, "cluster.n": 2, "tile.n": 104, "c.dtype": "none", "d.dtype": "bf16"},  # slices of 26 rows
     {"tile.m": 128, "tile.n": 112, "tile.k": 64, "stages": 7, "c.dtype": "none", "d.dtype": "bf16"},  # one D subtile
+    # D subtiles that overlap; in pingpong the last tile's lie where A and B were.
+    {"tile.m": 128, "tile.n": 152, "tile.k": 64, "stages": 5, "c.dtype": "none", "d.dtype": "bf16", "d.major": "m"},
     {"a.dtype": "tf32", "c.dtype": "none", "d.dtype": "f32"},
     {"a.dtype": "tf32", "a.major": "mn", "b.major": "mn", "tile.n": 32, "tile.k": 32, "d.dtype": "f32"},
     # A is transposed in place, B to another one.

@@ -142,7 +142,9 @@ def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major:
         (160, {"d.major": "m"}, 40),  # 56 would be three for four, and longer
         (152, {"d.dtype": "f32"}, 16),
         (152, {"c.dtype": "bf16", "c.major": "n"}, 8),
-        (152, {"epilogue": "d = silu(acc)"}, 8),
+        (152, {"epilogue": "d = silu(acc + bias[n])"}, 32),
+        (152, {"epilogue": "d = silu(acc); rows[m] = sum(d)"}, 8),
+        (152, {"epilogue": "d = silu(acc) + r[m, n]"}, 8),  # d may be written where r lies
     ],
 )
 def test_where_few_columns_divide_a_plain_tile_some_are_written_twice(
