@@ -45,7 +45,8 @@ MAX_PROMOTED_N = 192
 MAX_EXCHANGED_PROMOTED_N = 160
 """The same where the blocks of a cluster exchange sums, for which registers have to be left."""
 REWRITTEN_N = 64
-"""Columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span."""
+"""Most columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span, and
+ptxas spills of 128 of 8 bits beside 176 sums."""
 FAR_FEWER = 0.6
 """What wider subtiles, of which the last overlaps the one before, have to leave of their number to be worth it."""
 MIN_D_BUFFERS = 1
@@ -289,7 +290,7 @@ def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
     whole swizzle spans, as TMA takes two lines for other rows, and the last one begins at a multiple of 16 bytes."""
     dtype, major = staged
     found = []
-    for x in range(8, min(columns, MAX_SUBTILE_N) + 1, 8):
+    for x in range(8, min(columns, REWRITTEN_N) + 1, 8):
         fewer, spans = -(-columns // x) / -(-columns // n), major == "n" and _is_span(x, dtype)
         if fewer > FAR_FEWER and not (fewer < 1 and spans and not _is_span(n, dtype)):
             continue

@@ -155,7 +155,7 @@ FAMILY: tuple[GemmConfig, ...] = (
     kernel("192x160x64", cluster="1x2"),
     kernel("128x176x32", "pingpong", ab="tf32"),
     kernel("64x200x32", "pingpong", ab="tf32", d__major="m"),
-    kernel("128x112x128", ab="s8", scheduler__decomposition="cluster", scheduler__splits=2),
+    kernel("128x112x64", d__dtype="f32", scheduler__decomposition="cluster", scheduler__splits=2),
     kernel("64x168x64", "pingpong", d__major="m", scheduler__decomposition="cluster", scheduler__splits=3),
     # Two stages, the least.
     kernel(stages=2),
