@@ -195,7 +195,12 @@ def counts(measurement: Any) -> bool:
     if measurement.kernel in BASELINES:
         return True
     since = CHANGED.get(parse_name(measurement.kernel).scheduler.decomposition)
-    return since is None or (measurement.time is not None and measurement.time >= since)
+    return since is None or is_since(measurement, since)
+
+
+def is_since(measurement: Any, change: datetime) -> bool:
+    """Whether it was made since a change; what tells no time was not."""
+    return measurement.time is not None and measurement.time >= change
 
 
 def of_gpus(files: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
@@ -215,14 +220,11 @@ def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Files without measurements of problems that have been measured since their operands are fetched otherwise."""
     from gemmill.runtime.plan import FEW_ROWS
 
-    def is_later(measurement: Any) -> bool:
-        return measurement.time is not None and measurement.time >= FETCHED
-
     def is_changed(p: Any) -> bool:
         return min(p.m, p.n) <= FEW_ROWS or "mn" in (p.a_major, p.b_major)
 
-    again = {m.problem for measurements in files for m in measurements if is_later(m) and is_changed(m.problem)}
-    return [[m for m in measurements if is_later(m) or m.problem not in again] for measurements in files]
+    again = {m.problem for own in files for m in own if is_since(m, FETCHED) and is_changed(m.problem)}
+    return [[m for m in own if is_since(m, FETCHED) or m.problem not in again] for own in files]
 
 
 def runs_as_measured(measurement: Any) -> bool:
@@ -231,15 +233,12 @@ def runs_as_measured(measurement: Any) -> bool:
     from gemmill.profiler.baseline import BASELINES
     from gemmill.runtime.selector import needs_swap
 
-    def is_since(change: datetime) -> bool:
-        return measurement.time is not None and measurement.time >= change
-
     problem = measurement.problem
     if measurement.kernel in BASELINES:
         return True
-    if _has_wider_subtiles(measurement.kernel) and not is_since(WIDER):
+    if _has_wider_subtiles(measurement.kernel) and not is_since(measurement, WIDER):
         return False
-    if is_since(CUT):
+    if is_since(measurement, CUT):
         return True
     if needs_swap(parse_name(measurement.kernel), problem):
         problem = problem.transposed

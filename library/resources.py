@@ -257,11 +257,11 @@ def subtile_n(fields: Fields) -> int:
     (docs/performance.md): where no such width divides the tile well, subtiles are wider, if that costs no stage, and
     the last one begins earlier and writes anew what it shares with the one before.
     """
-    n, (dtype, major) = dividing_n(fields), stored(fields)[0]
+    n = dividing_n(fields)
     if loaded(fields) or not is_repeatable(str(fields["epilogue"])):
         return n
-    depths = _depths(fields, n)
-    return next((x for x in _wider_n(columns_d(fields), n, (dtype, major)) if _depths(fields, x) == depths), n)
+    wider = _wider_n(columns_d(fields), n, stored(fields)[0])
+    return next((x for x in wider if _depths(fields, x) == _depths(fields, n)), n)
 
 
 def dividing_n(fields: Fields) -> int:
@@ -291,11 +291,10 @@ def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
     dtype, major = staged
     found = []
     for x in range(8, min(columns, REWRITTEN_N) + 1, 8):
-        fewer, spans = -(-columns // x) / -(-columns // n), major == "n" and _is_span(x, dtype)
-        if fewer > FAR_FEWER and not (fewer < 1 and spans and not _is_span(n, dtype)):
-            continue
+        left, spans = -(-columns // x) / -(-columns // n), major == "n" and _is_span(x, dtype)
+        worth = left <= FAR_FEWER or (left < 1 and spans and not _is_span(n, dtype))
         aligned = spans and (columns - x) * dtype_bytes(dtype) % TMA_ALIGN == 0
-        if _suits(x, *staged) and (major == "m" or aligned or columns % x == 0):
+        if worth and _suits(x, *staged) and (major == "m" or aligned or columns % x == 0):
             found.append(x)
     return tuple(sorted(found, key=lambda x: (-(-columns // x), x)))
 
@@ -335,7 +334,7 @@ def subtile_box(fields: Fields, staged: Format) -> tuple[int, int]:
 
 def subtile_bytes(fields: Fields, staged: tuple[Format, ...]) -> int:
     """Bytes of one subtile of each of several matrices."""
-    return _subtile_bytes(subtile_n(fields), staged) if staged else 0
+    return _subtile_bytes(subtile_n(fields), staged)
 
 
 def _subtile_bytes(n: int, staged: tuple[Format, ...]) -> int:

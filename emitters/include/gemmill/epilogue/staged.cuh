@@ -178,6 +178,7 @@ struct StagedEpilogue {
   /// What applies the operation to the fragments of a tile.
   __device__ auto begin_tile(int group, int m_end) const {
     if constexpr (Operation::kIsExpression) {
+      static_assert(TileN % SubtileN == 0 || Operation::kReductions == 0, "reductions count columns once");
       return FragmentEpilogue<Operation, SubtileN>(operation_params, m_end, n_end(), group);
     } else {
       return Operation(operation_params);

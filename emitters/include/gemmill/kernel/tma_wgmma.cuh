@@ -521,7 +521,7 @@ struct TmaWgmmaGemm {
       }
       if constexpr (kClusterParts > 1) {
         auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
-        epilogue.template store<kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch, nullptr);
+        epilogue.template store<kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch, spare);
       } else {
         if (stores) epilogue.template store<kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch, spare);
       }
