@@ -5,12 +5,14 @@ three extents and six strides.
 
 All in one run, in turns: a batch of calls of each, then the next round. The stream is drained between batches, and a
 batch fits the launch queue, so no call waits for the GPU. Then first calls with another M, as serving has them, of
-kernels that are loaded: problem, choice and descriptors are new. Needs an NVIDIA GPU and PyTorch.
+kernels that are loaded: problem, choice and descriptors are new. Last choices alone, of problems not seen before. Needs
+an NVIDIA GPU and PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib.util
 import json
@@ -54,7 +56,7 @@ def main() -> None:
     if importlib.util.find_spec("triton"):
         candidates["Triton's launcher"] = _triton(a, weight, out)
     samples = _measure(candidates, arguments.batches, arguments.calls, torch.cuda.synchronize)
-    samples |= _first_calls()
+    samples |= _first_calls() | _choices()
     figures = {
         name: dict(zip(("low", "median", "high"), quantiles(values), strict=True)) for name, values in samples.items()
     }
@@ -103,36 +105,65 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     import torch
 
     import gemmill
-    from gemmill.library.problem import GemmProblem
 
     x, d = (torch.randn(8192, layer, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     weight = torch.randn(layer, layer, device="cuda", dtype=torch.bfloat16).t()
     rows = random.Random(0).sample(range(1, 8192), 2 * calls)
-    own = [(m, layer, layer, 1) for m in rows]
-    problems = [GemmProblem.packed(each, ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n")) for each in own]
-    loading, fresh = gemmill.Registry(), gemmill.Registry()
-    for artifact in loading.warm(problems):
-        fresh.add(artifact)
-    for m in rows:
-        gemmill.matmul(x[:m], weight, out=d[:m], registry=loading)
-
-    def ours(a: Any, out: Any) -> None:
-        gemmill.matmul(a, weight, out=out, registry=fresh)
-
-    def theirs(a: Any, out: Any) -> None:
-        torch.mm(a, weight, out=out)
-
-    for m in rows[:calls]:  # what is no call's own: sets are expanded, code has run before
-        ours(x[:m], d[:m])
+    loading = gemmill.Registry()
+    names = {loading.select(_problem(m, layer), quick=quick).name for m in rows for quick in (False, True)}
+    kernels = loading.warm(names)
     samples: dict[str, list[float]] = {}
-    for m in rows[calls:]:
-        a, out = x[:m], d[:m]
-        torch.cuda.synchronize()
-        for name, call in (("first gemmill.matmul(out=) of an M", ours), ("first torch.mm(out=) of an M", theirs)):
-            start = time.perf_counter_ns()
-            call(a, out)
-            samples.setdefault(name, []).append((time.perf_counter_ns() - start) / 1000)
+    for quick in (False, True):
+        how = ", quick" if quick else ""
+        registry = gemmill.Registry()
+        for kernel in kernels:
+            registry.add(kernel)
+        for i, m in enumerate(rows):
+            a, out = x[:m], d[:m]
+            options = {"out": out, "registry": registry} | ({"quick": True} if quick else {})
+            timed: dict[str, Callable[[], object]] = {
+                f"first gemmill.matmul(out=) of an M{how}": functools.partial(gemmill.matmul, a, weight, **options)
+            }
+            if not quick:
+                timed["first torch.mm(out=) of an M"] = functools.partial(torch.mm, a, weight, out=out)
+            torch.cuda.synchronize()
+            for name, call in timed.items():
+                start = time.perf_counter_ns()
+                call()
+                if i >= calls:  # those before load kernels and expand sets, which is no call's own
+                    samples.setdefault(name, []).append((time.perf_counter_ns() - start) / 1000)
     return samples
+
+
+def _choices(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
+    """Microseconds of choices: with rows drawn at random, and for shapes that ship as measured."""
+    import gemmill
+    from gemmill.profiler.shapes import load_shapes, shipped_suites
+
+    registry, samples = gemmill.Registry(), {}
+    drawn = [_problem(m, layer) for m in random.Random(1).sample(range(1, 8192), 4 * calls)]
+    suite = load_shapes(shipped_suites()["llm"]).shapes
+    measured = [_problem(shape.m, shape.n, shape.k) for shape in suite]
+    for name, problems, quick in (
+        ("a choice by the model", drawn[: 2 * calls], False),
+        ("a choice, quick", drawn[2 * calls :], True),
+        ("a choice by measurements", measured, False),
+    ):
+        own: list[float] = []
+        for problem in problems:
+            start = time.perf_counter_ns()
+            registry.select(problem, quick=quick)
+            own.append((time.perf_counter_ns() - start) / 1000)
+        samples[name] = own[len(own) // 2 :]  # the first expand sets and read files, which is no choice's own
+    return samples
+
+
+def _problem(m: int, n: int, k: int | None = None) -> Any:
+    """Of bf16, both operands K-major."""
+    from gemmill.library.problem import GemmProblem
+
+    extents = m, n, n if k is None else k, 1
+    return GemmProblem.packed(extents, ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
 
 def _measure(

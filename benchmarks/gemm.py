@@ -43,6 +43,10 @@ FORMATS = {
     },
 }
 """Types of the operands and of D, as filters, by name."""
+CHOOSERS = ("selected", "quick", "heuristics")
+"""Who names a kernel: the selector, the same at once, nvMatmulHeuristics."""
+COMPARED = ("best", "selected", "quick")
+"""What is set beside cuBLAS."""
 
 
 def main() -> None:
@@ -136,15 +140,16 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
         return None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
 
     @cache
-    def selected(problem: GemmProblem) -> str | None:
+    def selected(problem: GemmProblem, quick: bool) -> str | None:
         try:
-            return selector.select(problem).name
+            return selector.select(problem, quick=quick).name
         except UnsupportedProblemError as error:
             note(str(error))
             return None
 
     def choices(problem: GemmProblem) -> dict[str, str | None]:
-        return {"selected": selected(problem), "heuristics": picked(problem)}
+        chosen = selected(problem, False), selected(problem, True), picked(problem)
+        return dict(zip(CHOOSERS, chosen, strict=True))
 
     def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
         if not arguments.json:
@@ -190,14 +195,14 @@ def _told(summary: dict[str, Any]) -> Iterator[str]:
     problems = summary["problems"]
     yield f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}"
     yield f"geometric means of {len(problems)} of {summary['asked']} problems; over a baseline: of those that it has"
-    for name in ("selected", "heuristics"):
+    for name in CHOOSERS:
         yield f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}"
     for name in rivals():
         if not (compared := [row for row in problems if row[f"{name}_us"]]):
             continue
         ratios = [row[f"selected_over_{name}"] for row in compared]
         least = min(ratios) if None not in ratios else math.nan
-        means = (f"{what} {summary[f'{what}_over_{name}'] or math.nan:.3f}" for what in ("best", "selected"))
+        means = (f"{what} {summary[f'{what}_over_{name}'] or math.nan:.3f}" for what in COMPARED)
         yield f"over {name}, which has {len(compared)}: {', '.join(means)}; the least selected {least:.3f}"
     yield f"{summary['failed']} of {summary['measurements']} measurements failed"
     for says, count in summary["says"].items():
@@ -205,7 +210,7 @@ def _told(summary: dict[str, Any]) -> Iterator[str]:
 
 
 Choices = Mapping[str, str | None]
-"""Kernels that were chosen for a problem, by who chose: the selector, nvMatmulHeuristics."""
+"""Kernels that were chosen for a problem, by who of :data:`CHOOSERS` chose."""
 
 
 def rivals() -> dict[str, tuple[str, ...]]:
@@ -245,16 +250,20 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
     from gemmill.profiler.figures import formats
 
     problem = found.run.problem
-    best, selected = found.best, choices["selected"]
-    chosen, heuristics = (found.finalists.get(choices[name] or "") for name in ("selected", "heuristics"))
+    best = found.best
+    chosen = {name: found.finalists.get(kernel or "") for name, kernel in choices.items()}
     over: dict[str, Any] = {}
+    for name, own in chosen.items():
+        over[name] = choices[name]
+        over[f"{name}_us"] = own and own.us
+        over[f"{name}_over_best"] = found.reached([own.kernel]) if own else None
     for name, stands_for in rivals().items():
         own = next((own for own in stands_for if own in found.baselines), "")
         rival = found.baselines.get(own)
         over[f"{name}_us"] = rival and rival.us
         over[f"{name}_tflops"] = rival and rival.tflops
-        for what, kernel in (("best", best), ("selected", chosen)):
-            over[f"{what}_over_{name}"] = found.over(kernel, own)
+        for what in COMPARED:
+            over[f"{what}_over_{name}"] = found.over(best if what == "best" else chosen[what], own)
     return {
         "problem": problem.extents,
         "formats": formats(problem),
@@ -262,13 +271,7 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
         "best": best and best.kernel,
         "best_us": best and best.us,
         "best_tflops": best and best.tflops,
-        "selected": selected,
-        "selected_us": chosen and chosen.us,
-        "selected_tflops": chosen and chosen.tflops,
-        "selected_over_best": found.reached([chosen.kernel]) if chosen else None,
-        "heuristics": choices["heuristics"],
-        "heuristics_us": heuristics and heuristics.us,
-        "heuristics_over_best": found.reached([heuristics.kernel]) if heuristics else None,
+        "selected_tflops": chosen["selected"] and chosen["selected"].tflops,
         **over,
         "sm_mhz": best and best.sm_mhz,
         "watts": best and best.watts,
@@ -282,10 +285,10 @@ def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> 
 
     rows = [_figures(found, choices(found.run.problem)) for found in figures(measurements)]
     first = measurements[0]
-    means = {key: _mean(rows, key) for key in ("selected_over_best", "heuristics_over_best")}
+    means = {f"{name}_over_best": _mean(rows, f"{name}_over_best") for name in CHOOSERS}
     for name in rivals():  # cuBLAS lacks some problems, int8 with few rows among them
         compared = [row for row in rows if row[f"{name}_us"]]
-        means |= {key: _mean(compared, key) for key in (f"best_over_{name}", f"selected_over_{name}")}
+        means |= {f"{what}_over_{name}": _mean(compared, f"{what}_over_{name}") for what in COMPARED}
     return {
         **{key: getattr(first, key) for key in ("gpu", "driver", "cuda", "torch", "gemmill", "commit", "method")},
         "time": first.time.isoformat(),

@@ -65,6 +65,7 @@ class Options(NamedTuple):
     deterministic: bool = False
     batch_invariant: bool = False
     autotune: int | None = None
+    quick: bool = False
     dtypes: tuple[Any, Any] = (None, None)
     """``a_dtype`` and ``b_dtype``."""
 
@@ -335,6 +336,7 @@ def matmul(
     deterministic: bool = False,
     batch_invariant: bool = False,
     autotune: int | None = None,
+    quick: bool = False,
     epilogue: str | None = None,
     **operands: Any,
 ) -> Done:
@@ -378,7 +380,9 @@ def matmul(
     on how many matrices there are: one kernel serves every M, a compromise (docs/kernels.md). ``a`` must be contiguous
     along K, ``c`` and ``out`` along N, and they must be aligned as packed rows are. ``autotune`` times the best so many
     kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
-    outputs are written elsewhere meanwhile.
+    outputs are written elsewhere meanwhile. ``quick`` is for problems that are launched a few times only, such as
+    prompts with an M of their own: where nothing was measured, the kernel is chosen in some 10 us, not 0.3 to 1 ms, and
+    is 2% slower on average (docs/tuning.md).
 
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
@@ -401,6 +405,7 @@ def matmul(
         deterministic,
         batch_invariant,
         autotune,
+        quick,
         (a_dtype, b_dtype),
     )
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
@@ -456,6 +461,7 @@ def plan(
     deterministic: bool = False,
     batch_invariant: bool = False,
     autotune: int | None = None,
+    quick: bool = False,
     epilogue: str | None = None,
     **operands: Any,
 ) -> Plan:
@@ -483,6 +489,7 @@ def plan(
         deterministic,
         batch_invariant,
         autotune,
+        quick,
         dtypes,
     )
     gemm, choice, launcher = _choose(tensors, handle, options, passed)
@@ -702,7 +709,7 @@ def _choose(
         choice = autotuned(registry, gemm.problem, options.autotune, sm_count, name, time)
     else:
         rows: Rows = "n" if gemm.is_transposed else "m"
-        choice = registry.select(gemm.problem, sm_count, rows if options.batch_invariant else None)
+        choice = registry.select(gemm.problem, sm_count, rows if options.batch_invariant else None, options.quick)
     return gemm, choice, launcher(choice.name, choice.swapped)
 
 
@@ -711,6 +718,14 @@ def _check_promises(options: Options, epilogue: Epilogue, is_array: bool) -> Non
     for option in ("deterministic", "batch_invariant"):
         if getattr(options, option):
             refuse_atomic_sums(epilogue, option)
+    if options.quick:
+        others = [x for x in ("kernel", "autotune", "sm_count") if getattr(options, x) is not None]
+        if options.batch_invariant:
+            others.append("batch_invariant")
+        if others:
+            raise OperandError(
+                f"quick chooses a kernel at once, and {others[0]} is given, which chooses otherwise: pass one of them"
+            )
     count = options.autotune
     if count is None:
         return

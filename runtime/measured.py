@@ -34,7 +34,9 @@ class Measured(NamedTuple):
 
     def times(self, problem: GemmProblem) -> list[tuple[float, str]]:
         """Microseconds of the kernels measured on a problem, and their names, the fastest first; none for most."""
-        row = self.tables.get(formats_of(problem), {}).get(problem.extents, ())
+        table = self.tables.get(formats_of(problem))
+        if table is None or (row := table.get(problem.extents)) is None:
+            return []
         return [(us, self.kernels[int(kernel)]) for kernel, us in zip(row[::2], row[1::2], strict=True)]
 
 

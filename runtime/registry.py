@@ -126,19 +126,27 @@ class Registry:
             configs |= {kernel_name(config): config for config in expanded()}
         return configs
 
-    def select(self, problem: GemmProblem, sm_count: int | None = None, invariant_to: Rows | None = None) -> Choice:
+    def select(
+        self,
+        problem: GemmProblem,
+        sm_count: int | None = None,
+        invariant_to: Rows | None = None,
+        quick: bool = False,
+    ) -> Choice:
         """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
 
         With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
-        depends on neither that extent nor the batch; nor does the order in which it sums K.
+        depends on neither that extent nor the batch; nor does the order in which it sums K. With ``quick`` and neither
+        of these, a tree may decide in place of the model, where no measurement does: :mod:`gemmill.runtime.quick`.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        with suppress(UnsupportedProblemError):
-            return self._selector_for(problem).select(problem, sm_count, invariant_to)
-        # This one says what the nearest of all kernels wants.
-        return self.selector.select(problem, sm_count, invariant_to)
+        try:
+            return self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
+        except UnsupportedProblemError:
+            everything = self.selector  # which says what the nearest of all kernels wants
+        return everything.select(problem, sm_count, invariant_to, quick)
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem: :meth:`Selector.candidates`."""

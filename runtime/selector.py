@@ -1,4 +1,5 @@
-"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model.
+"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model, or where
+a decision is wanted at once a tree that stands in for it.
 
 Rules are imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
 """
@@ -10,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import nan
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config import FamilyName, GemmConfig
-from gemmill.library.dtypes import DTYPES, with_alike
+from gemmill.library.dtypes import DTYPES, DTypeName, with_alike
 from gemmill.library.epilogues.parse import LINEAR, canonical, is_gated, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.fields import fields_of
@@ -26,8 +28,10 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.runtime import model, tma
 from gemmill.runtime.decisions import Decision
 from gemmill.runtime.gpus import figures
-from gemmill.runtime.measured import Measured, measured
+from gemmill.runtime.measured import Measured, formats_of, measured
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
+from gemmill.runtime.quick import MAX_EXTENT as GROWN_EXTENT
+from gemmill.runtime.quick import Tree, grown
 
 if TYPE_CHECKING:
     from gemmill.runtime.model import Integers
@@ -70,10 +74,10 @@ class Choice:
     reason: str
     """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
     predicted_us: float
-    """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
+    """Time to expect, in microseconds: measured or modelled, as ``source`` says. NaN of a choice at once."""
     runners_up: tuple[tuple[str, float], ...]
-    """The next best kernels and their times in microseconds."""
-    source: Literal["measured", "model"]
+    """The next best kernels and their times in microseconds; none of a choice at once."""
+    source: Literal["measured", "model", "quick"]
     """What the choice rests on."""
     swapped: bool = False
     """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
@@ -135,6 +139,16 @@ class _Group(NamedTuple):
         return [*found.values()][:count]
 
 
+class _AtOnce(NamedTuple):
+    """What decides at once on problems of some formats."""
+
+    tree: Tree
+    choices: dict[int, Choice | None]
+    """By the index of a kernel of the tree, as they are asked for; None for one that is not here."""
+    gated: bool
+    """Whether N must be even."""
+
+
 class Selector:
     """Chooses among a fixed set of kernels on one GPU.
 
@@ -175,21 +189,33 @@ class Selector:
         for decision in decisions:
             if decision.kernel in configs and figures(decision.gpu).name == gpu.name:
                 self._measured[decision.problem][decision.kernel] = decision
+        self._at_once: dict[tuple[Any, ...], _AtOnce | None] = {}
+        """By all of a problem but its extents."""
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
         self._ranked_for_all = lru_cache(_CACHED)(self._rank_for_all)
 
-    def _select(self, problem: GemmProblem, sm_count: int | None = None, invariant_to: Rows | None = None) -> Choice:
+    def _select(
+        self,
+        problem: GemmProblem,
+        sm_count: int | None = None,
+        invariant_to: Rows | None = None,
+        quick: bool = False,
+    ) -> Choice:
         """The kernel for a problem, on at most ``sm_count`` SMs. Measured times are of all SMs, and only count there.
 
         ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; nor does it on the batch.
+        ``quick`` has a tree decide where there is one for a problem without either, in place of the model.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
-        if sm_count is None and invariant_to is None and (times := self.measured_on(problem)):
-            return self._by_measurement(problem, times)
+        if sm_count is None and invariant_to is None:
+            if times := self.measured_on(problem):
+                return self._by_measurement(problem, times)
+            if quick and (choice := self._choose_at_once(problem)) is not None:
+                return choice
         group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
             name, config, swapped = (
@@ -227,7 +253,7 @@ class Selector:
         """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
         those that ship, for its types or for types alike. The latter are of a few kernels each, and say nothing where
         the fastest of them is not here."""
-        if own := self._measured.get(problem):
+        if self._measured and (own := self._measured.get(problem)):
             return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
         if (tables := measured(self.gpu.name)) is None:
             return []
@@ -239,13 +265,10 @@ class Selector:
 
     def _times_alike(self, tables: Measured, problem: GemmProblem) -> list[tuple[float, str]]:
         """What ships of the problem with types alike and a D as wide, of the same kernels with the types asked for."""
-        if _types(_formats(problem)) not in self._types:
+        others = _measured_alike(self.gpu.name, problem.a_dtype, problem.b_dtype, problem.d_dtype)
+        if not others or _types(_formats(problem)) not in self._types:
             return []
-        bits, own = DTYPES[problem.d_dtype].bits, (problem.a_dtype, problem.b_dtype, problem.d_dtype)
-        outputs: list[Any] = [name for name, dtype in DTYPES.items() if dtype.bits == bits]
-        for a, b, d in itertools.product(with_alike(problem.a_dtype), with_alike(problem.b_dtype), outputs):
-            if (a, b, d) == own or (a, b, d) not in tables.types:
-                continue
+        for a, b, d in others:
             other = replace(problem, a_dtype=a, b_dtype=b, d_dtype=d)
             shipped = tables.times(other)
             if not shipped or shipped[0][1] not in self.configs:
@@ -380,6 +403,44 @@ class Selector:
         if d_major == "any" or most is self._members.get(formats):
             return {}
         return _named(with_types(config, a_dtype, b_dtype, c_dtype, c_major, d_dtype) for config in most.values())
+
+    def _choose_at_once(self, problem: GemmProblem) -> Choice | None:
+        """What a tree names; None where there is none for the formats of a problem, or for its extents, or where the
+        kernel is not here."""
+        m, n, k = problem.m, problem.n, problem.k
+        if not (0 < m <= GROWN_EXTENT and 0 < n <= GROWN_EXTENT and 0 < k <= GROWN_EXTENT):
+            return None
+        key = formats_of(problem)
+        if (found := self._at_once.get(key)) is None and key not in self._at_once:
+            found = self._at_once[key] = self._tree_for(problem)
+        if found is None or (found.gated and n % 2):
+            return None
+        kernel = found.tree.kernel(m, n, k, self.gpu.sms)
+        if kernel not in found.choices:
+            found.choices[kernel] = self._named_by(found.tree, kernel, problem)
+        return found.choices[kernel]
+
+    def _tree_for(self, problem: GemmProblem) -> _AtOnce | None:
+        """The tree that was grown for the formats of a problem without its epilogue."""
+        tree = grown(self.gpu.name).get(formats_of(replace(problem, epilogue=LINEAR)))
+        return None if tree is None else _AtOnce(tree, {}, is_gated(problem.epilogue))
+
+    def _named_by(self, tree: Tree, kernel: int, problem: GemmProblem) -> Choice | None:
+        """The choice of a kernel of a tree, with the types and the epilogue of a problem; None where it is not here."""
+        name, swapped = tree.kernels[kernel]
+        if swapped and not problem.can_transpose:
+            return None
+        p = problem.transposed if swapped else problem
+        config: GemmConfig | None = with_types(parse_name(name), p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
+        if config is not None and p.epilogue != LINEAR:
+            config = with_epilogue(config, p.epilogue)
+        if config is None:
+            return None
+        own = kernel_name(config)
+        if own not in self.configs and not (self._varies and name in self.configs):
+            return None
+        reason = f"a tree that stands in for the model of {self.gpu.name} names it at once"
+        return Choice(own, config, reason + in_words(config, problem, swapped), nan, (), "quick", swapped)
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
@@ -553,6 +614,16 @@ def _served_by(problem: GemmProblem) -> Iterator[Format]:
         others = ("any",) if field.endswith("_major") else (unstaged(value),) if field == "epilogue" else ()
         choices.append(dict.fromkeys((value, *(others if value else ()))))
     return itertools.product(*choices)
+
+
+@lru_cache
+def _measured_alike(gpu: str, a: DTypeName, b: DTypeName, d: DTypeName) -> Sequence[tuple[Any, Any, Any]]:
+    """Types like some of A and B, and of a D as wide, of which something ships that was measured on a GPU."""
+    if (tables := measured(gpu)) is None or not {a, b, d} <= DTYPES.keys():
+        return []
+    outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[d].bits]
+    alike = itertools.product(with_alike(a), with_alike(b), outputs)
+    return [types for types in alike if types != (a, b, d) and types in tables.types]
 
 
 def _types(formats: Format) -> Format:

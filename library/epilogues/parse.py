@@ -71,6 +71,7 @@ RESERVED = frozenset(
             "sm_count",
             "batch_invariant",
             "autotune",
+            "quick",
             "offsets",
             "counts",
             "batching",

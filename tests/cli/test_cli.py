@@ -435,6 +435,17 @@ def test_select_ranks_kernels_and_says_why() -> None:
     assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
 
 
+def test_select_at_once() -> None:
+    size = "--mnkl", "1234,4096,4608"
+    name, reason = ok("select", *size, "--quick", "--why").splitlines()
+    assert reason.startswith("a tree that stands in for the model of NVIDIA H200 names it at once")
+    report = json.loads(ok("select", *size, "--quick", "--json"))
+    assert (report["source"], report["ranking"]) == ("quick", [{"name": name, "us": None}])
+    assert json.loads(ok("select", *size, "--json"))["source"] == "model"
+    assert name in ok("select", *size, "--quick", "--top", "2")
+    assert gemmill("select", *size, "--quick", "--batch-invariant").exit_code == 2
+
+
 def test_select_for_every_m() -> None:
     names = {ok("select", "--mnkl", f"{m},1024,1001", "--batch-invariant") for m in (1, 64, 5000)}
     assert len(names) == 1

@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +76,9 @@ def select(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="As matmul(..., quick=True) decides: by a tree where nothing was measured.")
+    ] = False,
     gpu: OnGpu = None,
     top: Top = 1,
     why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
@@ -88,24 +92,34 @@ def select(
       gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
+      gemmill select --mnkl 1234,4096,4096 --quick --why
       gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB"
     """
     if batch_invariant:
         if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
             raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
         problem = packed_rows(problem)
-    choice = registry(manifest, pack, records, gpu).select(problem, None, "m" if batch_invariant else None)
+        if quick:
+            raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
+    choice = registry(manifest, pack, records, gpu).select(problem, None, "m" if batch_invariant else None, quick)
     ranked = [(choice.name, choice.predicted_us), *choice.runners_up][:top]
     if as_json:
         report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
         output.print_json(
-            {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
+            {
+                "problem": asdict(problem),
+                **report,
+                "ranking": [{"name": name, "us": None if isnan(us) else us} for name, us in ranked],
+            }
         )
         return
     if top == 1:
         typer.echo(choice.name)
     else:
-        rows = [(name, f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "") for name, us in ranked]
+        rows = [
+            (name, "" if isnan(us) else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us > 0 else "")
+            for name, us in ranked
+        ]
         output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
     if why:
         typer.echo(choice.reason)
