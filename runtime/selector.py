@@ -688,9 +688,10 @@ def copied(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
 
 def in_words(config: GemmConfig, problem: GemmProblem, swapped: bool) -> str:
     """What a reason adds for a kernel that runs the transposed problem, or copies of operands."""
-    words, names = "", "ABC"
-    if swapped:
-        words, names, problem = "; it runs D^T = B^T A^T, with A and B swapped", "BAC", problem.transposed
+    words = "; it runs D^T = B^T A^T, with A and B swapped" if swapped else ""
+    if _is_aligned(problem):
+        return words
+    names, problem = ("BAC", problem.transposed) if swapped else ("ABC", problem)
     if found := sorted(names["abc".index(x)] for x in copied(config, problem)):
         words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
     return words
