@@ -167,8 +167,8 @@ def ask(gpu: str, table: int, seed: int) -> Asked:
     fastest, behind = np.full((CHUNK, NAMED), -1, np.int16), np.zeros((CHUNK, NAMED), np.float32)
     while len(extents) < CHUNK:
         m, n, k = draw(chance)
-        if "mn" in TABLES[table].majors:
-            m, n = -(-m // 16) * 16, -(-n // 16) * 16
+        if TABLES[table].majors[0] == "mn":  # rows of A are aligned
+            m = -(-m // 8) * 8
         problem = problem_of(table, m, n, k)
         if tables and tables.times(problem):
             continue  # no tree is asked

@@ -381,8 +381,8 @@ def matmul(
     along K, ``c`` and ``out`` along N, and they must be aligned as packed rows are. ``autotune`` times the best so many
     kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
     outputs are written elsewhere meanwhile. ``quick`` is for problems that are launched a few times only, such as
-    prompts with an M of their own: where nothing was measured, the kernel is chosen in some 10 us, not 0.3 to 1 ms, and
-    is 2% slower on average (docs/tuning.md).
+    prompts with an M of their own: where nothing was measured, the kernel is chosen in some 10 us, not half a
+    millisecond or more, and is 1 to 2% slower on average (docs/tuning.md).
 
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
