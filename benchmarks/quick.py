@@ -1,8 +1,9 @@
 """Grow the trees that decide at once (``runtime/quick.py``), one for the problems of each of some formats.
 
-Problems are drawn, and the model says what kernels take. Of all leaves, and all comparisons that could divide one, the
-next is divided where naming one kernel for each side, the one that is slower by the least in the mean of logarithms,
-gains most. What comes out is judged on problems drawn anew. Needs no GPU.
+Problems are drawn, and the model says what kernels take. A leaf names the kernel that is the fastest for its problems,
+in the mean of logarithms of times. The leaf that is divided next, and the comparison that divides it, are those that
+gain most over all problems. What comes out is judged on problems drawn anew. Needs no GPU. Run it after
+``benchmarks/fit.py``.
 """
 
 from __future__ import annotations
@@ -94,15 +95,16 @@ def main() -> None:
         for table, future in enumerate(growing):
             content, judged = future.result()
             formats = asdict(problem_of(table, 1, 1, 1))
-            origin = {
+            asked = {
                 "types": TABLES[table].types,
                 "formats": {field: formats[field] for field in FORMATS},
                 "of the model's choice: mean, 5th and 1st percentile": judged,
             }
-            tables.append(origin | content)
+            tables.append(asked | content)
             print(*TABLES[table], judged, flush=True)
     fitted = hashlib.sha256(path_of(arguments.gpu, "trees").read_bytes()).hexdigest()
-    content = {"version": VERSION, "gpu": arguments.gpu, "grown of": fitted, "tables": tables}
+    origin = {"version": VERSION, "gpu": arguments.gpu, "grown of": fitted, "problems": arguments.problems}
+    content = origin | {"tables": tables}
     path = path_of(arguments.gpu, "quick")
     publish(path, [json.dumps(content, separators=(",", ":")).replace('],["', '],\n["').encode(), b"\n"])
     print(f"{path}: {path.stat().st_size:,} bytes")

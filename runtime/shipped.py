@@ -1,4 +1,5 @@
-"""Files that ship for GPUs that were measured: trees, and what was the fastest. ``benchmarks/fit.py`` writes them."""
+"""Files that ship for GPUs that were measured: trees, and what was the fastest, which ``benchmarks/fit.py`` writes, and
+trees that decide at once, which ``benchmarks/quick.py`` does."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ FOLDER = Path(__file__).parent / "models"
 
 
 def path_of(gpu: str, what: str) -> Path:
-    """The file of a GPU, by the name of its row in library/arch.py, that holds ``trees`` or what was ``measured``."""
+    """The file of a GPU, by the name of its row in library/arch.py, that holds ``trees``, what was ``measured`` or what
+    is ``quick``."""
     return FOLDER / f"{gpu.lower().replace(' ', '-')}.{what}.json"
 
 
@@ -28,5 +30,8 @@ def content_of(gpu: str, what: str, version: int) -> dict[str, Any] | None:
         return None
     content: dict[str, Any] = json.loads(path.read_text())
     if content["version"] != version:
-        raise RecordError(f"{path}: version {content['version']}, not {version}: fit it again (benchmarks/fit.py)")
+        script = "quick" if what == "quick" else "fit"
+        raise RecordError(
+            f"{path}: version {content['version']}, not {version}: make it again (benchmarks/{script}.py)"
+        )
     return content
