@@ -110,7 +110,7 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     weight = torch.randn(layer, layer, device="cuda", dtype=torch.bfloat16).t()
     rows = random.Random(0).sample(range(1, 8192), 2 * calls)
     loading = gemmill.Registry()
-    names = {loading.select(_problem(m, layer), quick=quick).name for m in rows for quick in (False, True)}
+    names = {loading.select(_problem(m, layer, layer), quick=quick).name for m in rows for quick in (False, True)}
     kernels = loading.warm(names)
     samples: dict[str, list[float]] = {}
     for quick in (False, True):
@@ -120,10 +120,8 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
             registry.add(kernel)
         for i, m in enumerate(rows):
             a, out = x[:m], d[:m]
-            options = {"out": out, "registry": registry} | ({"quick": True} if quick else {})
-            timed: dict[str, Callable[[], object]] = {
-                f"first gemmill.matmul(out=) of an M{how}": functools.partial(gemmill.matmul, a, weight, **options)
-            }
+            ours = functools.partial(gemmill.matmul, a, weight, out=out, registry=registry, quick=quick)
+            timed: dict[str, Callable[[], object]] = {f"first gemmill.matmul(out=) of an M{how}": ours}
             if not quick:
                 timed["first torch.mm(out=) of an M"] = functools.partial(torch.mm, a, weight, out=out)
             torch.cuda.synchronize()
@@ -141,7 +139,7 @@ def _choices(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     from gemmill.profiler.shapes import load_shapes, shipped_suites
 
     registry, samples = gemmill.Registry(), {}
-    drawn = [_problem(m, layer) for m in random.Random(1).sample(range(1, 8192), 4 * calls)]
+    drawn = [_problem(m, layer, layer) for m in random.Random(1).sample(range(1, 8192), 4 * calls)]
     suite = load_shapes(shipped_suites()["llm"]).shapes
     measured = [_problem(shape.m, shape.n, shape.k) for shape in suite]
     for name, problems, quick in (
@@ -158,12 +156,11 @@ def _choices(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     return samples
 
 
-def _problem(m: int, n: int, k: int | None = None) -> Any:
+def _problem(m: int, n: int, k: int) -> Any:
     """Of bf16, both operands K-major."""
     from gemmill.library.problem import GemmProblem
 
-    extents = m, n, n if k is None else k, 1
-    return GemmProblem.packed(extents, ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+    return GemmProblem.packed((m, n, k, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
 
 def _measure(

@@ -252,6 +252,7 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
     problem = found.run.problem
     best = found.best
     chosen = {name: found.finalists.get(kernel or "") for name, kernel in choices.items()}
+    named = {"best": best, **chosen}
     over: dict[str, Any] = {}
     for name, own in chosen.items():
         over[name] = choices[name]
@@ -263,7 +264,7 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
         over[f"{name}_us"] = rival and rival.us
         over[f"{name}_tflops"] = rival and rival.tflops
         for what in COMPARED:
-            over[f"{what}_over_{name}"] = found.over(best if what == "best" else chosen[what], own)
+            over[f"{what}_over_{name}"] = found.over(named[what], own)
     return {
         "problem": problem.extents,
         "formats": formats(problem),

@@ -16,7 +16,6 @@ import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +78,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.files import publish
-    from gemmill.runtime.measured import FORMATS
+    from gemmill.runtime.measured import FORMATS, formats_of
     from gemmill.runtime.quick import VERSION
     from gemmill.runtime.shipped import path_of
 
@@ -94,10 +93,9 @@ def main() -> None:
         tables = []
         for table, future in enumerate(growing):
             content, judged = future.result()
-            formats = asdict(problem_of(table, 1, 1, 1))
             asked = {
                 "types": TABLES[table].types,
-                "formats": {field: formats[field] for field in FORMATS},
+                "formats": dict(zip(FORMATS, formats_of(problem_of(table, 1, 1, 1)), strict=True)),
                 "of the model's choice: mean, 5th and 1st percentile": judged,
             }
             tables.append(asked | content)
@@ -133,12 +131,13 @@ def problem_of(table: int, m: int, n: int, k: int) -> Any:
 
 def draw(chance: random.Random) -> tuple[int, int, int]:
     """M, N and K: mostly of layers, with any number of rows."""
+    from gemmill.runtime.quick import GROWN_EXTENT
 
     def extent(most: int, grain: int) -> int:
         return max(grain, round(2 ** chance.uniform(7, np.log2(most)) / grain) * grain)
 
     def layer() -> int:
-        most = 1 << 18 if chance.random() < 0.05 else 1 << 15
+        most = GROWN_EXTENT if chance.random() < 0.05 else 1 << 15
         return extent(most, chance.choice((16, 32, 64, 64, 128, 128, 256, 256, 256)))
 
     while True:

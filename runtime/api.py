@@ -719,13 +719,11 @@ def _check_promises(options: Options, epilogue: Epilogue, is_array: bool) -> Non
         if getattr(options, option):
             refuse_atomic_sums(epilogue, option)
     if options.quick:
-        others = [x for x in ("kernel", "autotune", "sm_count") if getattr(options, x) is not None]
-        if options.batch_invariant:
-            others.append("batch_invariant")
-        if others:
-            raise OperandError(
-                f"quick chooses a kernel at once, and {others[0]} is given, which chooses otherwise: pass one of them"
-            )
+        for option in ("kernel", "autotune", "sm_count", "batch_invariant"):
+            if getattr(options, option) not in (None, False):
+                raise OperandError(
+                    f"quick chooses a kernel at once, and {option} is given, which chooses otherwise: pass one of them"
+                )
     count = options.autotune
     if count is None:
         return

@@ -14,7 +14,7 @@ from gemmill.runtime.shipped import content_of
 
 VERSION = 1
 """Of the files."""
-MAX_EXTENT = 1 << 18
+GROWN_EXTENT = 1 << 18
 """Largest extent that trees were grown for."""
 EXTENTS = ("M", "N", "K", "MN", "MK", "NK", "MNK", "M/N")
 """What trees ask for of a problem: extents, products and a quotient."""
@@ -85,17 +85,16 @@ def tiles_a_wave(m: int, n: int, tile: int, sms: int) -> float:
 
 
 @cache
-def grown(gpu: str) -> Mapping[tuple[Any, ...], Tree]:
-    """The trees for a GPU, by the name of its row in library/arch.py, and by all of a problem but its extents, in the
-    order of :data:`~gemmill.runtime.measured.FORMATS`; none where none were grown.
+def grown(gpu: str) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
+    """What :meth:`Tree.of` reads, for a GPU by the name of its row in library/arch.py, and by all of a problem but its
+    extents, in the order of :data:`~gemmill.runtime.measured.FORMATS`; nothing where no trees were grown.
 
     Raises:
         RecordError: the file is of another version.
     """
     found = {}
     for table in (content_of(gpu, "quick", VERSION) or {"tables": []})["tables"]:
-        tree = Tree.of(table)
         for a, b, d in table["types"]:
             formats = table["formats"] | {"a_dtype": a, "b_dtype": b, "d_dtype": d}
-            found[tuple(formats[field] for field in FORMATS)] = tree
+            found[tuple(formats[field] for field in FORMATS)] = table
     return found

@@ -30,8 +30,7 @@ from gemmill.runtime.decisions import Decision
 from gemmill.runtime.gpus import figures
 from gemmill.runtime.measured import Measured, formats_of, measured
 from gemmill.runtime.model import BOUNDS, Columns, Estimate, estimate
-from gemmill.runtime.quick import MAX_EXTENT as GROWN_EXTENT
-from gemmill.runtime.quick import Tree, grown
+from gemmill.runtime.quick import GROWN_EXTENT, Tree, grown
 
 if TYPE_CHECKING:
     from gemmill.runtime.model import Integers
@@ -422,8 +421,8 @@ class Selector:
 
     def _tree_for(self, problem: GemmProblem) -> _AtOnce | None:
         """The tree that was grown for the formats of a problem without its epilogue."""
-        tree = grown(self.gpu.name).get(formats_of(replace(problem, epilogue=LINEAR)))
-        return None if tree is None else _AtOnce(tree, {}, is_gated(problem.epilogue))
+        table = grown(self.gpu.name).get(formats_of(replace(problem, epilogue=LINEAR)))
+        return None if table is None else _AtOnce(Tree.of(table), {}, is_gated(problem.epilogue))
 
     def _named_by(self, tree: Tree, kernel: int, problem: GemmProblem) -> Choice | None:
         """The choice of a kernel of a tree, with the types and the epilogue of a problem; None where it is not here."""

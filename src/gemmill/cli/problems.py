@@ -102,22 +102,20 @@ def select(
         if quick:
             raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
     choice = registry(manifest, pack, records, gpu).select(problem, None, "m" if batch_invariant else None, quick)
-    ranked = [(choice.name, choice.predicted_us), *choice.runners_up][:top]
+    ranked = [
+        (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
+    ][:top]
     if as_json:
         report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
         output.print_json(
-            {
-                "problem": asdict(problem),
-                **report,
-                "ranking": [{"name": name, "us": None if isnan(us) else us} for name, us in ranked],
-            }
+            {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
         )
         return
     if top == 1:
         typer.echo(choice.name)
     else:
         rows = [
-            (name, "" if isnan(us) else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us > 0 else "")
+            (name, "" if us is None else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "")
             for name, us in ranked
         ]
         output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
