@@ -63,10 +63,10 @@ def measure(
 
     from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
-    from gemmill.profiler.baseline import BASELINES, CUBLAS, PER_TENSOR
-    from gemmill.profiler.operands import make_operands
-    from gemmill.profiler.telemetry import summarise as summarise_readings
-    from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
+    from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, PER_TENSOR
+    from gemmill.profiler.measure.operands import make_operands
+    from gemmill.profiler.measure.telemetry import summarise as summarise_readings
+    from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
     element: Any = dtype.removesuffix("-scaled")
     sums, d = default_accumulator(element), default_output(element)
@@ -107,7 +107,7 @@ def measure(
 
 def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
     """Median and quartiles of how much faster a candidate is, round by round."""
-    from gemmill.profiler.timing import summarise
+    from gemmill.profiler.measure.timing import summarise
 
     found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
     return found.median, found.low, found.high
@@ -120,7 +120,7 @@ def burst(graph: Any, launches: int, seconds: float, telemetry: Any) -> tuple[fl
     """
     import torch
 
-    from gemmill.profiler.telemetry import summarise
+    from gemmill.profiler.measure.telemetry import summarise
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []

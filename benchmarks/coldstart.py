@@ -65,9 +65,9 @@ def main() -> None:
 
 def _write(path: Path, manifest: str, where: str) -> int:
     """Write a pack, and return how many kernels it has."""
-    from gemmill.library.manifest import load_manifest
-    from gemmill.runtime.pack import write_pack
+    from gemmill.library.manifest.load import load_manifest
     from gemmill.runtime.registry import Registry
+    from gemmill.runtime.storage.pack import write_pack
 
     kernel_set = load_manifest(manifest)
     artifacts = Registry(manifests=[kernel_set]).warm(kernel_set.expand(where=where))
@@ -106,7 +106,7 @@ def _child(pack: str, extents: tuple[int, int, int], in_steps: bool) -> dict[str
     launched = time.perf_counter()
     torch.cuda.synchronize()
     done = time.perf_counter()
-    assert "gemmill.runtime.compiler" not in sys.modules, "nothing is compiled"
+    assert "gemmill.runtime.compile.compiler" not in sys.modules, "nothing is compiled"
     return {"launched": (launched - start) * 1000, "done": (done - start) * 1000}
 
 
@@ -116,7 +116,7 @@ def _steps(pack: str, a: object, b: object) -> Iterator[str]:
 
     matmul, make_registry = gemmill.matmul, gemmill.Registry  # which imports what they need
     yield "  import gemmill"
-    from gemmill.runtime import driver
+    from gemmill.runtime.launch import driver
 
     driver.bindings()
     yield "  import cuda.bindings"

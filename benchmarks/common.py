@@ -22,7 +22,7 @@ def add_options(parser: ArgumentParser, rounds: int) -> None:
 
 def times(launches: Mapping[str, Any], sets: int, count: int, rounds: int, stream: Any) -> dict[str, float]:
     """Median microseconds of a launch of each candidate, over ``sets`` operand sets in turn, ``count`` in a replay."""
-    from gemmill.profiler.timing import capture, time_rounds
+    from gemmill.profiler.measure.timing import capture, time_rounds
 
     graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
     time_rounds(graphs, count, 2)  # until clocks have settled
@@ -46,8 +46,8 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
 
 def ranked_launches(problem: Any, operands: Sequence[Any], count: int) -> dict[str, Callable[[int], None]]:
     """Launches, on each operand set, of the kernels that the selector ranks first, at most ``count``."""
-    from gemmill.profiler.operands import natural_alpha, plan_options
-    from gemmill.runtime.api import plan
+    from gemmill.profiler.measure.operands import natural_alpha, plan_options
+    from gemmill.runtime.api.matmul import plan
     from gemmill.runtime.registry import Registry
 
     registry, alpha = Registry(), natural_alpha(problem)
@@ -75,8 +75,8 @@ class Record:
     def __init__(self, name: str, arguments: Namespace, **facts: Any) -> None:
         import torch
 
-        from gemmill.profiler.records import source_commit
-        from gemmill.profiler.telemetry import open_telemetry
+        from gemmill.profiler.analysis.records import source_commit
+        from gemmill.profiler.measure.telemetry import open_telemetry
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.telemetry = open_telemetry(f"GPU-{properties.uuid}")

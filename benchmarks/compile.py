@@ -80,10 +80,10 @@ def _spawn(source: str, further: int) -> subprocess.Popen[str]:
 
 def _configs(source: str, count: int) -> list[Any]:
     """Kernels spread evenly over a manifest, or random ones of a schedule, all for one target."""
-    from gemmill.library.config import FAMILIES
-    from gemmill.library.fields import config_of
-    from gemmill.library.manifest import load_manifest, shipped_manifest
-    from gemmill.library.search import draw_legal
+    from gemmill.library.config.fields import config_of
+    from gemmill.library.config.model import FAMILIES
+    from gemmill.library.legality.search import draw_legal
+    from gemmill.library.manifest.load import load_manifest, shipped_manifest
 
     if source in FAMILIES:
         generator = random.Random(0)
@@ -101,8 +101,8 @@ def _child(source: str, count: int) -> dict[str, Any]:
     """Seconds of each compilation in this process, the first one cold."""
     start = time.perf_counter()
     from gemmill.emitters.emit import emit
-    from gemmill.runtime.compiler import Compiler
-    from gemmill.runtime.toolchain import Toolchain
+    from gemmill.runtime.compile.compiler import Compiler
+    from gemmill.runtime.compile.toolchain import Toolchain
 
     configs = _configs(source, count) if source != "trivial" else []
     imported = time.perf_counter() - start
@@ -123,7 +123,7 @@ def _compile_trivial(toolchain: Any, index: int) -> None:
     """Compile the trivial kernel as kernels are: with a precompiled header, and past NVRTC's own cache."""
     from cuda.bindings import nvrtc
 
-    from gemmill.runtime import pch
+    from gemmill.runtime.compile import pch
 
     nvrtc.nvrtcSetPCHHeapSize(pch.HEAP_BYTES)
     options = ["--std=c++17", "-default-device", "--gpu-architecture=sm_90a", "-DNDEBUG", "--no-cache", "-pch"]
@@ -139,7 +139,7 @@ def _compile_trivial(toolchain: Any, index: int) -> None:
 
 
 def _pool(source: str, count: int, jobs: int) -> int:
-    from gemmill.runtime.pool import compile_many
+    from gemmill.runtime.compile.pool import compile_many
 
     configs = _configs(source, count)
     start = time.perf_counter()

@@ -53,11 +53,11 @@ def main() -> None:
 
     import torch
 
+    from gemmill.library.config.names import kernel_name, parse_name
     from gemmill.library.epilogues.parse import canonical
-    from gemmill.library.names import kernel_name, parse_name
-    from gemmill.profiler.timing import capture, time_rounds
+    from gemmill.profiler.measure.timing import capture, time_rounds
     from gemmill.runtime.registry import Registry
-    from gemmill.runtime.selector import with_epilogue
+    from gemmill.runtime.select.selector import with_epilogue
 
     # Of each plain kernel, the one that a call with the epilogue would compile in its place.
     configs = {parse_name(name): name for name in KERNELS}

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="times each step is measured (%(default)s)")
     arguments = parser.parse_args()
 
-    from gemmill.library.manifest import load_manifest
+    from gemmill.library.manifest.load import load_manifest
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two-million.yaml"

@@ -1,5 +1,5 @@
-"""Fit the trees that correct the analytic model (``runtime/trees.py``) to records of sweeps, and judge them; and tell
-which kernels were the fastest at the shapes of the suites (``runtime/measured.py``).
+"""Fit the trees that correct the analytic model (``runtime/select/cost/trees.py``) to records of sweeps, and judge
+them; and tell which kernels were the fastest at the shapes of the suites (``runtime/select/measured.py``).
 
 They are judged on what they were not fitted to: problems are held out by K, a fold of all its values at a time, so that
 no weight matrix is on both sides. Selected over best, geometric mean and 5th percentile over problems, and the best of
@@ -53,8 +53,8 @@ trees; for the tables they do, where the first few hardly changed."""
 WIDER = datetime(2026, 11, 26, 3, 15, tzinfo=UTC)
 """Since when D has wider subtiles than divide it, where that leaves far fewer. The same holds of those kernels."""
 FETCHED = datetime(2026, 11, 23, 15, 50, tzinfo=UTC)
-"""Since when L2 fetches operands by one line or two (``fetched_bytes`` in runtime/plan.py). Of problems that this
-changes and that have been measured since, earlier measurements do not count."""
+"""Since when L2 fetches operands by one line or two (``fetched_bytes`` in runtime/launch/plan.py). Of problems that
+this changes and that have been measured since, earlier measurements do not count."""
 BEYOND = 1 / 16
 """Rows of a tile, and of the others of its cluster, that may lie beyond A and B for a kernel to count as unchanged; of
 the rows of A and B in a tile."""
@@ -107,7 +107,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.records import read_records
-    from gemmill.runtime import gpus, measured, model, trees
+    from gemmill.runtime.select import gpus, measured
+    from gemmill.runtime.select.cost import model, trees
 
     files: list[list[Any]] = [
         [m for m in (read_medians(path) if path.suffix == ".json" else read_records(path)) if counts(m)]
@@ -148,7 +149,7 @@ def main() -> None:
 def write(gpu: str, what: str, version: int, content: dict[str, Any]) -> None:
     """Write a file that ships for a GPU."""
     from gemmill.library.files import publish
-    from gemmill.runtime.shipped import path_of
+    from gemmill.runtime.select.shipped import path_of
 
     path = path_of(gpu, what)
     text = json.dumps({"version": version, "gpu": gpu} | content, indent=1)
@@ -189,8 +190,8 @@ def read_medians(path: Path) -> Iterator[Median]:
 
 def counts(measurement: Any) -> bool:
     """Whether the kernel is still what was measured."""
-    from gemmill.library.names import parse_name
-    from gemmill.profiler.baseline import BASELINES
+    from gemmill.library.config.names import parse_name
+    from gemmill.profiler.baselines.baseline import BASELINES
 
     if measurement.kernel in BASELINES:
         return True
@@ -205,7 +206,7 @@ def is_since(measurement: Any, change: datetime) -> bool:
 
 def of_gpus(files: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
     """Files by the GPU that they are of: by the name of its row."""
-    from gemmill.runtime import gpus
+    from gemmill.runtime.select import gpus
 
     by_gpu: dict[str, list[Sequence[Any]]] = defaultdict(list)
     for measurements in filter(None, files):
@@ -218,7 +219,7 @@ def of_gpus(files: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
 
 def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Files without measurements of problems that have been measured since their operands are fetched otherwise."""
-    from gemmill.runtime.plan import FEW_ROWS
+    from gemmill.runtime.launch.plan import FEW_ROWS
 
     def is_changed(p: Any) -> bool:
         return min(p.m, p.n) <= FEW_ROWS or "mn" in (p.a_major, p.b_major)
@@ -229,9 +230,9 @@ def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 def runs_as_measured(measurement: Any) -> bool:
     """Whether the kernel's subtiles of D, and its boxes on this problem (``TmaBox.part``), are about what they were."""
-    from gemmill.library.names import parse_name
-    from gemmill.profiler.baseline import BASELINES
-    from gemmill.runtime.selector import needs_swap
+    from gemmill.library.config.names import parse_name
+    from gemmill.profiler.baselines.baseline import BASELINES
+    from gemmill.runtime.select.selector import needs_swap
 
     problem = measurement.problem
     if measurement.kernel in BASELINES:
@@ -250,9 +251,9 @@ def runs_as_measured(measurement: Any) -> bool:
 @cache
 def _has_wider_subtiles(kernel: str) -> bool:
     """Whether subtiles of D are wider than those that divide it."""
-    from gemmill.library import resources
-    from gemmill.library.fields import fields_of
-    from gemmill.library.names import parse_name
+    from gemmill.library.config.fields import fields_of
+    from gemmill.library.config.names import parse_name
+    from gemmill.library.legality import resources
 
     config = parse_name(kernel)
     fields = fields_of(config)
@@ -263,7 +264,7 @@ def _has_wider_subtiles(kernel: str) -> bool:
 def _cut_tiles(kernel: str) -> tuple[int, dict[str, int]]:
     """The rows of A and B in a tile; and by extent the rows of a cluster's tiles, where boxes end with the operand."""
     from gemmill.emitters.emit import launch_spec
-    from gemmill.library.names import parse_name
+    from gemmill.library.config.names import parse_name
 
     spec = launch_spec(parse_name(kernel))
     cut = {box.strided for box in spec.boxes if box.part == "tail"}
@@ -285,10 +286,10 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
     Brief measurements were at other clocks: they are scaled so that none seems faster than the finalists, of which the
     slowest two may have been pinned.
     """
-    from gemmill.library.names import parse_name
-    from gemmill.profiler.baseline import BASELINES
-    from gemmill.runtime import model
-    from gemmill.runtime.selector import needs_swap
+    from gemmill.library.config.names import parse_name
+    from gemmill.profiler.baselines.baseline import BASELINES
+    from gemmill.runtime.select.cost import model
+    from gemmill.runtime.select.selector import needs_swap
 
     times = by_problem(
         m
@@ -332,7 +333,7 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
 
 def copies(problem: Any) -> bool:
     """Whether operands are copied into aligned memory, as none is that is aligned as TMA needs it."""
-    from gemmill.runtime.tma import ALIGNMENT
+    from gemmill.runtime.launch.tma import ALIGNMENT
 
     return any(align < ALIGNMENT for align in (problem.a_align, problem.b_align, problem.c_align))
 
@@ -346,10 +347,10 @@ def fastest(files: Iterable[Iterable[Any]]) -> dict[str, Any]:
     those that did not look at the kernel that was the fastest before and found none as fast, and problems whose
     operands are copied first, where kernels of other sets may be faster.
     """
-    from gemmill.library.manifest import load_manifest, shipped_manifest
-    from gemmill.library.names import kernel_name
-    from gemmill.profiler.shapes import load_shapes, shipped_suites
-    from gemmill.runtime.measured import FORMATS, formats_of
+    from gemmill.library.config.names import kernel_name
+    from gemmill.library.manifest.load import load_manifest, shipped_manifest
+    from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+    from gemmill.runtime.select.measured import FORMATS, formats_of
 
     shipped = shipped_suites()
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(shipped[suite]).shapes}
@@ -440,7 +441,7 @@ def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
 
 def as_trees(model: Any) -> list[dict[str, Any]]:
     """The trees as the file has them: CatBoost's, whose last split decides the highest bit of a leaf's number."""
-    from gemmill.runtime.model import FEATURES
+    from gemmill.runtime.select.cost.model import FEATURES
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"

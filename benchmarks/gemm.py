@@ -71,9 +71,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.errors import ManifestError, RecordError
-    from gemmill.library.manifest import load_manifest, shipped_manifest
-    from gemmill.profiler.baseline import BASELINES, absent
-    from gemmill.profiler.shapes import load_shapes, shipped_suites
+    from gemmill.library.manifest.load import load_manifest, shipped_manifest
+    from gemmill.profiler.baselines.baseline import BASELINES, absent
+    from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
 
     if unknown := set(arguments.baselines or ()) - set(BASELINES):
         parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
@@ -102,20 +102,20 @@ def main() -> None:
 def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure a kernel set at suites of shapes, write records and summary, and return the latter; it is written of a
     run that is cut short as well."""
+    from gemmill.library.config.names import kernel_name
     from gemmill.library.errors import UnsupportedProblemError
     from gemmill.library.files import publish
-    from gemmill.library.names import kernel_name
     from gemmill.library.problem import GemmProblem
     from gemmill.library.records import read_records
-    from gemmill.profiler import heuristics
-    from gemmill.profiler.baseline import BASELINES
-    from gemmill.profiler.cluster import Cluster, local_gpus
-    from gemmill.profiler.figures import figures
-    from gemmill.profiler.sweep import Listener, sweep, units
-    from gemmill.profiler.worker import Options
-    from gemmill.runtime.gpus import detect
-    from gemmill.runtime.selector import Selector
-    from gemmill.runtime.store import Store
+    from gemmill.profiler.analysis.figures import figures
+    from gemmill.profiler.baselines import heuristics
+    from gemmill.profiler.baselines.baseline import BASELINES
+    from gemmill.profiler.measure.worker import Options
+    from gemmill.profiler.sweep.cluster import Cluster, local_gpus
+    from gemmill.profiler.sweep.sweep import Listener, sweep, units
+    from gemmill.runtime.select.gpus import detect
+    from gemmill.runtime.select.selector import Selector
+    from gemmill.runtime.storage.store import Store
 
     shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
     name = "+".join(suite.name for suite in suites)
@@ -215,7 +215,7 @@ Choices = Mapping[str, str | None]
 
 def rivals() -> dict[str, tuple[str, ...]]:
     """Names that figures use, and the baselines that they stand for: those of PyTorch's cuBLAS are one."""
-    from gemmill.profiler.baseline import BASELINES, THROUGH_TORCH
+    from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 
     others = (name for name in BASELINES if name not in THROUGH_TORCH)
     return {"cublas": THROUGH_TORCH, **{name.replace("-", "_"): (name,) for name in others}}
@@ -247,7 +247,7 @@ def _row(found: Any, choices: Choices) -> str:
 
 def _figures(found: Any, choices: Choices) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and the baselines were timed side by side."""
-    from gemmill.profiler.figures import formats
+    from gemmill.profiler.analysis.figures import formats
 
     problem = found.run.problem
     best = found.best
@@ -281,8 +281,8 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
 
 
 def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> dict[str, Any]:
-    from gemmill.profiler.baseline import BASELINES
-    from gemmill.profiler.figures import figures
+    from gemmill.profiler.analysis.figures import figures
+    from gemmill.profiler.baselines.baseline import BASELINES
 
     rows = [_figures(found, choices(found.run.problem)) for found in figures(measurements)]
     first = measurements[0]
@@ -305,7 +305,7 @@ def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
     """Geometric mean; None if a problem lacks the figure: a mean of the rest would flatter."""
-    from gemmill.profiler.figures import geometric_mean
+    from gemmill.profiler.analysis.figures import geometric_mean
 
     values = [row[key] for row in rows]
     return None if None in values else geometric_mean(values)

@@ -93,7 +93,7 @@ def compare(registry: Any, stream: Any, arguments: Any, other: Any, operands: An
     import torch
     from benchmarks.common import check, times
 
-    from gemmill.runtime.api import plan
+    from gemmill.runtime.api.matmul import plan
 
     a, b, out = operands
     wanted, used = other(0).float(), slice(None)

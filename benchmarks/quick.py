@@ -1,4 +1,4 @@
-"""Grow the trees that decide at once (``runtime/quick.py``), one for the problems of each of some formats.
+"""Grow the trees that decide at once (``runtime/select/quick.py``), one for the problems of each of some formats.
 
 Problems are drawn, and the model says what kernels take. A leaf names the kernel that is the fastest for its problems,
 in the mean of logarithms of times. The leaf that is divided next, and the comparison that divides it, are those that
@@ -78,9 +78,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.files import publish
-    from gemmill.runtime.measured import FORMATS, formats_of
-    from gemmill.runtime.quick import VERSION
-    from gemmill.runtime.shipped import path_of
+    from gemmill.runtime.select.measured import FORMATS, formats_of
+    from gemmill.runtime.select.quick import VERSION
+    from gemmill.runtime.select.shipped import path_of
 
     chunks = -(-arguments.problems // CHUNK) + 1  # one of them to judge by
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
@@ -131,7 +131,7 @@ def problem_of(table: int, m: int, n: int, k: int) -> Any:
 
 def draw(chance: random.Random) -> tuple[int, int, int]:
     """M, N and K: mostly of layers, with any number of rows."""
-    from gemmill.runtime.quick import GROWN_EXTENT
+    from gemmill.runtime.select.quick import GROWN_EXTENT
 
     def extent(most: int, grain: int) -> int:
         return max(grain, round(2 ** chance.uniform(7, np.log2(most)) / grain) * grain)
@@ -158,9 +158,9 @@ def draw(chance: random.Random) -> tuple[int, int, int]:
 
 def ask(gpu: str, table: int, seed: int) -> Asked:
     """A chunk of problems of a table and what the model says of them."""
-    from gemmill.runtime.gpus import figures
-    from gemmill.runtime.measured import measured
     from gemmill.runtime.registry import Registry
+    from gemmill.runtime.select.gpus import figures
+    from gemmill.runtime.select.measured import measured
 
     chance, registry, tables = random.Random(1000 * table + seed), Registry(gpu=figures(gpu)), measured(gpu)
     extents: list[tuple[int, int, int]] = []
@@ -184,8 +184,8 @@ def ask(gpu: str, table: int, seed: int) -> Asked:
 def table_of(chunks: Sequence[Asked], gpu: str, leaves: int) -> tuple[dict[str, Any], list[float]]:
     """The tree that is grown of all chunks but the last, and by the last what its choice reaches of the model's: the
     mean, the 5th and the 1st percentile."""
-    from gemmill.runtime.gpus import figures as gpu_figures
-    from gemmill.runtime.quick import FIGURES, TILES, Tree, extents_of, tiles_a_wave
+    from gemmill.runtime.select.gpus import figures as gpu_figures
+    from gemmill.runtime.select.quick import FIGURES, TILES, Tree, extents_of, tiles_a_wave
 
     sms = gpu_figures(gpu).sms
     names = [*dict.fromkeys(kernel for chunk in chunks for kernel in chunk.kernels)]

@@ -37,7 +37,7 @@ def main() -> None:
 
     from gemmill.library.problem import GemmProblem
     from gemmill.runtime.registry import Registry
-    from gemmill.runtime.selector import Selector
+    from gemmill.runtime.select.selector import Selector
 
     registry = Registry(manifests=[arguments.manifest])
     configs = registry.configs()
@@ -101,10 +101,10 @@ def _measure(problem: Any, names: list[str], registry: Any, stream: Any, rounds:
     """Microseconds of cuBLAS and of each kernel, interleaved; operands come from DRAM."""
     from benchmarks.common import check, times
 
-    from gemmill.profiler.cublas import unscaled
-    from gemmill.profiler.operands import make_operands
-    from gemmill.profiler.timing import launches_per_replay
-    from gemmill.runtime.api import plan
+    from gemmill.profiler.baselines.cublas import unscaled
+    from gemmill.profiler.measure.operands import make_operands
+    from gemmill.profiler.measure.timing import launches_per_replay
+    from gemmill.runtime.api.matmul import plan
 
     operands = make_operands(problem, 0)
     count = launches_per_replay(problem, len(operands))

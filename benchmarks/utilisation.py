@@ -54,9 +54,9 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
 
     from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
-    from gemmill.profiler.ceilings import CeilingLaunch
-    from gemmill.profiler.operands import fill_random, make_operands
-    from gemmill.profiler.timing import capture, launches_per_replay, time_rounds
+    from gemmill.profiler.measure.ceilings import CeilingLaunch
+    from gemmill.profiler.measure.operands import fill_random, make_operands
+    from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
     sums, d = default_accumulator(dtype), default_output(dtype)
     problem = GemmProblem.packed((*shape, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, "n"))

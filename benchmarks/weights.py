@@ -33,10 +33,10 @@ def main() -> None:
     import torch
 
     from gemmill.library.problem import GemmProblem
-    from gemmill.profiler.cublas import unscaled
-    from gemmill.profiler.operands import make_operands, poison, set_count
-    from gemmill.profiler.timing import launches_per_replay
-    from gemmill.profiler.verify import reference
+    from gemmill.profiler.baselines.cublas import unscaled
+    from gemmill.profiler.measure.operands import make_operands, poison, set_count
+    from gemmill.profiler.measure.timing import launches_per_replay
+    from gemmill.profiler.measure.verify import reference
     from gemmill.runtime.registry import Registry
 
     registry, stream = Registry(manifests=["mixed"]), torch.cuda.Stream()
@@ -82,8 +82,8 @@ def main() -> None:
 def _launch(problem: Any, name: str, operands: Any, registry: Any) -> Any:
     from benchmarks.common import in_turn
 
-    from gemmill.profiler.operands import plan_options
-    from gemmill.runtime.api import plan
+    from gemmill.profiler.measure.operands import plan_options
+    from gemmill.runtime.api.matmul import plan
 
     return in_turn(
         [plan(x.a, x.b, out=x.d, registry=registry, kernel=name, **plan_options(problem, x)) for x in operands]

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gemmill.emitters import gemv, headers_digest, mma_sync, simt, tma_wgmma
-from gemmill.library.config import FamilyName, GemmConfig
+from gemmill.emitters import headers_digest
+from gemmill.emitters.families import gemv, mma_sync, simt
+from gemmill.emitters.families import wgmma as tma_wgmma
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ConfigError
-from gemmill.library.fields import fields_of
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.resources import multiply_add_chain
-from gemmill.library.rules import verdicts
+from gemmill.library.legality.resources import multiply_add_chain
+from gemmill.library.legality.rules import verdicts
 
 DEFINES: tuple[str, ...] = ("NDEBUG",)
 """Macros the headers need: an ``assert`` makes ptxas serialise WGMMA."""
@@ -38,7 +40,8 @@ class EmittedSource:
     headers_digest: str
     """SHA-256 of the headers the text includes."""
     chain: int = 0
-    """Multiply-adds by one register that its machine code issues together (``runtime/sass.py``); 0: as ptxas has it."""
+    """Multiply-adds by one register that its machine code issues together (``runtime/compile/sass.py``); 0: as ptxas
+    has it."""
 
     @property
     def digest(self) -> str:

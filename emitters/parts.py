@@ -5,11 +5,11 @@ from __future__ import annotations
 from string import Template
 from typing import Literal, TypeGuard
 
-from gemmill.library import resources
-from gemmill.library.config import DecompositionName, GemmConfig
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import DecompositionName, GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.fields import fields_of
 from gemmill.library.launch import Parts, Reduction
+from gemmill.library.legality import resources
 
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.launch import LaunchSpec
 
 

@@ -71,7 +71,7 @@ class Parts:
     """How a kernel whose blocks sum parts of K uses its workspace."""
 
     decomposition: Literal["split", "fused", "stream"]
-    """See :class:`~gemmill.library.config.Scheduler`."""
+    """See :class:`~gemmill.library.config.model.Scheduler`."""
     splits: int
     """Parts of every tile; 1 for ``stream``, which shares tiles by the size of the grid."""
     tile_k: int

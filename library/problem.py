@@ -8,7 +8,7 @@ from math import gcd
 from types import MappingProxyType
 from typing import Literal
 
-from gemmill.library.config import BatchingName, MajorAB, MajorCD, ScaleName
+from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
@@ -53,13 +53,13 @@ class GemmProblem:
     c_align: int = 16
     d_align: int = 16
     a_scale: ScaleName = "none"
-    """Block scales of A; see :class:`~gemmill.library.config.InputOperand`."""
+    """Block scales of A; see :class:`~gemmill.library.config.model.InputOperand`."""
     b_scale: ScaleName = "none"
     promote: Literal[0, 4] = 0
-    """The least promotion that the caller accepts; see :class:`~gemmill.library.config.GemmConfig`."""
+    """The least promotion that the caller accepts; see :class:`~gemmill.library.config.model.GemmConfig`."""
     batching: BatchingName = "strided"
-    """How the matrices of the batch are found; see :class:`~gemmill.library.config.Scheduler`. ``m`` is the rows of all
-    groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
+    """How the matrices of the batch are found; see :class:`~gemmill.library.config.model.Scheduler`. ``m`` is the rows
+    of all groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
     """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
 

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmill.library.arch import ARCHS, Gpu
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import CompileError, ManifestError, PackError, ToolchainError, UnsupportedProblemError
-from gemmill.library.names import formats, kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.artifact import Artifact
-from gemmill.runtime.decisions import read_decisions
-from gemmill.runtime.gpus import detect
-from gemmill.runtime.pack import Pack
-from gemmill.runtime.selector import Candidate, Choice, Rows, Selector
+from gemmill.runtime.select.decisions import read_decisions
+from gemmill.runtime.select.gpus import detect
+from gemmill.runtime.select.selector import Candidate, Choice, Rows, Selector
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.pack import Pack
 
 if TYPE_CHECKING:
-    from gemmill.library.kernelset import KernelSet
-    from gemmill.runtime.pool import Outcome
-    from gemmill.runtime.store import Store
+    from gemmill.library.manifest.kernelset import KernelSet
+    from gemmill.runtime.compile.pool import Outcome
+    from gemmill.runtime.storage.store import Store
 
 
 class Registry:
@@ -81,7 +81,7 @@ class Registry:
     @cached_property
     def store(self) -> Store:
         """Where compiled kernels are kept."""
-        from gemmill.runtime.store import Store
+        from gemmill.runtime.storage.store import Store
 
         return self._store if isinstance(self._store, Store) else Store(self._store)
 
@@ -119,7 +119,7 @@ class Registry:
                     yield from kernel_set.expand(where=where)
 
         if targets and self._ships:
-            from gemmill.runtime.declared import declared
+            from gemmill.runtime.storage.declared import declared
 
             configs |= declared(self.store, targets, types, expanded)
         elif targets:
@@ -137,7 +137,8 @@ class Registry:
 
         With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
         depends on neither that extent nor the batch; nor does the order in which it sums K. With ``quick`` and neither
-        of these, a tree may decide in place of the model, where no measurement does: :mod:`gemmill.runtime.quick`.
+        of these, a tree may decide in place of the model, where no measurement does:
+        :mod:`gemmill.runtime.select.quick`.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
@@ -202,7 +203,7 @@ class Registry:
 
         Args:
             kernels: names, configs, or problems, which stand for the kernels selected for them.
-            jobs: worker processes (:func:`~gemmill.runtime.pool.compile_many`).
+            jobs: worker processes (:func:`~gemmill.runtime.compile.pool.compile_many`).
             on_done: called for each kernel that packs do not hold, as it finishes.
 
         Returns:
@@ -222,7 +223,7 @@ class Registry:
             else:
                 missing.append(parse_name(name))
         if missing:
-            from gemmill.runtime.pool import compile_many
+            from gemmill.runtime.compile.pool import compile_many
 
             outcomes = compile_many(missing, jobs=jobs, store=self.store, on_done=on_done)
             self._loaded |= {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact is not None}
@@ -253,7 +254,7 @@ class Registry:
         name = kernel_name(config)
         try:
             from gemmill.emitters.emit import emit
-            from gemmill.runtime.compiler import Compiler
+            from gemmill.runtime.compile.compiler import Compiler
 
             compiler = Compiler()
         except ToolchainError as error:
@@ -266,7 +267,7 @@ class Registry:
 
 def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
     """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
-    from gemmill.library.manifest import load_manifest, shipped_manifests
+    from gemmill.library.manifest.load import load_manifest, shipped_manifests
 
     if isinstance(manifests, str | Path):
         raise ManifestError(f"manifests is {manifests!r}; it must be a list: manifests=[{str(manifests)!r}]")

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gemmill.library.config import FamilyName
-from gemmill.library.domains import one_of
-from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields
+from gemmill.library.config.domains import one_of
+from gemmill.library.config.fields import Fields
+from gemmill.library.config.model import FamilyName
+from gemmill.library.legality.rule import Rule
 
 FP8 = ("e4m3", "e5m2")
 INT8 = ("s8", "u8")

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gemmill.library.config import FamilyName
-from gemmill.library.domains import one_of
+from gemmill.library.config.domains import one_of
+from gemmill.library.config.fields import Fields, Value
+from gemmill.library.config.model import FamilyName
 from gemmill.library.families.arithmetic import FP8, converted
-from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value
-from gemmill.library.resources import element_bytes, integer
+from gemmill.library.legality.resources import element_bytes, integer
+from gemmill.library.legality.rule import Rule
 
 FP8_ARCHS = ("sm89", "sm90", "sm90a", "sm120")
 """Targets with conversions from and to fp8 (PTX ISA, "cvt": .e4m3x2 needs sm_89)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value
+from gemmill.library.config.fields import Fields, Value
+from gemmill.library.legality.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gemmill.library.domains import one_of
+from gemmill.library.config.domains import one_of
+from gemmill.library.config.fields import Fields, Value
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.family import Family
-from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value
-from gemmill.library.resources import SM_REGISTERS, align_up, element_bytes, integer
+from gemmill.library.legality.resources import SM_REGISTERS, align_up, element_bytes, integer
+from gemmill.library.legality.rule import Rule
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gemmill.library.domains import one_of
+from gemmill.library.config.domains import one_of
+from gemmill.library.config.fields import Fields, Value
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.arithmetic import FP8, INT8
 from gemmill.library.families.family import Family
-from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value
-from gemmill.library.resources import integer
+from gemmill.library.legality.resources import integer
+from gemmill.library.legality.rule import Rule
 
 ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 FLOATS = ("f32", "tf32", "bf16", "f16", *FP8)

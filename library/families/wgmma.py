@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from gemmill.library import resources
 from gemmill.library.arch import ARCHS
-from gemmill.library.domains import one_of
+from gemmill.library.config.domains import one_of
+from gemmill.library.config.fields import Fields, Value, part
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, converted, multiplied
 from gemmill.library.families.family import Family
-from gemmill.library.families.rule import Rule
-from gemmill.library.fields import Fields, Value, part
-from gemmill.library.resources import TMA_ALIGN, integer
+from gemmill.library.legality import resources
+from gemmill.library.legality.resources import TMA_ALIGN, integer
+from gemmill.library.legality.rule import Rule
 
 NARROW = (*INT8, *FP8, "s4", "u4")
 """Types of A that kernels widen to B's."""
@@ -559,7 +559,7 @@ AUTO_STAGES_FIELDS = (
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
     *("scheduler.decomposition", "scheduler.splits", "accumulator", "epilogue"),
 )
-"""The fields that :func:`gemmill.library.resources.auto_stages` reads."""
+"""The fields that :func:`gemmill.library.legality.resources.auto_stages` reads."""
 
 RULES: tuple[Rule, ...] = (
     multiplied(

@@ -9,32 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gemmill.library.config import GemmConfig as GemmConfig
+    from gemmill.library.config.model import GemmConfig as GemmConfig
     from gemmill.library.errors import GemmillError as GemmillError
-    from gemmill.library.manifest import load_manifest as load_manifest
+    from gemmill.library.manifest.load import load_manifest as load_manifest
     from gemmill.library.problem import GemmProblem as GemmProblem
-    from gemmill.runtime.api import matmul as matmul
-    from gemmill.runtime.api import plan as plan
-    from gemmill.runtime.grouped import array_matmul as array_matmul
-    from gemmill.runtime.grouped import grouped_matmul as grouped_matmul
-    from gemmill.runtime.plan import Plan as Plan
+    from gemmill.runtime.api.grouped import array_matmul as array_matmul
+    from gemmill.runtime.api.grouped import grouped_matmul as grouped_matmul
+    from gemmill.runtime.api.matmul import matmul as matmul
+    from gemmill.runtime.api.matmul import plan as plan
+    from gemmill.runtime.launch.plan import Plan as Plan
     from gemmill.runtime.registry import Registry as Registry
-    from gemmill.runtime.selector import Choice as Choice
+    from gemmill.runtime.select.selector import Choice as Choice
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Choice": "gemmill.runtime.selector",
-    "GemmConfig": "gemmill.library.config",
+    "Choice": "gemmill.runtime.select.selector",
+    "GemmConfig": "gemmill.library.config.model",
     "GemmProblem": "gemmill.library.problem",
     "GemmillError": "gemmill.library.errors",
-    "Plan": "gemmill.runtime.plan",
+    "Plan": "gemmill.runtime.launch.plan",
     "Registry": "gemmill.runtime.registry",
-    "array_matmul": "gemmill.runtime.grouped",
-    "grouped_matmul": "gemmill.runtime.grouped",
-    "load_manifest": "gemmill.library.manifest",
-    "matmul": "gemmill.runtime.api",
-    "plan": "gemmill.runtime.api",
+    "array_matmul": "gemmill.runtime.api.grouped",
+    "grouped_matmul": "gemmill.runtime.api.grouped",
+    "load_manifest": "gemmill.library.manifest.load",
+    "matmul": "gemmill.runtime.api.matmul",
+    "plan": "gemmill.runtime.api.matmul",
 }
 """The module that defines each public name."""
 

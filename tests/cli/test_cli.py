@@ -23,15 +23,15 @@ from gemmill.cli import commands
 from gemmill.cli.app import Commands
 from gemmill.emitters.emit import emit
 from gemmill.library.arch import DEFAULT_GPU
-from gemmill.library.fields import config_of, fields_of
-from gemmill.library.manifest import load_manifest, shipped_manifest
-from gemmill.library.names import kernel_name, parse_name
+from gemmill.library.config.fields import config_of, fields_of
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.baseline import BASELINES
-from gemmill.runtime.decisions import Decision
-from gemmill.runtime.measured import measured
-from gemmill.runtime.pack import Pack
-from gemmill.runtime.store import Store
+from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.runtime.select.decisions import Decision
+from gemmill.runtime.select.measured import measured
+from gemmill.runtime.storage.pack import Pack
+from gemmill.runtime.storage.store import Store
 
 SMALL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
 REFUSED = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x256x64_2x1_cooperative_s4_m8_k1_linear"

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from gemmill.cli import commands
-from gemmill.library.manifest import load_manifest
-from gemmill.profiler.shapes import load_shapes
+from gemmill.library.manifest.load import load_manifest
+from gemmill.profiler.sweep.shapes import load_shapes
 
 ROOT = Path(__file__).parents[2]
 

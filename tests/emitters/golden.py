@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from gemmill.emitters.emit import emit
-from gemmill.library.names import parse_name
+from gemmill.library.config.names import parse_name
 
 GOLDEN = Path(__file__).parent / "golden"
 

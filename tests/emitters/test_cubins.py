@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.emitters.ceiling import CEILINGS, ceiling_config, emit_ceiling
 from gemmill.emitters.emit import emit
+from gemmill.emitters.families.ceiling import CEILINGS, ceiling_config, emit_ceiling
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families import gemv
-from gemmill.library.fields import fields_of
-from gemmill.library.names import parse_name
-from gemmill.library.resources import SM_REGISTERS, columns_d
-from gemmill.library.rules import legal
-from gemmill.runtime.compiler import Compiler
+from gemmill.library.legality.resources import SM_REGISTERS, columns_d
+from gemmill.library.legality.rules import legal
+from gemmill.runtime.compile.compiler import Compiler
 
 # Together these cover: both schedules, every tile M, wide, odd and narrow N, tile K from 32 to 128 with each swizzle,
 # every cluster, all four majors of A and B, both dtypes and accumulators, D in three dtypes and both majors, C or none;

@@ -13,8 +13,8 @@ import pytest
 
 from gemmill.emitters import headers_digest, include_path
 from gemmill.emitters.emit import emit
+from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError
-from gemmill.library.names import parse_name
 
 NAMES = sorted(path.stem for path in (Path(__file__).parent / "golden").glob("*.cu"))
 WGMMA = [name for name in NAMES if name.startswith("sm90a")]
@@ -32,7 +32,7 @@ def test_every_golden_kernel_is_there() -> None:
 
 def test_text_is_the_same_in_every_process_and_folder(tmp_path: Path) -> None:
     program = (
-        "from gemmill.emitters.emit import emit\nfrom gemmill.library.names import parse_name\n"
+        "from gemmill.emitters.emit import emit\nfrom gemmill.library.config.names import parse_name\n"
         f"source = emit(parse_name({WGMMA[0]!r}))\nprint(source.digest, source.headers_digest)"
     )
     for seed in ("1", "2"):

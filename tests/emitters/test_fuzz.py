@@ -10,13 +10,13 @@ import pytest
 from tests.gpu.fuzz import accepted, compile_all, legal_configs, outside
 
 from gemmill.emitters.emit import emit, launch_spec
-from gemmill.library.config import FAMILIES, GemmConfig
+from gemmill.library.config.fields import Value
+from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical
-from gemmill.library.fields import Value
-from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.rules import DOMAINS, broken
-from gemmill.library.search import any_legal
+from gemmill.library.legality.rules import DOMAINS, broken
+from gemmill.library.legality.search import any_legal
 
 TMA_BOX = 256
 """Most elements of a box along an extent (CUDA driver API, cuTensorMapEncodeTiled)."""

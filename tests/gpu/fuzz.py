@@ -3,9 +3,9 @@
     python -m tests.gpu.fuzz --legal 500 --outside 500 --seed 1
     python -m tests.gpu.fuzz --cells --legal 0 --outside 0 --arch sm90a --run
 
-Formats are drawn evenly, then the rest (:func:`gemmill.library.search.draw_legal`); of the configs beside, as many as
-``--expressions`` says, each has an expression for its epilogue. With ``--cells`` there is also one for every cell of
-the coverage table that has kernels. With ``--run`` each kernel solves a problem of odd extents on the
+Formats are drawn evenly, then the rest (:func:`gemmill.library.legality.search.draw_legal`); of the configs beside, as
+many as ``--expressions`` says, each has an expression for its epilogue. With ``--cells`` there is also one for every
+cell of the coverage table that has kernels. With ``--run`` each kernel solves a problem of odd extents on the
 GPU as well. Prints every fault with the kernel's name; exits with 1 if there is one.
 """
 
@@ -21,21 +21,21 @@ from itertools import islice
 from pydantic import ValidationError
 
 from gemmill.emitters.emit import emit
-from gemmill.library import coverage
 from gemmill.library.arch import ARCHS
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.fields import FIELD_NAMES, Value, config_of, fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ConfigError, GemmillError
-from gemmill.library.fields import FIELD_NAMES, Value, config_of, fields_of
-from gemmill.library.names import kernel_name
-from gemmill.library.resources import is_mixed
-from gemmill.library.rules import DOMAINS, legal
-from gemmill.library.search import Given, any_legal, draw_legal
-from gemmill.runtime.operands import GROUPS
-from gemmill.runtime.pool import compile_many
+from gemmill.library.legality import coverage
+from gemmill.library.legality.resources import is_mixed
+from gemmill.library.legality.rules import DOMAINS, legal
+from gemmill.library.legality.search import Given, any_legal, draw_legal
+from gemmill.runtime.compile.pool import compile_many
+from gemmill.runtime.compile.toolchain import Toolchain
+from gemmill.runtime.operands.binding import GROUPS
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.store import Store
-from gemmill.runtime.toolchain import Toolchain
+from gemmill.runtime.storage.store import Store
 
 MOST_K = {"f16": 2048}
 """Least K that no kernel is run on, by accumulator, where it is not 4096: sums of longer ones would not be exact."""

@@ -10,8 +10,8 @@ from typing import Any
 from tests.gpu.harness import Guarded, guarded, kernel, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
-from gemmill.profiler.verify import saturated
+from gemmill.library.config.model import GemmConfig
+from gemmill.profiler.measure.verify import saturated
 from gemmill.runtime.registry import Registry
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.fields import Value, config_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.parts import Need
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.fields import Value, config_of
-from gemmill.library.footprint import auto_stages
+from gemmill.library.legality.footprint import auto_stages
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.operands import (
+from gemmill.profiler.measure.operands import (
     OperandSet,
     fill_random,
     natural_alpha,
@@ -24,12 +25,11 @@ from gemmill.profiler.operands import (
     scale_shape,
     torch_dtype,
 )
-from gemmill.profiler.verify import reference, saturated
-from gemmill.runtime.api import plan
-from gemmill.runtime.driver import bindings
-from gemmill.runtime.parts import Need
+from gemmill.profiler.measure.verify import reference, saturated
+from gemmill.runtime.api.matmul import plan
+from gemmill.runtime.launch.driver import bindings
+from gemmill.runtime.launch.workspace import workspace as workspace_of
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.workspace import workspace as workspace_of
 
 torch: Any = pytest.importorskip("torch")
 

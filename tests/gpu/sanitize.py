@@ -17,12 +17,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from gemmill.library.config import FAMILIES, GemmConfig
-from gemmill.library.domains import WORDS
-from gemmill.library.fields import Value, config_of, fields_of
-from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.resources import is_mixed
-from gemmill.library.search import any_legal
+from gemmill.library.config.domains import WORDS
+from gemmill.library.config.fields import Value, config_of, fields_of
+from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.legality.resources import is_mixed
+from gemmill.library.legality.search import any_legal
 from gemmill.runtime.registry import Registry
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from tests.gpu.harness import FAMILY, check
 
-from gemmill.library.config import GemmConfig
-from gemmill.library.names import kernel_name
-from gemmill.library.rules import verdicts
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.legality.rules import verdicts
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

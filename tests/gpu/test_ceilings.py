@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.cli.test_cli import gemmill, ok
 from tests.gpu.harness import fill, torch
-from tests.profiler.test_report import SCALED
+from tests.profiler.analysis.test_report import SCALED
 
-from gemmill.emitters.ceiling import CEILINGS
+from gemmill.emitters.families.ceiling import CEILINGS
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.records import read_records
-from gemmill.profiler.ceilings import CeilingLaunch
-from gemmill.profiler.figures import figures
-from gemmill.runtime import driver
+from gemmill.profiler.analysis.figures import figures
+from gemmill.profiler.measure.ceilings import CeilingLaunch
+from gemmill.runtime.launch import driver
 
 pytestmark = pytest.mark.gpu
 

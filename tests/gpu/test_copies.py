@@ -9,9 +9,9 @@ import pytest
 from tests.gpu.harness import check, kernel, least_aligns, make_case, run, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.names import kernel_name
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

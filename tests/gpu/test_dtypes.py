@@ -11,14 +11,14 @@ import pytest
 from tests.gpu.harness import check, kernel, make_case, run, torch
 
 from gemmill.emitters.emit import emit
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.fields import Value
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.arithmetic import D_DTYPES, FP8
 from gemmill.library.families.wgmma import ACCUMULATORS
-from gemmill.library.fields import Value
-from gemmill.library.names import kernel_name
-from gemmill.library.rules import legal, verdicts
-from gemmill.runtime.compiler import Compiler
+from gemmill.library.legality.rules import legal, verdicts
+from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

@@ -11,14 +11,14 @@ import pytest
 from tests.gpu.harness import DIRECT, Guarded, fill, guarded, kernel
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical, parse
 from gemmill.library.epilogues.reference import Bounded, evaluate, rounded
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.rules import legal
+from gemmill.library.legality.rules import legal
 from gemmill.runtime.registry import Registry
 
 torch: Any = pytest.importorskip("torch")

@@ -25,9 +25,9 @@ from tests.gpu.groups import (
 from tests.gpu.harness import guarded, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.epilogues.parse import canonical
-from gemmill.library.names import kernel_name
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

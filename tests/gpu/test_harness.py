@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.gpu.harness import Case, kernel, make_case, torch
 
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
 
 CONFIGS = [

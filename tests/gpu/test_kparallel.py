@@ -9,10 +9,10 @@ import pytest
 from tests.gpu.harness import check, check_a_thousand_runs, kernel, make_case, product, run, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
-from gemmill.library.names import kernel_name
-from gemmill.runtime import workspace
+from gemmill.runtime.launch import workspace
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ import pytest
 from tests.gpu.harness import BASE, FAMILY, check_a_thousand_runs, make_case, product, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CaptureError
-from gemmill.library.names import kernel_name
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from tests.gpu.harness import torch
 
 import gemmill
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
-from gemmill.runtime import api
+from gemmill.runtime.api import matmul as api
 
 pytestmark = pytest.mark.gpu
 

@@ -12,13 +12,13 @@ from tests.gpu.harness import kernel, torch
 from tests.gpu.weights import check, integers, make_weights
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import OperandError
-from gemmill.library.names import kernel_name
-from gemmill.profiler.operands import make_operands, plan_options, torch_dtype
-from gemmill.profiler.shapes import Shape
-from gemmill.profiler.sweep import problem_of
-from gemmill.profiler.verify import reference
+from gemmill.profiler.measure.operands import make_operands, plan_options, torch_dtype
+from gemmill.profiler.measure.verify import reference
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.sweep import problem_of
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

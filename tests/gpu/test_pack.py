@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.gpu.harness import BASE
 
-from gemmill.runtime.pack import write_pack
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.pack import write_pack
 
 pytestmark = pytest.mark.gpu
 

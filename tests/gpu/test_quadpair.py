@@ -9,12 +9,12 @@ import pytest
 from tests.gpu.harness import check, direct
 
 from gemmill.emitters.emit import emit
-from gemmill.library.config import GemmConfig
-from gemmill.library.names import kernel_name, parse_name
-from gemmill.library.rules import verdicts
-from gemmill.runtime.artifact import Artifact
-from gemmill.runtime.compiler import Compiler
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.legality.rules import verdicts
+from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.artifact import Artifact
 
 pytestmark = pytest.mark.gpu
 

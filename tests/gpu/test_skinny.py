@@ -10,10 +10,10 @@ import pytest
 from tests.gpu.harness import check, kernel, make_case, run, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import OperandError, UnsupportedProblemError
-from gemmill.library.names import kernel_name
-from gemmill.profiler.operands import plan_options
+from gemmill.profiler.measure.operands import plan_options
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.gpu.harness import check, kernel
 
-from gemmill.library.config import GemmConfig
-from gemmill.library.names import kernel_name
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

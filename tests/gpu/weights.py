@@ -8,7 +8,7 @@ from typing import Any
 from tests.gpu.harness import Case, Guarded, fill, guarded, torch
 
 import gemmill
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.arithmetic import FP8
 from gemmill.library.problem import GemmProblem

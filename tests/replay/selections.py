@@ -86,7 +86,7 @@ def problems() -> list[GemmProblem]:
         batch = draw.choice((2, 7, 16)) if kind["batching"] != "strided" or draw.random() < 0.1 else 1
         m, n, k = extent(draw, 1, 16384), extent(draw, 8, 32768), extent(draw, 16, 16384)
         aligned = draw.random() < 0.8
-        aligns = {f"{x}_align": 16 if aligned else draw.choice((1, 2, 4, 8, 16)) for x in "abcd"}
+        aligns: dict[str, Any] = {f"{x}_align": 16 if aligned else draw.choice((1, 2, 4, 8, 16)) for x in "abcd"}
         found.append(GemmProblem(m=m, n=n, k=k, batch=batch, **kind, **aligns))
     return found
 

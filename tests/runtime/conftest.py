@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gemmill.library.config import GemmConfig
-from gemmill.library.names import parse_name
-from gemmill.runtime.artifact import Artifact
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.artifact import Artifact
 
 NAMES = (
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear",

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS
-from gemmill.library.config import GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import CompileError, ConfigError, ManifestError, PackError, UnsupportedProblemError
-from gemmill.library.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.artifact import Artifact
-from gemmill.runtime.gpus import figures
-from gemmill.runtime.pack import write_pack
-from gemmill.runtime.pool import Outcome
+from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.store import Store
+from gemmill.runtime.select.gpus import figures
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.pack import write_pack
+from gemmill.runtime.storage.store import Store
 
 PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def commands() -> typer.Typer:
     """The application with all its commands."""
     # Importing a module of commands adds them to the application.
-    from gemmill.cli import compiling, demo, doctor, manifests, packs, problems, reports, stores  # noqa: F401
     from gemmill.cli.app import app
+    from gemmill.cli.commands import compiling, demo, doctor, manifests, packs, problems, reports, stores  # noqa: F401
 
     return app
 

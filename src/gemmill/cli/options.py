@@ -13,16 +13,16 @@ from typing import Annotated, Literal, get_type_hints
 
 import typer
 
-from gemmill.library import expression
 from gemmill.library.arch import GPUS, Gpu
-from gemmill.library.config import GemmConfig, MajorCD
+from gemmill.library.config.model import GemmConfig, MajorCD
+from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import ExpressionError
-from gemmill.library.kernelset import KernelSet
-from gemmill.library.manifest import load_manifest, shipped_manifest, shipped_manifests
-from gemmill.library.names import parse_name
+from gemmill.library.manifest import expression
+from gemmill.library.manifest.kernelset import KernelSet
+from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.shapes import Shape, load_shapes, shipped_suites
+from gemmill.profiler.sweep.shapes import Shape, load_shapes, shipped_suites
 
 
 def _filter(text: str | None) -> str | None:

@@ -1,4 +1,4 @@
-/// Epilogues emitted from expressions (emitters/epilogue.py): their place in other kernels, and in a warpgroup's fragments.
+/// Epilogues emitted from expressions (emitters/epilogue/text.py): their place in other kernels, and in a warpgroup's fragments.
 ///
 /// An emitted epilogue loads what depends on nothing (`uniform`), on the row (`row`), on the column (`column`, `columns`)
 /// and on the element (`element`, `elements`), computes D's element and the other outputs from that (`compute`), and stores the latter

@@ -30,7 +30,7 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 /// second one waits until it has left; where the buffers hold a whole tile, one before its first subtile waits until all
 /// have left, and one behind its last serves them all.
 /// `TileN` are columns of D; where `SubtileN` does not divide them, the last subtile writes anew what it shares with the one
-/// before (library/resources.py, subtile_n).
+/// before (library/legality/resources.py, subtile_n).
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct StagedEpilogue {
   using Inputs = Subtiles<typename Operation::Inputs, SubtileN>;

@@ -24,7 +24,7 @@ struct CeilingParams {
   int tiles, steps;
 };
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/ceiling.py).
+/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/families/ceiling.py).
 struct CeilingSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, params_bytes;
   uint32_t offset_a, offset_b, offset_sums, offset_tiles, offset_steps;

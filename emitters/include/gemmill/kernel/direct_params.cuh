@@ -24,7 +24,7 @@ struct DirectParams {
   int m, n, k, batch;
 };
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/direct.py).
+/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/families/direct.py).
 struct DirectSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, params_bytes;
   uint32_t offset_a, offset_b, offset_c, offset_d, offset_row_stride, offset_column_stride, offset_batch_stride;

@@ -2,7 +2,7 @@
 ///
 /// Warpgroup 0 loads; the others multiply and store. Shared memory:
 /// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices or of a cluster's blocks |
-/// mbarriers |, as library/resources.py lays it out for the host; stages of an operand that is transposed are followed by
+/// mbarriers |, as library/legality/resources.py lays it out for the host; stages of an operand that is transposed are followed by
 /// what they are made of.
 #pragma once
 

@@ -1,0 +1,330 @@
+"""The source of an epilogue: ``LinearEpilogue``, or a functor emitted from an expression; and how its parameters lie.
+
+Every epilogue's parameters begin with alpha and beta; then come an expression's operands, its output matrices and its
+reductions, in that order, each a struct of epilogue/operands.cuh. Before all of them stand the TMA descriptors of the
+matrices that have a major: operands, then outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from string import Template
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.tree import (
+    FUNCTIONS,
+    PASSES,
+    SHORT_FORMS,
+    Assignment,
+    Call,
+    Epilogue,
+    Kind,
+    Node,
+    Number,
+    Operand,
+    Value,
+    roundings,
+)
+from gemmill.library.launch import TMA_BYTES
+from gemmill.library.legality.resources import align_up
+
+_BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
+"""Bytes of the struct that an operand of each kind is passed in: an address, then a value or strides."""
+
+_TEMPLATE = Template("""\
+// $expression
+struct Epilogue : gemmill::$matrices {
+  using Compute = $compute;
+  static constexpr bool kIsExpression = true;
+  static constexpr bool kIsPartial = false;
+  static constexpr bool kGated = $gated;
+  static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
+  static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
+  static constexpr bool kAddresses = $addresses;
+  __device__ static constexpr gemmill::Reduce reduce(int i) { return $reduce; }
+
+  struct Params {$descriptors
+    Compute alpha, beta;$parameters
+  };
+  struct Uniform {$uniform_members};
+  struct Row {$row_members};
+  struct Column {$column_members};
+  struct Element {$element_members};
+  struct Extras {$extras_members};
+
+  Params const& params;
+
+  __device__ explicit Epilogue(Params const& params_) : params(params_) {}
+  __device__ bool needs_c() const { return $needs_c; }
+  __device__ Uniform uniform(int batch) const { return {$uniform}; }
+  __device__ Row row(int m, int batch) const { return {$row}; }
+  __device__ Column column(int n, int batch) const { return {$column}; }
+  __device__ void columns(int n0, int n1, int end, int batch, Column& first, Column& second) const {$columns}
+  __device__ Element element(int m, int n, int batch) const { return {$element}; }
+  __device__ void elements(int m, int n0, int n1, int end, int batch, Element& first, Element& second) const {$elements}
+  __device__ void touch(int m, int rows, int m_end, int n, int columns, int n_end, int batch, int thread) const {$touch}
+$staged  __device__ void store(Extras const& extras, int m, int n, int batch) const {$store}
+  __device__ void store_two(Extras const& first, Extras const& second, int m, int n0, int n1, int end,
+                            int batch) const {$store_two}
+
+  __device__ Compute compute($sums, Compute c, Uniform const& uniform, Row const& row, Column const& column,
+                             Element const& element, Extras& extras) const {
+    using namespace gemmill;
+$statements
+  }
+  __device__ Compute operator()(Compute accumulator, Compute c, int m, int n, int batch) const {
+    return gemmill::evaluate(*this, accumulator, c, m, n, batch);
+  }
+};
+static_assert(sizeof(Epilogue::Params) == $bytes, "the host lays out the same members, without padding");
+""")
+
+
+def compute_type(config: GemmConfig) -> DTypeName:
+    """The dtype that a kernel's epilogue computes in: f32; f64 where the sums are; s32 where sums and D are."""
+    if config.accumulator == "f64":
+        return "f64"
+    return "s32" if config.accumulator == config.d.dtype == "s32" and config.epilogue == LINEAR else "f32"
+
+
+def epilogue_type(config: GemmConfig) -> str:
+    """C++ type of a config's epilogue."""
+    if config.epilogue != LINEAR:
+        return "::Epilogue"
+    compute = compute_type(config)
+    named = {"f32": "gemmill::LinearEpilogue", "s32": "gemmill::IntegerEpilogue"}
+    return named.get(compute) or f"gemmill::Linear<{DTYPES[compute].cpp}>"
+
+
+def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
+    """Byte offsets within the epilogue's parameters: of ``epilogue`` itself, ``alpha``, ``beta``, ``epilogue.NAME``.
+
+    At each of these lies an address; 8 bytes on, of scalars the value for when the address is 0, of matrices the
+    strides along M, N and the batch, of all else the stride along the batch, in elements.
+    """
+    size = DTYPES[compute_type(config)].bytes
+    start = TMA_BYTES * len(staged_matrices(config))
+    offsets, end = {"epilogue": 0, "alpha": start, "beta": start + size}, start + 2 * size
+    for name, kind in _passed(parse(config.epilogue)):
+        offsets[f"epilogue.{name}"] = end
+        end += _BYTES[kind]
+    return offsets
+
+
+def epilogue_bytes(config: GemmConfig) -> int:
+    """Size of the epilogue's parameters."""
+    passed, descriptors = _passed(parse(config.epilogue)), TMA_BYTES * len(staged_matrices(config))
+    size = 2 * DTYPES[compute_type(config)].bytes + sum(_BYTES[kind] for _, kind in passed)
+    return align_up(descriptors + size, 64) if descriptors else size
+
+
+def staged_matrices(config: GemmConfig) -> list[Operand | Assignment]:
+    """The matrices that have descriptors, in their order: operands, then outputs."""
+    inputs, outputs = parse(config.epilogue).staged
+    return [*inputs, *outputs]
+
+
+def epilogue_text(config: GemmConfig) -> str:
+    """The functor of an expression, to stand before the config; nothing for ``linear``."""
+    if config.epilogue == LINEAR:
+        return ""
+    epilogue = parse(config.epilogue)
+    reductions = _reductions(epilogue)
+    stores = [a for a in epilogue.outputs if not a.is_reduction]
+    inputs, outputs = epilogue.staged
+    direct = [a for a in stores if a not in outputs]
+    kinds: dict[Kind, list[Operand]] = {kind: [o for o in epilogue.operands if o.kind == kind] for kind in _BYTES}
+    uniform = [*kinds["scalar"], *kinds["batch"]]
+    factors = [name for name in ("alpha", "beta") if name in epilogue.factors]
+    names: dict[str, str] = {x: x for x in ("acc", "c", "gate", "up")}
+    names |= {a.name: f"{a.name}_" for a in epilogue.assignments}
+    places: dict[str, str] = {
+        **{name: f"uniform.{name}" for name in factors},
+        **{o.name: f"uniform.{o.name}_" for o in uniform},
+        **{o.name: f"row.{o.name}_" for o in kinds["row"]},
+        **{o.name: f"column.{o.name}_" for o in kinds["column"]},
+        **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
+    }
+    elements = [o for o in kinds["matrix"] if o not in inputs]
+    rounded = roundings(epilogue, config.d.dtype)
+    statements = [
+        *(
+            f"Compute const {names[a.name]} = {_cpp(a.value, names, places, rounded[a.name])};"
+            for a in epilogue.assignments
+        ),
+        *(f"extras.{a.name}_ = {names[a.name]};" for a in stores),
+        *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(reductions)),
+        "return d_;",
+    ]
+    reduced = f" Compute reduced[{len(reductions)}];" if reductions else ""
+    return _TEMPLATE.substitute(
+        expression=config.epilogue,
+        compute=DTYPES[compute_type(config)].cpp,
+        gated=str(epilogue.gated).lower(),
+        addresses=str(bool(elements or direct)).lower(),
+        totals=sum(a.kind in ("scalar", "batch") for a in reductions),
+        row_totals=sum(a.kind == "row" for a in reductions),
+        column_totals=sum(a.kind == "column" for a in reductions),
+        reduce="".join(f"i == {i} ? gemmill::Reduce::{a.role.capitalize()} : " for i, a in enumerate(reductions))
+        + "gemmill::Reduce::Sum",
+        parameters=_parameters(epilogue),
+        uniform_members=_struct([*factors, *(f"{o.name}_" for o in uniform)]),
+        row_members=_struct(f"{o.name}_" for o in kinds["row"]),
+        column_members=_struct(f"{o.name}_" for o in kinds["column"]),
+        element_members=_struct(f"{o.name}_" for o in (*elements, *inputs)),
+        extras_members=_struct(f"{a.name}_" for a in stores)[:-1] + reduced + " " if stores or reductions else "",
+        needs_c="params.beta != 0" if epilogue.reads_c and epilogue.c_is_scaled else str(epilogue.reads_c).lower(),
+        uniform=", ".join(
+            (
+                *(f"params.{name}" for name in factors),
+                *(f"gemmill::load<Compute>(params.{o.name}_)" for o in kinds["scalar"]),
+                *(f"gemmill::load<Compute>(params.{o.name}_, 0, batch)" for o in kinds["batch"]),
+            )
+        ),
+        row=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, batch)" for o in kinds["row"]),
+        column=", ".join(f"gemmill::load<Compute>(params.{o.name}_, n, batch)" for o in kinds["column"]),
+        columns=_block(
+            f"gemmill::load_two<Compute>(params.{o.name}_, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
+            for o in kinds["column"]
+        ),
+        element=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in elements),
+        elements=_block(
+            f"gemmill::load_two<Compute>(params.{o.name}_, m, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
+            for o in elements
+        ),
+        touch=_block(
+            (
+                *(f"gemmill::touch(params.{o.name}_, thread);" for o in kinds["scalar"]),
+                *(f"gemmill::touch(params.{o.name}_, 0, 1, 1, batch, thread);" for o in kinds["batch"]),
+                *(f"gemmill::touch(params.{o.name}_, m, rows, m_end, batch, thread);" for o in kinds["row"]),
+                *(f"gemmill::touch(params.{o.name}_, n, columns, n_end, batch, thread);" for o in kinds["column"]),
+            )
+        ),
+        store=_block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in direct),
+        store_two=_block(
+            f"gemmill::store_two(params.{a.name}_, m, n0, n1, end, batch, first.{a.name}_, second.{a.name}_);"
+            for a in direct
+        ),
+        matrices=f"StagedMatrices<{_formats(inputs)}, {_formats(outputs)}>" if inputs or outputs else "NoMatrices",
+        descriptors=f"\n    cute::TmaDescriptor matrices[{len(inputs) + len(outputs)}];" if inputs or outputs else "",
+        staged=_place("input", "Element", inputs) + _place("output", "Extras", outputs),
+        sums="Compute gate, Compute up" if epilogue.gated else "Compute acc, Compute",
+        statements="\n".join(f"    {statement}" for statement in statements),
+        bytes=epilogue_bytes(config),
+    )
+
+
+def _reductions(epilogue: Epilogue) -> list[Assignment]:
+    """Reductions in the order in which they are passed: of all, of rows, of columns."""
+    order = ("scalar", "batch", "row", "column")
+    return sorted((a for a in epilogue.outputs if a.is_reduction), key=lambda a: max(1, order.index(a.kind)))
+
+
+def _members(epilogue: Epilogue) -> list[tuple[str, Kind]]:
+    """What has a struct of its own name."""
+    stores = [(a.name, a.kind) for a in epilogue.outputs if not a.is_reduction and a.major == "any"]
+    return [(o.name, o.kind) for o in epilogue.operands if o.major == "any"] + stores
+
+
+def _passed(epilogue: Epilogue) -> list[tuple[str, Kind]]:
+    """Name and kind of all that is passed, in order."""
+    if str(epilogue) == "d = alpha * acc + beta * c":
+        return []
+    return _members(epilogue) + [(a.name, a.kind) for a in _reductions(epilogue)]
+
+
+def _parameters(epilogue: Epilogue) -> str:
+    lines = []
+    for o in epilogue.operands:
+        if o.major != "any":
+            continue
+        element = DTYPES[o.dtype].cpp
+        struct = "Scalar" if o.kind == "scalar" else "Matrix" if o.kind == "matrix" else "Values"
+        argument = f"{element}, Compute" if o.kind == "scalar" else f"{element} const"
+        lines.append(f"gemmill::{struct}<{argument}> {o.name}_;")
+    lines += [
+        f"gemmill::Matrix<{DTYPES[a.dtype].cpp}> {a.name}_;"
+        for a in epilogue.outputs
+        if not a.is_reduction and a.major == "any"
+    ]
+    if reductions := _reductions(epilogue):
+        lines.append(f"gemmill::Values<float> reductions[kReductions];  // {', '.join(a.name for a in reductions)}")
+    return "".join(f"\n    {line}" for line in lines)
+
+
+def _formats(matrices: Iterable[Operand | Assignment]) -> str:
+    """The C++ list of what TMA moves."""
+    each = (f"gemmill::Format<{DTYPES[x.dtype].cpp}, gemmill::MajorOut::{x.major.upper()}>" for x in matrices)
+    return f"gemmill::Formats<{', '.join(each)}>"
+
+
+def _place(function: str, struct: str, matrices: Iterable[Operand | Assignment]) -> str:
+    """The function that finds matrix i in a struct of values."""
+    names = [x.name for x in matrices]
+    if not names:
+        return ""
+    places = "".join(f"i == {i} ? x.{name}_ : " for i, name in enumerate(names[:-1])) + f"x.{names[-1]}_"
+    return f"  __device__ static Compute& {function}({struct}& x, int i) {{ return {places}; }}\n"
+
+
+def _struct(members: Iterable[str]) -> str:
+    """The members of a struct."""
+    listed = list(members)
+    return f" Compute {', '.join(listed)}; " if listed else ""
+
+
+def _block(statements: Iterable[str]) -> str:
+    """The inside of a function's braces."""
+    lines = "".join(f"\n    {statement}" for statement in statements)
+    return f"{lines}\n  " if lines else ""
+
+
+_OPERATORS = {"and": "&&", "or": "||", "not": "!"}
+
+
+def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
+    """A node in C++, every operator in parentheses; ``rounded``: what its value is on its way to."""
+    match node:
+        case Number(value):
+            return f"Compute({value!r})"
+        case Operand(name):
+            return places[name]
+        case Value(name):
+            return names[name]
+        case Call("mul"):
+            # What rows have in common is multiplied once a row.
+            factors = sorted(_factors(node), key=lambda factor: not _precedes_elements(factor))
+            first, *others = (_cpp(factor, names, places, rounded) for factor in factors)
+            return "(" * len(others) + first + "".join(f" * {text})" for text in others)
+        case Call(name, arguments):
+            function, inside = FUNCTIONS[name], rounded if name in PASSES else "f32"
+            texts = [_cpp(argument, names, places, inside) for argument in arguments]
+            operator = _OPERATORS.get(name, function.symbol)
+            if not operator or name == "div":
+                form = f"<gemmill::{rounded}>" if rounded in SHORT_FORMS.get(name, ()) else ""
+                return f"math::{name}{form}({', '.join(texts)})"
+            return f"({operator}{texts[0]})" if len(texts) == 1 else f"({texts[0]} {operator} {texts[1]})"
+
+
+def _factors(node: Node) -> list[Node]:
+    """What a product, or a product of products, multiplies."""
+    match node:
+        case Call("mul", (left, right)):
+            return [*_factors(left), *_factors(right)]
+        case _:
+            return [node]
+
+
+def _precedes_elements(node: Node) -> bool:
+    """Whether all elements of a row have the value in common."""
+    match node:
+        case Number():
+            return True
+        case Operand():
+            return node.kind in ("scalar", "batch", "row")
+        case Call():
+            return all(map(_precedes_elements, node.arguments))
+        case _:
+            return False

@@ -1,0 +1,104 @@
+"""The source of a ceiling kernel: a thin instantiation of kernel/ceiling.cuh around one WGMMA instruction.
+
+A ceiling is no GEMM, so no manifest can declare one. It is what is left of a GEMM's kernel without loads and stores,
+so the config of that GEMM says what it is made of.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from gemmill.emitters import headers_digest
+from gemmill.emitters.emit import EmittedSource
+from gemmill.emitters.families.wgmma_atom import wgmma_atom
+from gemmill.emitters.slots import slots
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
+from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
+from gemmill.library.launch import LaunchSpec
+from gemmill.library.legality import resources
+
+CEILINGS: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
+"""Types of A and B whose instructions differ in rate; e5m2 multiplies as e4m3 does, and u8 as s8."""
+
+STAGES = 4
+"""Stages of A and B that lie in shared memory: nearly all of it, so that the data repeats as late as can be."""
+
+_TEMPLATE = Template("""\
+#include <gemmill/kernel/ceiling.cuh>
+
+// The ceiling of $dtype x $dtype, accumulated in $accumulator
+$atom
+struct Config {
+  using A = $a;
+  using B = $b;
+  static constexpr int kTileM = $tile_m, kTileN = $tile_n, kTileK = $tile_k;
+  static constexpr int kConsumers = $consumers;
+  static constexpr int kStages = $stages;
+  using Atom = ::Atom;
+};
+
+using Kernel = gemmill::Ceiling<Config>;
+
+extern "C" __constant__ gemmill::CeilingSpec $spec_symbol = Kernel::spec();
+
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
+$entry(__grid_constant__ gemmill::CeilingParams const params) {
+  Kernel::run(params);
+}
+""")
+
+_OFFSETS = {"a": 0, "b": 8, "sums": 16, "tiles": 24, "steps": 28}
+"""Byte offset of each member of ``gemmill::CeilingParams``: three addresses, two int32."""
+_PARAMS_BYTES = 32
+
+
+def ceiling_config(dtype: DTypeName) -> GemmConfig:
+    """The GEMM whose mainloop a ceiling kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
+    output = default_output(DTYPES[dtype].stored_as or dtype)
+    accumulator = default_accumulator(dtype)
+    tile_k = 4 * resources.INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
+    return parse_name(
+        f"sm90a_{dtype}k16_{dtype}k16_{accumulator}_none_{output}n16_128x256x{tile_k}_1x1_cooperative_s{STAGES}"
+        "_m1_k1_linear"
+    )
+
+
+def emit_ceiling(config: GemmConfig) -> EmittedSource:
+    """The source of the ceiling kernel of a config that :func:`ceiling_config` made."""
+    fields = fields_of(config)
+    consumers = resources.consumer_warpgroups(fields)
+    entry = f"gemmill_ceiling_{config.a.dtype}"
+    launch = LaunchSpec(
+        entry=entry,
+        threads=resources.WARPGROUP * consumers,
+        cluster=(1, 1),
+        shared_bytes=config.stages * sum(resources.stage_bytes(fields)),
+        tile=(config.tile.m, config.tile.n),
+        boxes=(),
+        params_bytes=_PARAMS_BYTES,
+        offsets=_OFFSETS,
+    )
+    return EmittedSource(
+        name=f"ceiling of {config.a.dtype}",
+        text=_TEMPLATE.substitute(
+            slots(config, launch),
+            dtype=config.a.dtype,
+            accumulator=config.accumulator,
+            consumers=consumers,
+            atom=wgmma_atom(config),
+        ),
+        entry=entry,
+        spec_symbol=f"{entry}_spec",
+        constants={
+            "threads": launch.threads,
+            "shared_bytes": launch.shared_bytes,
+            "tile_m": launch.tile[0],
+            "tile_n": launch.tile[1],
+            "params_bytes": launch.params_bytes,
+            **{f"offset_{name}": offset for name, offset in launch.offsets.items()},
+        },
+        launch=launch,
+        headers_digest=headers_digest(),
+    )

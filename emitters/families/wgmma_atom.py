@@ -1,0 +1,99 @@
+"""The WGMMA instruction of a config as a C++ struct around one PTX statement.
+
+CuTe has the same atoms, thousands of them in 77,000 lines: parsing those took a third of a cold compilation and made
+the precompiled header twice as large (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from string import Template
+
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.legality.resources import (
+    INSTRUCTION_K_BYTES,
+    SUBTILE_M,
+    WARPGROUP,
+    atom_parts,
+    is_mixed,
+    multiplies_from_registers,
+)
+
+_TEMPLATE = Template("""\
+struct Atom {
+  using Register = $register;
+  static constexpr int kRegisters = $count;
+  static constexpr int kK = $k;
+
+  __device__ static void multiply($type_a, uint64_t b, Register (&d)[kRegisters], bool accumulate) {
+    asm volatile(
+        "{\\n.reg .pred p;\\nsetp.ne.b32 p, %$accumulate, 0;\\n"
+        "$instruction "
+$registers
+        "$a, %$b, p$modifiers;\\n}\\n"
+$operands
+        : $operand_a, "l"(b), "r"(int(accumulate)));
+  }
+};
+""")
+
+
+A_REGISTERS = 4
+"""Registers of a thread that hold 64 x 32 bytes of A."""
+_REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t", "r")}
+"""C++ type and asm constraint of an accumulator register, by accumulator type; f16 accumulators lie there in pairs."""
+
+
+def wgmma_atom(config: GemmConfig) -> str:
+    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async").
+
+    A and B come from shared memory, but A from registers where :func:`multiplies_from_registers` says so; one that is
+    narrower than B has been widened.
+    """
+    fields = fields_of(config)
+    from_registers = multiplies_from_registers(fields)
+    words = A_REGISTERS if from_registers else 1
+    accumulator = DTYPES[config.accumulator]
+    k = INSTRUCTION_K_BYTES // config.b.type.bytes
+    n = config.tile.n // atom_parts(fields)
+    count = SUBTILE_M * n * accumulator.bits // (32 * WARPGROUP)
+    register, constraint = _REGISTERS[config.accumulator]
+    return _TEMPLATE.substitute(
+        register=register,
+        count=count,
+        k=k,
+        instruction=(
+            f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
+            f".{config.accumulator}.{config.b.dtype if is_mixed(fields) else config.a.dtype}.{config.b.dtype}"
+        ),
+        registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
+        operands=textwrap.indent(
+            "\n".join(_wrapped((f'"+{constraint}"(d[{i}])' for i in range(count)), ": ", "")), " " * 8
+        ),
+        type_a=f"uint32_t const (&a)[{words}]" if from_registers else "uint64_t a",
+        operand_a=", ".join(f'"r"(a[{i}])' for i in range(words)) if from_registers else '"l"(a)',
+        a="{" + ", ".join(f"%{count + i}" for i in range(words)) + "}" if from_registers else f"%{count}",
+        b=count + words,
+        accumulate=count + words + 1,
+        modifiers="".join(f", {immediate}" for immediate in _modifiers(config)),
+    )
+
+
+def _modifiers(config: GemmConfig) -> tuple[int, ...]:
+    """What follows the predicate: signs of A and B but for integers, and majors of 16-bit operands in shared memory."""
+    signs = () if config.b.type.is_integer else (1, 1)
+    majors = tuple(int(x.major == "mn") for x in (config.a, config.b) if x.type.bits == config.b.type.bits == 16)
+    return signs + majors
+
+
+def _wrapped(items: Iterable[str], opening: str, closing: str) -> list[str]:
+    """A comma-separated list in lines that stay below 120 columns with their quotes and indentation."""
+    return textwrap.wrap(opening + ", ".join(items) + closing, 106, break_long_words=False, break_on_hyphens=False)
+
+
+def _quoted(lines: list[str]) -> str:
+    """Lines as adjacent C++ string literals."""
+    return "\n".join(f'        "{line} "' for line in lines)

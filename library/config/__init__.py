@@ -1,0 +1,1 @@
+"""The config of one kernel: its fields, their values, its name."""

@@ -1,0 +1,1 @@
+"""How the K of a tile is shared among CTAs: workspace and grid of each way."""

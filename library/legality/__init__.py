@@ -1,0 +1,1 @@
+"""Which configs are kernels: rules, resources, and the nearest legal config."""

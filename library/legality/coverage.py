@@ -1,0 +1,224 @@
+"""What the kernel families cover, and which rule names each hole: found by search of the legal space, not written down.
+
+``python -m gemmill.library.legality.coverage`` writes ``docs/coverage.md``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gemmill.library.config.domains import WORDS
+from gemmill.library.config.fields import Fields, Value
+from gemmill.library.config.model import FAMILIES
+from gemmill.library.legality.rules import DOMAINS
+from gemmill.library.legality.search import any_legal, obstacle
+
+OK = "ok"
+"""Stands in a cell for which there are kernels; otherwise the id of a rule does."""
+MAJORS = (*itertools.product(("k", "mn"), repeat=2), ("any", "any"))
+"""Majors of A and B; ``any``: strides along both extents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is asked of every schedule, and what the rules answer."""
+
+    given: Mapping[str, Value]
+    """The fields that are asked for. ``a.major`` and ``b.major`` are those of a problem, which kernels for ``any``
+    strides serve too."""
+    cells: Mapping[str, str]
+    """:data:`OK` or the id of a rule, by schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One view of the legal space."""
+
+    title: str
+    columns: tuple[str, ...]
+    """Headings of the columns before the schedules."""
+    rows: tuple[Row, ...]
+
+    def merged(self) -> list[tuple[str, ...]]:
+        """The rows as text, those with equal answers in one."""
+        return [(*labels, *cells) for labels, cells in _LABELS[self.title](self.rows)]
+
+
+def schedules() -> tuple[str, ...]:
+    """The columns: every schedule, in the order of the families."""
+    return tuple(FAMILIES)
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """All views: operands by type and majorness, outputs by type, targets, batches and decompositions of K."""
+    return (
+        Table("Operands", ("A x B", "sums in", "A, B major"), tuple(_operands())),
+        Table("Outputs", ("sums in", "D"), tuple(_outputs())),
+        Table("Targets", ("arch", "A and B"), tuple(_targets())),
+        Table("Batches and parts of K", ("batch", "K"), tuple(_schedulers())),
+    )
+
+
+def _row(given: Mapping[str, Value]) -> Row:
+    return Row(given, {schedule: _cell({"schedule": schedule, **given}) for schedule in schedules()})
+
+
+def _cell(given: Mapping[str, Value]) -> str:
+    served = {name: (given[name], "any") for name in ("a.major", "b.major") if name in given}
+    if any_legal({**given, **served}) is not None:
+        return OK
+    rule = obstacle(given)
+    assert rule is not None, f"{dict(given)} is legal, though not with strides of any kind"
+    return rule.id
+
+
+def _operands() -> Iterable[Row]:
+    for multiplied in _legal_values(("a.dtype", "b.dtype", "accumulator", "promote", "a.scale", "b.scale")):
+        for a, b in MAJORS:
+            yield _row({**multiplied, "a.major": a, "b.major": b})
+
+
+def _outputs() -> Iterable[Row]:
+    sums = dict.fromkeys(str(values["accumulator"]) for values in _legal_values(("accumulator",)))
+    outputs = dict.fromkeys(str(values["d.dtype"]) for values in _legal_values(("d.dtype",)))
+    for accumulator, d in itertools.product(sums, outputs):
+        yield _row({"accumulator": accumulator, "d.dtype": d})
+
+
+def _targets() -> Iterable[Row]:
+    pairs = ({"a.dtype": dtype, "b.dtype": dtype} for dtype in WORDS["a.dtype"])
+    multiplied = [pair for pair in pairs if any_legal(pair) is not None]
+    for arch, pair in itertools.product(WORDS["arch"], multiplied):
+        yield _row({"arch": arch, **pair})
+
+
+def _schedulers() -> Iterable[Row]:
+    for batching, decomposition in itertools.product(WORDS["scheduler.batching"], WORDS["scheduler.decomposition"]):
+        yield _row({"scheduler.batching": batching, "scheduler.decomposition": decomposition})
+
+
+def _legal_values(
+    names: Sequence[str], given: Mapping[str, Value] | None = None, known: Fields | None = None
+) -> Iterable[dict[str, Value]]:
+    """Every combination of values of some fields that some legal config has, beside what is ``given``.
+
+    ``known`` is one such config.
+    """
+    given = given or {}
+    if not names:
+        yield {}
+        return
+    name, *rest = names
+    for value in DOMAINS[name]:
+        wanted = {**given, name: value}
+        found = known if known is not None and known[name] == value else any_legal(wanted)
+        if found is not None:
+            for others in _legal_values(rest, wanted, found):
+                yield {name: value, **others}
+
+
+_Labelled = Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
+
+
+def _operand_labels(rows: Sequence[Row]) -> _Labelled:
+    """Pairings whose answers are equal for all majors share their rows; of those, equal ones are one, for all sums."""
+    answers: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        pairing = f"{row.given['a.dtype']} x {row.given['b.dtype']}"
+        answers.setdefault((pairing, _sums(row.given)), []).append(row)
+    alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
+    for (pairing, sums), members in answers.items():
+        alike.setdefault((sums, tuple(tuple(row.cells.values()) for row in members)), []).append(pairing)
+    merged: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (sums, cells), pairings in alike.items():
+        for answer in dict.fromkeys(cells):
+            majors = [" x ".join(pair) for pair, other in zip(MAJORS, cells, strict=True) if other == answer]
+            label = "all" if len(majors) == len(MAJORS) else _product(majors)
+            merged.setdefault((_product(pairings), label, answer), []).append(sums)
+    for (pairing, majors_label, answer), sums_of in merged.items():
+        yield (pairing, " · ".join(sums_of), majors_label), answer
+
+
+def _sums(given: Mapping[str, Value]) -> str:
+    """The accumulator, and how it is promoted and scaled."""
+    scales = [str(given[f"{operand}.scale"]) for operand in "ab"]
+    promoted = ", promoted" if given["promote"] else ""
+    scaled = f", scaled {' by '.join(scale for scale in scales if scale != 'none')}" if set(scales) != {"none"} else ""
+    return f"{given['accumulator']}{promoted}{scaled}"
+
+
+def _product(pairings: Sequence[str]) -> str:
+    """``a x b`` and the like as few products of lists: left sides with equal right sides in one."""
+    rights: dict[str, list[str]] = {}
+    for pairing in pairings:
+        left, right = pairing.split(" x ")
+        rights.setdefault(left, []).append(right)
+    lefts: dict[tuple[str, ...], list[str]] = {}
+    for left, others in rights.items():
+        lefts.setdefault(tuple(others), []).append(left)
+    return " · ".join(f"{', '.join(left)} x {', '.join(right)}" for right, left in lefts.items())
+
+
+def _output_labels(rows: Sequence[Row]) -> _Labelled:
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        key = str(row.given["accumulator"]), tuple(row.cells.values())
+        alike.setdefault(key, []).append(str(row.given["d.dtype"]))
+    for (accumulator, cells), outputs in alike.items():
+        yield (accumulator, ", ".join(outputs)), cells
+
+
+def _target_labels(rows: Sequence[Row]) -> _Labelled:
+    """Types whose answers are equal share a row of their target, and targets with equal rows one."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        alike.setdefault((str(row.given["arch"]), tuple(row.cells.values())), []).append(str(row.given["a.dtype"]))
+    merged: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (arch, cells), dtypes in alike.items():
+        merged.setdefault((", ".join(dtypes), cells), []).append(arch)
+    for (dtypes_label, cells), archs in merged.items():
+        yield (", ".join(archs), dtypes_label), cells
+
+
+def _scheduler_labels(rows: Sequence[Row]) -> _Labelled:
+    for row in rows:
+        given = row.given
+        yield (str(given["scheduler.batching"]), str(given["scheduler.decomposition"])), tuple(row.cells.values())
+
+
+_LABELS = {
+    "Operands": _operand_labels,
+    "Outputs": _output_labels,
+    "Targets": _target_labels,
+    "Batches and parts of K": _scheduler_labels,
+}
+
+
+def markdown() -> str:
+    """What ``docs/coverage.md`` must hold."""
+    lines = [
+        "# Coverage",
+        "",
+        "Made from the legality rules by `python -m gemmill.library.legality.coverage`; `gemmill list --coverage`",
+        "prints it. A cell is `ok` where some tile, cluster and number of stages make a legal kernel, and otherwise",
+        "names the rule without which there would be one (`gemmill explain NAME` says what a rule wants of a kernel).",
+        "No kernel multiplies types that no row pairs.",
+    ]
+    for table in tables():
+        heads = (*table.columns, *schedules())
+        lines += ["", f"## {table.title}", "", _line(heads), "|" + "---|" * len(heads)]
+        lines += [_line(row) for row in table.merged()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    (Path(__file__).resolve().parents[2] / "docs" / "coverage.md").write_text(markdown(), encoding="utf-8")

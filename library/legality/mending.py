@@ -1,0 +1,146 @@
+"""The nearest change that mends a broken rule."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gemmill.library.config.fields import Fields, Value
+from gemmill.library.legality.rule import Rule
+
+
+class _Choice(NamedTuple):
+    """A value that a field may have."""
+
+    distance: float
+    """How far it is from the old one."""
+    place: int
+    """Where it stands in the field's domain; :data:`_KEPT` for the old value."""
+    value: Value
+
+
+_KEPT = -1
+_Open = dict[str, tuple[_Choice, ...]]
+"""Fields that are not decided, and what is left for them: the old value, unless struck out, and others by distance."""
+
+
+def nearest_change(
+    rule: Rule, fields: Fields, keep: Sequence[Rule], domains: Mapping[str, tuple[Value, ...]]
+) -> dict[str, Value] | None:
+    """The smallest change of a broken rule's fields after which it holds, and ``keep`` still do; None without one.
+
+    The fewest fields; of changes of as many the nearest; of equally near ones that of the fields the rule names first.
+    """
+    mending = _Mending(rule, fields, keep, domains)
+    changes = (mending.of_size(size) for size in range(1, 1 + len(mending.names)))
+    return next((change for change in changes if change is not None), None)
+
+
+class _Mending:
+    """Search from what is broken: of a rule that a change breaks, some other field must change as well.
+
+    Each field is changed or kept in turn. A rule of which one field is still open strikes out the values that it
+    refuses (forward checking), often the old one: then that field must change.
+    """
+
+    def __init__(
+        self, rule: Rule, fields: Fields, keep: Sequence[Rule], domains: Mapping[str, tuple[Value, ...]]
+    ) -> None:
+        self.names = [name for name in rule.fields if not (name.startswith("c.") and fields["c.dtype"] == "none")]
+        self._rule = rule
+        self._fields = dict(fields)
+        self._rules_of = {name: [other for other in (rule, *keep) if name in other.fields] for name in self.names}
+        touched = dict.fromkeys(itertools.chain.from_iterable(self._rules_of.values()))
+        self._open = self._narrowed(touched, {name: _choices(name, fields[name], domains[name]) for name in self.names})
+
+    def of_size(self, size: int) -> dict[str, Value] | None:
+        """The nearest change of so many fields, where no change of fewer does."""
+        self._best: tuple[float, list[int], list[int]] | None = None
+        self._found: dict[str, Value] | None = None
+        if self._open is not None:
+            self._extend({}, [self._rule], self._open, size)
+        return self._found
+
+    def _extend(self, made: dict[str, _Choice], broken: list[Rule], free: _Open, left: int) -> None:
+        """Makes at most ``left`` more changes to ``free`` fields, for what is broken after those ``made``."""
+        if not broken:
+            self._compare(made)
+            return
+        so_far = sum(choice.distance for choice in made.values())
+        for name in self._suspects(broken, free, left):
+            old, rules = self._fields[name], self._rules_of[name]
+            choices, free = free[name], {other: choices for other, choices in free.items() if other != name}
+            for choice in choices:
+                if choice.place == _KEPT:
+                    continue
+                if self._best is not None and so_far + choice.distance > self._best[0]:
+                    break
+                self._fields[name] = choice.value
+                if left > 1 and (narrowed := self._narrowed(rules, free)) is not None:
+                    elsewhere = [rule for rule in broken if name not in rule.fields]
+                    here = [rule for rule in rules if not rule.allows(self._fields)]
+                    self._extend({**made, name: choice}, elsewhere + here, narrowed, left - 1)
+                elif left == 1 and all(rule.allows(self._fields) for rule in rules):
+                    self._compare({**made, name: choice})
+            self._fields[name] = old
+            kept = self._narrowed(rules, free) if left > 1 else free
+            if choices[0].place != _KEPT or kept is None:
+                break  # it had to change
+            free = kept
+
+    def _suspects(self, broken: list[Rule], free: _Open, left: int) -> list[str]:
+        """Fields of which one must change, those with the fewest values first; none where that takes too many."""
+        musts = [name for name, choices in free.items() if choices[0].place != _KEPT]
+        if len(musts) > left or not left:
+            return []
+        suspects = [[name for name in rule.fields if name in free] for rule in broken]
+        chosen = musts[:1] or min(suspects, key=len)
+        if left == 1:  # a single change has to mend them all
+            chosen = [name for name in chosen if all(name in others for others in suspects)]
+        return sorted(chosen, key=lambda name: len(free[name]))
+
+    def _narrowed(self, rules: Iterable[Rule], free: _Open) -> _Open | None:
+        """What is left once the rules of which one field is free have struck out values; None where that is nothing."""
+        narrowed = dict(free)
+        for rule in rules:
+            if "schedule" not in free and not rule.concerns(self._fields):
+                continue
+            undecided = [name for name in rule.fields if name in free]
+            if not undecided and not rule.allows(self._fields):
+                return None
+            if len(undecided) == 1:
+                (name,) = undecided
+                old = self._fields[name]
+                narrowed[name] = tuple(choice for choice in narrowed[name] if self._allowed(rule, name, choice))
+                self._fields[name] = old
+                if not narrowed[name]:
+                    return None
+        return narrowed
+
+    def _allowed(self, rule: Rule, name: str, choice: _Choice) -> bool:
+        self._fields[name] = choice.value
+        return rule.allows(self._fields)
+
+    def _compare(self, made: dict[str, _Choice]) -> None:
+        """Keeps the nearest change."""
+        changes = [(at, made[name]) for at, name in enumerate(self.names) if name in made]
+        key = sum(c.distance for _, c in changes), [at for at, _ in changes], [c.place for _, c in changes]
+        if self._best is None or key < self._best:
+            self._best, self._found = key, {self.names[at]: choice.value for at, choice in changes}
+
+
+def _choices(name: str, old: Value, domain: Sequence[Value]) -> tuple[_Choice, ...]:
+    """The old value of a field and the others of its domain, the nearest first."""
+    others = (_Choice(_distance(name, old, new), place, new) for place, new in enumerate(domain) if new != old)
+    return (_Choice(0, _KEPT, old), *sorted(others, key=lambda choice: choice.distance))
+
+
+def _distance(name: str, old: Value, new: Value) -> float:
+    """How far a change is: tuning is near, another tile or schedule farther, another GEMM farthest."""
+    group = name.partition(".")[0]
+    weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
+    if isinstance(old, int) and isinstance(new, int):
+        return weight * abs(math.log2(max(new, 1) / max(old, 1)))
+    return 2 * weight

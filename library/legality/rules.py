@@ -1,0 +1,255 @@
+"""Legality: every reason for which a config cannot become a kernel, each stated once and with a stable id.
+
+A rule is plain Python over the few fields that it declares. Loader, expander, selector and docs all use these; kernel
+sets evaluate a rule once for each distinct combination of its fields (:mod:`gemmill.library.manifest.grid`). What
+holds for all kernels is here, the rest with its family (:mod:`gemmill.library.families`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gemmill.library.config.domains import WORDS, one_of
+from gemmill.library.config.fields import Fields, Value, fields_of
+from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
+from gemmill.library.families.arithmetic import FP8
+from gemmill.library.families.direct import FP8_ARCHS
+from gemmill.library.legality.footprint import FAMILY, family_of
+from gemmill.library.legality.mending import nearest_change
+from gemmill.library.legality.resources import integer
+from gemmill.library.legality.rule import Rule
+
+SWIZZLES = (1, 2, 4, 8, 16)
+MAX_SPLITS = 256
+CLUSTER_SPLITS = (2, 3, 4)
+"""Blocks of a cluster that share K of a tile."""
+DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cooperative": ("tiles", "split", "fused", "stream", "cluster"),
+        "pingpong": ("tiles", "split", "fused", "cluster"),
+    }
+)
+"""The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
+BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
+)
+"""The kinds of batches that each family has; only strided ones where none are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a rule refuses a config, and the nearest legal change."""
+
+    rule: str
+    """Id of the rule."""
+    fields: tuple[str, ...]
+    """The fields the rule reads."""
+    says: str
+    """What is wrong, with the values on both sides."""
+    fix: Mapping[str, Value] | None
+    """The fields to change, and to what, for a config that breaks no rule at all; None when none was found."""
+
+    def __str__(self) -> str:
+        if self.fix is None:
+            return f"{self.rule}: {self.says}"
+        changes = ", ".join(f"{name} = {value}" for name, value in self.fix.items())
+        return f"{self.rule}: {self.says}; nearest legal change: {changes}"
+
+
+def _family(f: Fields) -> str | None:
+    family, schedule, arch = family_of(f), f["schedule"], f["arch"]
+    if family is None:
+        return f"there are no {schedule} kernels yet"
+    return None if arch in family.archs else f"{schedule} kernels are made for {one_of(family.archs)}, not for {arch}"
+
+
+def _swizzle(f: Fields) -> str | None:
+    swizzle = integer(f, "scheduler.swizzle")
+    return None if swizzle in SWIZZLES else f"swizzle is {swizzle}; it must be {one_of(SWIZZLES)}"
+
+
+def _splits(f: Fields) -> str | None:
+    splits, decomposition = integer(f, "scheduler.splits"), f["scheduler.decomposition"]
+    if decomposition in ("split", "fused"):
+        in_range = 2 <= splits <= MAX_SPLITS
+        return None if in_range else f"splits is {splits}; {decomposition} kernels take 2 to {MAX_SPLITS}"
+    if decomposition == "cluster":
+        allowed = splits in CLUSTER_SPLITS
+        return None if allowed else f"splits is {splits}; cluster kernels take {one_of(CLUSTER_SPLITS)}"
+    return None if splits == 1 else f"splits is {splits}; it must be 1 where the decomposition is {decomposition}"
+
+
+def _decomposition(f: Fields) -> str | None:
+    decomposition, schedule = f["scheduler.decomposition"], str(f["schedule"])
+    decompositions = DECOMPOSITIONS.get(schedule, ("tiles",))
+    if decomposition in decompositions:
+        return None
+    return f"there is no {decomposition} decomposition of {schedule} kernels; it must be {one_of(decompositions)}"
+
+
+def _batching(f: Fields) -> str | None:
+    batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
+    known = BATCHINGS.get(family, ("strided",))
+    return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
+
+
+def _epilogue_c(f: Fields) -> str | None:
+    epilogue, has_c = str(f["epilogue"]), f["c.dtype"] != "none"
+    if epilogue == LINEAR or parse(epilogue).reads_c == has_c:
+        return None
+    return f"there is {'a' if has_c else 'no'} C, which the epilogue {'never reads' if has_c else 'reads'}: {epilogue}"
+
+
+def _epilogue_integers(f: Fields) -> str | None:
+    if f["epilogue"] == LINEAR or f["d.dtype"] != "s32":
+        return None
+    return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {f['epilogue']}"
+
+
+def _epilogue_family(f: Fields) -> str | None:
+    epilogue = str(f["epilogue"])
+    if epilogue == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
+        return None
+    if f["arch"] == "sm70":
+        return f"expressions need instructions that {f['arch']} lacks; there the epilogue is {LINEAR}: {epilogue}"
+    if is_gated(epilogue):
+        return f"{f['schedule']} kernels do not pair columns: {epilogue}"
+    if f["arch"] not in FP8_ARCHS and (found := parse(epilogue).functions & frozenset(FP8)):
+        return f"{' and '.join(sorted(found))}() converts to fp8, which {f['arch']} cannot: {epilogue}"
+    if any(staged_formats(epilogue)):
+        return f"{f['schedule']} kernels have no TMA; leave out the majors of matrices: {epilogue}"
+    return None
+
+
+def _epilogue_groups(f: Fields) -> str | None:
+    batching, epilogue = f["scheduler.batching"], str(f["epilogue"])
+    if epilogue == LINEAR or batching == "strided":
+        return None
+    if batching == "array":
+        return f"array kernels have the linear epilogue only: {epilogue}"
+    if any(staged_formats(epilogue)):
+        return f"{batching} kernels move no matrices of an epilogue by TMA; leave out their majors: {epilogue}"
+    return None
+
+
+def _epilogue_gated(f: Fields) -> str | None:
+    if not is_gated(str(f["epilogue"])):
+        return None
+    if integer(f, "tile.n") % 16:
+        return f"tile N is {f['tile.n']}, and the epilogue pairs columns: it must be a multiple of 16"
+    if f["scheduler.decomposition"] != "split":
+        return None
+    return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
+
+
+EPILOGUE_C = Rule(
+    "epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"
+)
+"""An expression reads C if and only if there is one; also asked of texts for which a config says ``linear``."""
+
+RULES: tuple[Rule, ...] = (
+    Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
+    Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
+    Rule(
+        "decomposition",
+        ("scheduler.decomposition", "schedule"),
+        _decomposition,
+        "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
+    ),
+    Rule(
+        "scheduler-splits",
+        ("scheduler.splits", "scheduler.decomposition"),
+        _splits,
+        "gemmill: emitters/include/gemmill/scheduler",
+    ),
+    Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
+    Rule(
+        "epilogue-gated",
+        ("tile.n", "scheduler.decomposition", "epilogue"),
+        _epilogue_gated,
+        "gemmill: partial sums have the columns of D",
+    ),
+    Rule("epilogue-integers", ("d.dtype", "epilogue"), _epilogue_integers, "gemmill: expressions compute in f32"),
+    Rule(
+        "epilogue-groups",
+        ("scheduler.batching", "epilogue"),
+        _epilogue_groups,
+        "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
+    ),
+    EPILOGUE_C,
+    Rule(
+        "epilogue-family",
+        ("schedule", "epilogue", "arch"),
+        _epilogue_family,
+        "PTX ISA, max.NaN and tanh.approx: sm_80 and sm_75; gemmill: kernels that take expressions",
+    ),
+    *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
+)
+"""Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
+
+
+def _merged_domains() -> dict[str, tuple[Value, ...]]:
+    """The values that any family takes, of the fields that have no words."""
+    merged: dict[str, dict[Value, None]] = {}
+    for family in FAMILY.values():
+        for name, values in family.domains.items():
+            merged.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: tuple(values) for name, values in merged.items()}
+
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
+    {
+        **{name: tuple(word for word in words if word != "none") for name, words in WORDS.items()},
+        **{name: WORDS[name] for name in ("a.scale", "b.scale")},
+        **_merged_domains(),
+        "promote": (0, 4),
+        "scheduler.swizzle": SWIZZLES,
+        "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),
+    }
+)
+"""The values a fix may give to a field."""
+
+
+def verdicts(config: GemmConfig | Fields) -> list[Verdict]:
+    """All rules that a config breaks, each with the nearest legal change. Empty for a legal config."""
+    fields = fields_of(config) if isinstance(config, GemmConfig) else config
+    return [Verdict(rule.id, rule.fields, says, nearest_fix(rule, fields)) for rule, says in broken(fields)]
+
+
+def broken(config: GemmConfig | Fields) -> list[tuple[Rule, str]]:
+    """The rules that a config breaks, and what they say; without the search for legal changes."""
+    fields = fields_of(config) if isinstance(config, GemmConfig) else config
+    return [(rule, says) for rule in RULES if (says := rule.says(fields)) is not None]
+
+
+def legal(config: GemmConfig | Fields) -> bool:
+    """Whether a config breaks no rule."""
+    fields = fields_of(config) if isinstance(config, GemmConfig) else config
+    return all(rule.allows(fields) for rule in RULES)
+
+
+def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
+    """The smallest change after which a config that breaks ``rule`` breaks no rule at all; None when none was found.
+
+    Changes as few of the rule's own fields as it can. What else is broken, or breaks by that, is mended in turn.
+    """
+    fixed = dict(fields)
+    for target in (rule, *RULES):
+        if target.allows(fixed):
+            continue
+        unbroken = [other for other in RULES if other.allows(fixed)]
+        earlier = [other for other in RULES[: RULES.index(target)] if other in unbroken]
+        change = nearest_change(target, fixed, unbroken, DOMAINS) or nearest_change(target, fixed, earlier, DOMAINS)
+        if change is None:
+            return None
+        fixed.update(change)
+    if not legal(fixed):
+        return None
+    # A later change may have made an earlier one needless, and to take one back may make another so.
+    while needless := [n for n in fixed if fixed[n] != fields[n] and legal({**fixed, n: fields[n]})]:
+        fixed[needless[0]] = fields[needless[0]]
+    return {name: value for name, value in fixed.items() if value != fields[name]}

@@ -1,0 +1,237 @@
+"""Kernel sets: grids of candidates, filtered, judged by the rules, freed of duplicates, expanded lazily.
+
+Same manifest, same order, everywhere: grids in the order of the manifest, the last field of a config varying fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmill.library.config.domains import suggest
+from gemmill.library.config.fields import Value, config_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.errors import ManifestError
+from gemmill.library.legality.footprint import resolved_stages
+from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.rules import RULES
+from gemmill.library.manifest import expression
+from gemmill.library.manifest.grid import Cells, Grid, Predicate, Table
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What became of a kernel set's candidates: ``filtered``, refused, ``duplicates`` and ``legal`` add up to them."""
+
+    candidates: int
+    """Cells of all grids."""
+    filtered: int
+    """Candidates that a ``where`` or the preset left out."""
+    refused_by_rule: Mapping[str, int]
+    """Refused candidates by the id of the first rule they break; only rules that refused any."""
+    legal: int
+    """Kernels."""
+    duplicates: int
+    """Legal candidates that had come before."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One set of a manifest: a grid and its filters."""
+
+    grid: Grid
+    """The cross product; ``stages`` is an axis of numbers, or ``auto`` alone: both could name one kernel twice."""
+    where: tuple[Predicate, ...]
+    """A candidate must pass all of these."""
+
+    @cached_property
+    def passing(self) -> tuple[Table, ...]:
+        """The filters over the grid."""
+        return tuple(self.grid.tabulate(predicate) for predicate in self.where)
+
+    @cached_property
+    def rules(self) -> tuple[tuple[Rule, Table], ...]:
+        """Every rule for schedules of the grid, over the grid: true where it is kept."""
+        schedules = [{"schedule": schedule} for schedule in self.grid.values("schedule")]
+        concerning = (rule for rule in RULES if any(map(rule.concerns, schedules)))
+        return tuple((rule, self.grid.tabulate(rule.allows)) for rule in concerning)
+
+    @cached_property
+    def members(self) -> tuple[Predicate, ...]:
+        """What a config fulfils to be one of these candidates."""
+        axes = [member(axis.names, axis.values) for axis in self.grid.axes]
+        # Asked over grids of other sets: what divides by zero there alone is none of these candidates.
+        return (*axes, *(expression.guarded(predicate, axes) for predicate in self.where))
+
+    def any(self, rules: bool = True) -> bool:
+        """Whether any candidate passes the filters and, with ``rules``, breaks none of them."""
+        tables = [*self.passing, *(table for _, table in (self.rules if rules else ()))]
+        return any(_all(tables, cells).any() for cells in self.grid.blocks())
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named part of a kernel set: what passes the filters and matches one of the alternatives, if there are any."""
+
+    description: str = ""
+    where: tuple[Predicate, ...] = ()
+    alternatives: tuple[tuple[Predicate, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """The kernels that a manifest declares."""
+
+    name: str
+    description: str
+    sets: tuple[Candidates, ...]
+    presets: Mapping[str, Preset]
+
+    def expand(self, preset: str | None = None, where: str | None = None, legal: bool = True) -> Iterator[GemmConfig]:
+        """The configs, one at a time, in the same order everywhere, each once.
+
+        Args:
+            preset: only those of this preset.
+            where: only those that pass this filter (:mod:`gemmill.library.manifest.expression`).
+            legal: only those that break no rule.
+
+        Raises:
+            ManifestError: there is no such preset, or nothing is left to yield.
+            ExpressionError: ``where`` is no filter.
+        """
+        choice = self._choice(preset, where)
+        return self._expand(choice, legal, f"preset {preset}" if preset else "the set", where)
+
+    def _expand(self, choice: Preset, legal: bool, whole: str, where: str | None) -> Iterator[GemmConfig]:
+        empty = True
+        for index, candidates in enumerate(self.sets):
+            chosen = _Chosen(candidates, choice, self.sets[:index])
+            for cells in candidates.grid.blocks():
+                mask = chosen.filtered(cells)
+                if not mask.any():
+                    continue
+                if legal:
+                    for _, table in candidates.rules:
+                        mask &= table.over(cells)
+                mask &= ~chosen.repeated(cells)
+                for fields in candidates.grid.candidates(cells, mask):
+                    empty = False
+                    yield config_of(fields)
+        if empty:
+            suffix = f" passes {where!r}" if where else " is legal"
+            raise ManifestError(
+                f"{self.name}: no kernel of {whole}{suffix}; `gemmill list --count` says how many others there are"
+            )
+
+    def count(self, preset: str | None = None, where: str | None = None) -> Count:
+        """How many candidates there are and what becomes of them, without making a single config.
+
+        Raises:
+            ManifestError: there is no such preset.
+            ExpressionError: ``where`` is no filter.
+        """
+        choice = self._choice(preset, where)
+        filtered = legal = duplicates = 0
+        refused = {rule.id: 0 for rule in RULES}
+        for index, candidates in enumerate(self.sets):
+            chosen = _Chosen(candidates, choice, self.sets[:index])
+            for cells in candidates.grid.blocks():
+                mask = chosen.filtered(cells)
+                left = int(mask.sum())
+                filtered += mask.size - left
+                for rule, table in candidates.rules:
+                    mask &= table.over(cells)
+                    kept = int(mask.sum())
+                    refused[rule.id] += left - kept
+                    left = kept
+                mask &= ~chosen.repeated(cells)
+                kept = int(mask.sum())
+                duplicates += left - kept
+                legal += kept
+        return Count(
+            candidates=sum(candidates.grid.size for candidates in self.sets),
+            filtered=filtered,
+            refused_by_rule={rule: number for rule, number in refused.items() if number},
+            legal=legal,
+            duplicates=duplicates,
+        )
+
+    def holds(self, preset: Preset) -> bool:
+        """Whether any kernel is in a preset."""
+        for candidates in self.sets:
+            chosen = _Chosen(candidates, preset, ())
+            rules = [table for _, table in candidates.rules]
+            if any((chosen.filtered(cells) & _all(rules, cells)).any() for cells in candidates.grid.blocks()):
+                return True
+        return False
+
+    def _choice(self, preset: str | None, where: str | None) -> Preset:
+        if preset is not None and preset not in self.presets:
+            known = ", ".join(self.presets) or "none"
+            hint = suggest(preset, self.presets) or ";"
+            raise ManifestError(f"{self.name} has no preset {preset!r}{hint} its presets: {known}")
+        chosen = self.presets[preset] if preset is not None else Preset()
+        return Preset(chosen.description, (*chosen.where, *predicates(where)), chosen.alternatives)
+
+
+def predicates(where: str | None) -> tuple[Predicate, ...]:
+    """The predicates of a filter; none for None. Raises ExpressionError."""
+    return () if where is None else tuple(e.check for e in expression.parse(where))
+
+
+def member(names: tuple[str, ...], values: tuple[tuple[Value, ...], ...]) -> Predicate:
+    """Whether fields have one of the values; for ``stages`` these may include ``"auto"``."""
+    allowed = frozenset(values)
+    if names == ("stages",) and ("auto",) in allowed:
+        return lambda f: (f["stages"],) in allowed or f["stages"] == resolved_stages(f)
+    return lambda f: tuple(f[name] for name in names) in allowed
+
+
+class _Chosen:
+    """The filters of a preset over one set, and which of the set's candidates had come before."""
+
+    def __init__(self, candidates: Candidates, preset: Preset, earlier: tuple[Candidates, ...]) -> None:
+        self._grid = grid = candidates.grid
+        self._before = earlier
+        self.filters = (*candidates.passing, *(grid.tabulate(predicate) for predicate in preset.where))
+        self.alternatives = [[grid.tabulate(p) for p in alternative] for alternative in preset.alternatives]
+
+    @cached_property
+    def earlier(self) -> list[list[Table]]:
+        """What candidates of earlier sets fulfil, over the grid."""
+        return [
+            [self._grid.tabulate(predicate) for predicate in other.members]
+            for other in self._before
+            if other.grid.meets(self._grid)
+        ]
+
+    def filtered(self, cells: Cells) -> Mask:
+        mask = _all(self.filters, cells)
+        return mask & _any(self.alternatives, cells) if self.alternatives else mask
+
+    def repeated(self, cells: Cells) -> Mask:
+        return _any(self.earlier, cells)
+
+
+def _shape(cells: Cells) -> tuple[int, ...]:
+    return tuple(cut.stop - cut.start for cut in cells)
+
+
+def _all(tables: Sequence[Table], cells: Cells) -> Mask:
+    mask = np.ones(_shape(cells), dtype=np.bool_)
+    for table in tables:
+        mask &= table.over(cells)
+    return mask
+
+
+def _any(alternatives: list[list[Table]], cells: Cells) -> Mask:
+    mask = np.zeros(_shape(cells), dtype=np.bool_)
+    for tables in alternatives:
+        mask |= _all(tables, cells)
+    return mask

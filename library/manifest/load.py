@@ -1,0 +1,229 @@
+"""Loading manifests: YAML -> schema -> kernel set, with every fault of a file reported at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gemmill.library.config.domains import suggest
+from gemmill.library.errors import ExpressionError, ManifestError
+from gemmill.library.legality.rules import verdicts
+from gemmill.library.manifest import resolve
+from gemmill.library.manifest.document import INVALID, Document, Location, read_document
+from gemmill.library.manifest.kernelset import Candidates, KernelSet, Preset
+from gemmill.library.manifest.schema import FilteredSet, Manifest, PresetSpec
+from gemmill.library.manifest.validation import validated
+
+SHIPPED = Path(__file__).parents[2] / "manifests"
+"""The folder of the manifests that ship."""
+
+
+def shipped_manifests() -> list[str]:
+    """Names of the manifests that ship."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def shipped_manifest(name: str) -> Path:
+    """The file of a manifest that ships. Raises ManifestError for any other name."""
+    names = shipped_manifests()
+    if name not in names:
+        hint = suggest(name, names) or ";"
+        raise ManifestError(f"no manifest {name!r} ships{hint} those that do: {', '.join(names)}")
+    return SHIPPED / f"{name}.yaml"
+
+
+def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
+    """The kernel set that a manifest declares.
+
+    Args:
+        path: a YAML file, or as a string the name of a manifest that ships, such as ``bf16``.
+        legal: refuse sets and presets without a single legal kernel. Without it, one can ask what refuses them.
+
+    Raises:
+        ManifestError: the manifest is wrong; the message has a ``file:line:column: field: ...`` line for each fault.
+    """
+    ships = isinstance(path, str) and path in shipped_manifests()
+    source = _read(shipped_manifest(str(path)) if ships else Path(path), ())
+    sets = tuple(_candidates(source, legal))
+    source.document.check()  # without all sets, presets cannot be judged
+    kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets, legal)))
+    source.document.check()
+    return kernel_set
+
+
+@dataclass
+class _Source:
+    """One file: its head, and those of its sets and presets that have no faults."""
+
+    document: Document
+    head: Manifest
+    sets: dict[int, FilteredSet] = field(default_factory=dict)
+    presets: dict[str, PresetSpec] = field(default_factory=dict)
+    parent: _Source | None = None
+
+    def lineage(self) -> list[_Source]:
+        """The files it extends, the farthest first, and itself."""
+        return [*(self.parent.lineage() if self.parent else ()), self]
+
+
+def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
+    """Reads a file and those it extends.
+
+    Faults within its sets and presets are recorded in the document; with any other the file means nothing, and they
+    are raised together as a ManifestError.
+    """
+    document = read_document(path)
+    data = document.data
+    if not isinstance(data, dict):
+        if not document.faults:
+            document.fault((), f"is not a manifest: a mapping of {', '.join(Manifest.model_fields)}")
+        document.check()
+        raise AssertionError("a document without a mapping has a fault")
+    rest = {key: value for key, value in data.items() if key not in ("sets", "presets")}
+    head = validated(document, Manifest, rest, ())
+    if head is None:  # what the sets inherit may be sound all the same
+        with suppress(ValidationError):
+            inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
+            head = Manifest.model_validate({"name": "?", **inherited})
+    source = _Source(document, head or Manifest(name="?"))
+    for name, item in _items(document, data, "sets", list):
+        if part := validated(document, FilteredSet, item, ("sets", name)):
+            source.sets[name] = part
+    for name, item in _items(document, data, "presets", dict):
+        if preset := validated(document, PresetSpec, item, ("presets", name)):
+            source.presets[name] = preset
+    if "extends" not in rest and not data.get("sets"):
+        document.fault(("sets",), "there are no kernels: list sets, or name a manifest to extend")
+    target = _extended(document, rest.get("extends"), (*chain, path))
+    if target:
+        try:
+            source.parent = _read(target, (*chain, path))
+            source.parent.document.check()
+        except ManifestError as error:
+            document.fault(("extends",), f"{target} has faults")
+            raise ManifestError(f"{error}\n{document.report()}") from None
+    if head is None or (head.extends is not None and target is None):
+        document.check()
+    return source
+
+
+def _items(document: Document, data: dict[str, object], key: str, kind: type[Any]) -> Iterable[tuple[Any, object]]:
+    value = data.get(key, kind())
+    if isinstance(value, kind):
+        return value.items() if isinstance(value, dict) else enumerate(value)
+    if value is not INVALID:
+        document.fault((key,), f"must be a {'list' if kind is list else 'mapping'}")
+    return ()
+
+
+def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path | None:
+    """The file that a manifest extends; None, with a fault, where there is no such file."""
+    if not isinstance(name, str):  # it extends none, or the schema has found the fault
+        return None
+    if name in shipped_manifests():
+        target = shipped_manifest(name)
+    elif "/" in name or name.endswith((".yaml", ".yml")):
+        target = document.path.parent / name
+    else:
+        shipped = shipped_manifests()
+        hint = suggest(name, shipped) or ";"
+        message = f"no manifest {name!r} ships{hint} those that do: {', '.join(shipped)}; a file's name ends in .yaml"
+        document.fault(("extends",), message)
+        return None
+    try:
+        circular = target.resolve(strict=True) in [path.resolve() for path in chain]
+    except (OSError, ValueError, RuntimeError) as error:  # the latter: a loop of links
+        document.fault(("extends",), f"{str(target)!r} cannot be read: {getattr(error, 'strerror', None) or error}")
+        return None
+    if circular:
+        circle = " -> ".join(path.name for path in (*chain, target))
+        document.fault(("extends",), f"manifests extend each other in a circle: {circle}")
+        return None
+    return target
+
+
+def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
+    """The sets of a manifest and of those it extends; contradictions become faults of the manifest."""
+    lineage = source.lineage()
+    defaults = reduce(lambda general, ancestor: resolve.merged(ancestor.head.defaults, general), lineage, resolve.BASE)
+    document = source.document
+    for depth, ancestor in enumerate(lineage):
+        outer = tuple(p for heir in lineage[depth:] for p in resolve.filters(heir.head.where))
+        for index, own in ancestor.sets.items():
+            at: Location = ("sets", index) if ancestor is source else ("extends",)
+            which = "" if ancestor is source else f"sets[{index}] of {ancestor.document.path.name}: "
+            spec = resolve.merged(own, defaults)
+            if open_fields := resolve.missing(spec):
+                document.fault(at, f"{which}{', '.join(open_fields)} missing; give a value here or in defaults")
+                continue
+            if (number := resolve.candidates(spec)) > resolve.MAX_CANDIDATES:
+                document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
+                continue
+            if says := resolve.contradiction(spec):
+                document.fault(_given(document, at, "epilogue"), f"{which}{says}")
+                continue
+            parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
+            whole = [Candidates(part.grid, (*part.where, *outer)) for part in parts] if outer else parts
+            if ancestor is not source:
+                yield from whole
+            elif _sound(document, parts, at, legal):
+                if outer and _is_emptied(whole):
+                    document.fault(("where",), f"no candidate passes of sets[{index}]")
+                else:
+                    yield from whole
+
+
+def _is_emptied(parts: Sequence[Candidates]) -> bool:
+    """Whether filters leave no candidate; not where they cannot be evaluated, which is a fault of its own."""
+    with suppress(ExpressionError):
+        return not any(part.any(rules=False) for part in parts)
+    return False
+
+
+def _given(document: Document, at: Location, key: str) -> Location:
+    """Where a set gives a key, or the set, if it is inherited."""
+    return (*at, key) if (*at, key) in document.values else at
+
+
+def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal: bool) -> bool:
+    """Whether sets hold a candidate, or with ``legal`` a kernel; if not, a fault says what is in the way."""
+    where = _given(document, at, "where")
+    try:
+        passing = [part for part in parts if part.any(rules=False)]
+        if not passing:
+            document.fault(where, "no candidate passes")
+        elif legal and not any(part.any() for part in parts):
+            first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
+            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
+        else:
+            return True
+    except ExpressionError as error:
+        document.fault(where, str(error))
+    return False
+
+
+def _presets(source: _Source, sets: tuple[Candidates, ...], legal: bool) -> Iterator[tuple[str, Preset]]:
+    """A manifest's presets, and inherited ones that keep a kernel here; an own one that keeps none is a fault."""
+    document, kernels = source.document, KernelSet("", "", sets, {})
+    if not _sound(document, sets, (), legal):
+        return
+    specs = {name: spec for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
+    for name, spec in specs.items():
+        at: Location = ("presets", name)
+        preset = resolve.preset(spec)
+        try:
+            if not legal or kernels.holds(preset):
+                yield name, preset
+            elif name in source.presets:
+                document.fault(at, "no kernel of the manifest is in the preset")
+            for index, alternative in enumerate(preset.alternatives if legal and name in source.presets else ()):
+                if not kernels.holds(Preset(alternatives=(alternative,))):
+                    document.fault((*at, "match", index), "no kernel of the manifest matches")
+        except ExpressionError as error:
+            document.fault((*at, "where") if name in source.presets else ("extends",), f"preset {name}: {error}")

@@ -1,0 +1,88 @@
+"""Parts of a document checked against the schema's models; what pydantic objects to becomes faults with a place."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gemmill.library.config.domains import one_of, suggest
+from gemmill.library.manifest import schema
+from gemmill.library.manifest.document import INVALID, Document, Location
+
+Model = TypeVar("Model", bound=schema.Spec)
+
+_MODELS: dict[str, type[schema.Spec]] = {
+    "sets": schema.FilteredSet,
+    "defaults": schema.SetSpec,
+    "match": schema.SetSpec,
+    "a": schema.InputSpec,
+    "b": schema.InputSpec,
+    "c": schema.OutputSpec,
+    "d": schema.OutputSpec,
+    "tile": schema.TileSpec,
+    "cluster": schema.ClusterSpec,
+    "scheduler": schema.SchedulerSpec,
+}
+"""The model of the mappings under a key."""
+
+
+def validated(document: Document, model: type[Model], data: object, at: Location) -> Model | None:
+    """``data``, which stands at ``at``, as a model; None when it has faults, which are then recorded."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            _record(document, detail, at)
+        return None
+
+
+def _record(document: Document, detail: ErrorDetails, at: Location) -> None:
+    location = at
+    for part in detail["loc"]:  # pydantic's locations also hold union tags and the index 0 of a lone value
+        if (*location, part) in document.values:
+            location = (*location, part)
+    value, context = detail["input"], detail.get("ctx", {})
+    if value is INVALID or any(location[:end] in document.invalid for end in range(len(location) + 1)):
+        return
+    key = detail["type"] == "extra_forbidden"
+    document.fault(location, _message(detail, location), key=key, column=context.get("column"))
+
+
+def _message(detail: ErrorDetails, location: Location) -> str:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    written = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
+    match kind:
+        case "extra_forbidden":
+            allowed = tuple(_model(location[:-1]).model_fields)
+            return f"unknown field{suggest(str(location[-1]), allowed) or ','} allowed: {', '.join(allowed)}"
+        case "missing":
+            return f"{detail['loc'][-1]} is missing"
+        case "literal_error":
+            words = re.findall(r"[\w.-]+", context["expected"].replace(" or ", " "))
+            return f"is {written}{suggest(str(value), words) or ';'} it must be {one_of(words)}"
+        case "int_type" if isinstance(value, str) and value.isdecimal():
+            return f"is the text {written}; it must be an integer, so remove the quotes"
+        case "int_type":
+            return f"is {written}; it must be an integer"
+        case "greater_than":
+            return f"is {written}; it must be at least 1"
+        case "string_type":
+            return f"is {written}; it must be text"
+        case "string_too_short":
+            return "is empty"
+        case "model_type":
+            return f"is {written}; it must be a mapping of {', '.join(_model(location).model_fields)}"
+    return detail["msg"]
+
+
+def _model(location: Location) -> type[schema.Spec]:
+    """The model of the mapping at a location."""
+    names = [part for part in location if isinstance(part, str)]
+    if not names:
+        return schema.Manifest
+    if len(names) == 2 and names[0] == "presets":
+        return schema.PresetSpec
+    return _MODELS[names[-1]]

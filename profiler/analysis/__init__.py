@@ -1,0 +1,1 @@
+"""What records say: figures and reports."""

@@ -1,0 +1,138 @@
+"""What records say of each problem: the best kernel, the baselines, and how good the selector's choice was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement
+from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
+
+
+class Run(NamedTuple):
+    """Where times may be compared: one problem on one GPU, by one state of the sources."""
+
+    problem: GemmProblem
+    gpu: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one run says of its problem. Finalists and baselines were timed side by side; the rest was timed briefly."""
+
+    run: Run
+    finalists: Mapping[str, Measurement]
+    """Kernels timed at length, by name."""
+    screened: Mapping[str, Measurement]
+    """Kernels that were only timed briefly, and were slower then, by name."""
+    failed: tuple[Measurement, ...]
+    baselines: Mapping[str, Measurement]
+    """Those that have such a GEMM, by name."""
+
+    @property
+    def baseline(self) -> Measurement | None:
+        """cuBLAS through PyTorch, which ratios are to; None where it has no such GEMM."""
+        return next((self.baselines[name] for name in THROUGH_TORCH if name in self.baselines), None)
+
+    @property
+    def best(self) -> Measurement | None:
+        """The fastest finalist."""
+        return min(self.finalists.values(), key=_costs(self.finalists.values()), default=None)
+
+    def over(self, kernel: Measurement | None, baseline: str) -> float | None:
+        """Speed of a kernel relative to a baseline, above 1 is faster; None where either was not timed.
+
+        Both count relative to cuBLAS where it was timed, as two sweeps of one problem run at different clocks.
+        """
+        other = self.baselines.get(baseline)
+        if kernel is None or kernel.us is None or other is None:
+            return None
+        cost = _costs([kernel, other])
+        return cost(other) / cost(kernel)
+
+    def reached(self, kernels: Sequence[str]) -> float | None:
+        """Speed of the fastest of some kernels relative to the best: 1 if it is among them, None if none was timed.
+
+        Finalists count first: what was timed briefly was timed at other clocks.
+        """
+        known = [stage[name] for stage in (self.finalists, self.screened) for name in kernels if name in stage]
+        if self.best is None or not known:
+            return None
+        known = [m for m in known if m.stage == "final"] or known
+        cost = _costs([self.best, *known])
+        return cost(self.best) / min(map(cost, known))
+
+
+def _costs(measurements: Iterable[Measurement]) -> Callable[[Measurement], float]:
+    """What measurements of one problem are ranked by: times over cuBLAS's beside them where all have such, since those
+    of two sweeps were at other clocks."""
+    return _over_cublas if all(m.ratio for m in measurements) else _us
+
+
+def _over_cublas(measurement: Measurement) -> float:
+    return 1 / measurement.ratio if measurement.ratio else math.inf
+
+
+def _us(measurement: Measurement) -> float:
+    return math.inf if measurement.us is None else measurement.us
+
+
+def figures(measurements: Iterable[Measurement]) -> list[Figures]:
+    """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
+    runs: dict[Run, dict[str, Measurement]] = {}
+    for m in measurements:
+        runs.setdefault(Run(m.problem, m.gpu, m.commit), {})[m.kernel] = m
+    result = []
+    for run, by_name in runs.items():
+        kernels = {name: m for name, m in by_name.items() if name not in BASELINES}
+        timed = {name: m for name, m in kernels.items() if m.us is not None}
+        result.append(
+            Figures(
+                run,
+                {name: m for name, m in timed.items() if m.stage == "final"},
+                {name: m for name, m in timed.items() if m.stage == "screen"},
+                tuple(m for m in kernels.values() if m.stage == "failed"),
+                {name: m for name, m in by_name.items() if name in BASELINES and m.us is not None},
+            )
+        )
+    return result
+
+
+def formats(problem: GemmProblem) -> str:
+    """Types and majors in short, as in ``bf16 k x bf16 k, bf16 n``; what else makes a problem another follows."""
+    p = problem
+    text = f"{p.a_dtype} {p.a_major} x {p.b_dtype} {p.b_major}, {p.d_dtype} {p.d_major}"
+    others = (
+        (p.c_dtype is not None, f"C {p.c_dtype} {p.c_major}"),
+        (p.accumulator not in ("f32", "s32", "f64"), f"sums {p.accumulator}"),
+        (p.promote and p.a_scale == "none", "promoted"),
+        (p.a_scale != "none", f"A scaled {p.a_scale}"),
+        (p.batching != "strided", p.batching),
+        (p.epilogue != "linear", p.epilogue),
+    )
+    return ", ".join([text, *(word for applies, word in others if applies)])
+
+
+def moved_bytes(problem: GemmProblem) -> float:
+    """Bytes of A, B, C and D, each moved once; of groups, as if all were of one size."""
+    p = problem.typical()
+    matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
+    if p.c_dtype is not None:
+        matrices.append((p.c_dtype, p.m * p.d_columns))
+    return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices)
+
+
+def intensity(problem: GemmProblem) -> float:
+    """Operations a byte of A, B, C and D, each moved once."""
+    return problem.flops / moved_bytes(problem)
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """None of no values."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None

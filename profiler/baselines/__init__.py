@@ -1,0 +1,1 @@
+"""What kernels are measured beside: cuBLAS, cuBLASLt, Triton, nvMatmulHeuristics."""

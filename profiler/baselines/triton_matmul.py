@@ -1,0 +1,112 @@
+"""The same GEMM by a persistent Triton kernel, the fastest of a handful of tiles.
+
+Triton, which comes with PyTorch, is treated as ``Any`` and imported where it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.baselines.cublas import Baseline
+from gemmill.profiler.measure.operands import OperandSet, torch
+from gemmill.profiler.measure.timing import Launch, fastest
+
+BAND = 8
+"""Rows of tiles that are walked together."""
+TILE_K_BYTES = 128
+"""A stage's K: the widest swizzle of TMA."""
+TILES = (
+    # M, N, warps, stages
+    (128, 256, 8, 3),
+    (128, 256, 8, 2),
+    (256, 128, 8, 3),
+    (128, 128, 8, 4),
+    (64, 256, 4, 4),
+    (64, 128, 4, 5),
+    (64, 64, 4, 6),
+)
+"""What is tried."""
+
+
+def missing() -> str:
+    """Why Triton cannot be used in this process; empty where it can."""
+    try:
+        importlib.import_module("gemmill.profiler.baselines.triton_kernel")
+        importlib.import_module("triton.tools.tensor_descriptor")
+    except ImportError as error:
+        return f"Triton cannot be imported ({error}); pip install 'gemmill[cu13,torch]'"
+    return "" if torch().cuda.get_device_capability() >= (9, 0) else "its kernel needs TMA, a Hopper GPU or newer"
+
+
+def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
+    """The fastest tile's kernel on each operand set; None for what the kernel is not written for.
+
+    It has bf16, f16 and 8-bit types with sums in 32 bits, fp8 with fast accumulation; A and B K-major, no C, no batch.
+
+    Raises:
+        UnsupportedProblemError: rows are not multiples of 16 bytes, no tile fits, or Triton does not compile it.
+    """
+    a, d = problem.a_dtype, problem.d_dtype
+    exact, fp8 = a == "s8", a in ("e4m3", "e5m2")
+    if (
+        a != problem.b_dtype
+        or not (exact or fp8 or a in ("bf16", "f16"))
+        or problem.accumulator != ("s32" if exact else "f32")
+        or d not in (("s32",) if exact else ("bf16", "f16", "f32") if fp8 else (a, "f32"))
+        or (problem.a_major, problem.b_major) != ("k", "k")
+        or (problem.c_dtype, problem.batch, problem.promote, problem.a_scale) != (None, 1, 0, "none")
+    ):
+        return None
+    if min(problem.a_align, problem.b_align, problem.d_align) < 16:
+        raise UnsupportedProblemError(f"TMA needs rows of a multiple of 16 bytes; {problem} has others")
+    triton = importlib.import_module("triton")
+    launches: list[Launch] = []
+    for tile in TILES:
+        launch = _launch(problem, operands, *tile)
+        try:
+            launch(0)
+        except triton.OutOfResources:  # of shared memory: D in 32 bits takes more
+            continue
+        except triton.TritonError as error:
+            says = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UnsupportedProblemError(f"Triton does not compile the kernel for {problem}: {says}") from None
+        launches.append(launch)
+    if not launches:
+        raise UnsupportedProblemError(f"no tile of the Triton kernel fits {problem}")
+    return Baseline(problem, operands, launches[fastest(launches, problem, len(operands))])
+
+
+def arguments(problem: GemmProblem, operands: OperandSet) -> tuple[Any, Any, Any]:
+    """What the kernel multiplies, (rows, K), and what it writes: of an m-major D its transpose, B^T A^T."""
+    left, right, d = operands.a, operands.b.mT, operands.d
+    return (left, right, d) if problem.d_major == "n" else (right, left, d.mT)
+
+
+def _launch(
+    problem: GemmProblem, operands: Sequence[OperandSet], tile_m: int, tile_n: int, warps: int, stages: int
+) -> Launch:
+    kernel = importlib.import_module("gemmill.profiler.baselines.triton_kernel").multiply
+    descriptor = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
+    language = importlib.import_module("triton.language")
+    tile_k = TILE_K_BYTES // DTYPES[problem.a_dtype].bytes
+    blocks = [tile_m, tile_k], [tile_n, tile_k], [tile_m, tile_n]
+    given = [
+        [descriptor(tensor, block) for tensor, block in zip(arguments(problem, own), blocks, strict=True)]
+        for own in operands
+    ]
+    (m, _), (n, k) = (tensor.shape for tensor in arguments(problem, operands[0])[:2])
+    sms = torch().cuda.get_device_properties(operands[0].d.device).multi_processor_count
+    programs = min(sms, -(-m // tile_m) * -(-n // tile_n))
+    sums = language.int32 if problem.accumulator == "s32" else language.float32
+
+    def launch(index: int) -> None:
+        kernel[(programs,)](
+            *(*given[index], m, n, k, sums, tile_m, tile_n, tile_k, BAND), num_warps=warps, num_stages=stages
+        )
+
+    return launch

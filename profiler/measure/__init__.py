@@ -1,0 +1,1 @@
+"""How one kernel on one problem is measured and verified."""

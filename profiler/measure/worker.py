@@ -1,0 +1,397 @@
+"""The process that a sweep measures in: a kernel that faults or hangs takes it along, and nothing else.
+
+The sweep sends a :class:`Unit` at a time. The worker says which kernel it is about to run (:class:`Running`), so that
+the sweep knows after a crash whose it was, and at last gives a :class:`Report`. A CUDA fault poisons the process's
+context: the worker says what it knows (:class:`Fault`) and ends.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from gemmill import __version__
+from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.baselines.baseline import BASELINES, absent
+from gemmill.profiler.measure.operands import (
+    BETA,
+    OperandSet,
+    make_operands,
+    natural_alpha,
+    plan_options,
+    poison,
+    torch,
+)
+from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
+from gemmill.profiler.measure.telemetry import summarise as summarise_readings
+from gemmill.profiler.measure.timing import (
+    Launch,
+    Timing,
+    capture,
+    launches_per_replay,
+    replay_seconds,
+    summarise,
+    time_rounds,
+)
+from gemmill.profiler.measure.verify import Reference, reference
+from gemmill.runtime.api.matmul import plan
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.artifact import Artifact
+
+READ_EVERY = 4
+"""Rounds between two readings of clocks and power."""
+
+Stage = Literal["failed", "screen", "final"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How thoroughly to measure."""
+
+    screen_rounds: int = 4
+    """Replays of every kernel's graph in the first stage."""
+    finalists: int | None = 8
+    """Kernels that the last stage measures again, beside the baselines; None: all."""
+    final_rounds: int = 32
+    """Replays of each in the last stage."""
+    seed: int = 0
+    """Seed of the operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The GPU that is measured."""
+
+    gpu: str
+    """Name that the driver reports."""
+    uuid: str
+    driver: str
+    """Version of the driver."""
+    cuda: str
+    """CUDA version of torch and its cuBLAS."""
+    torch: str
+    """Version of torch."""
+    gemmill: str = __version__
+    """Version of gemmill in the process that measures."""
+    capability: tuple[int, int] = DEFAULT_GPU.capability
+    """Compute capability."""
+    absent: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Baselines that cannot be had there, and why."""
+
+
+def this_machine() -> tuple[Machine, Telemetry]:
+    """The GPU that torch calls 0, and its telemetry.
+
+    Raises:
+        DeviceError: there is no GPU, no torch, or no telemetry.
+    """
+    if not torch().cuda.is_available():
+        raise DeviceError("profiling needs a GPU, and PyTorch finds none; gemmill doctor says more")
+    properties = torch().cuda.get_device_properties(0)
+    uuid = f"GPU-{properties.uuid}"
+    telemetry = open_telemetry(uuid)
+    versions = telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
+    capability = properties.major, properties.minor
+    return Machine(properties.name, uuid, *versions, capability=capability, absent=absent()), telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One problem and the kernels to be measured on it, side by side."""
+
+    problem: GemmProblem
+    configs: tuple[GemmConfig, ...]
+    """The likely best first, where time is limited."""
+    pinned: tuple[str, ...] = ()
+    """Names of kernels that are finalists however slow they look at first."""
+    seconds: float | None = None
+    """Time for all of it; None: as long as it takes."""
+    artifacts: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
+    """The compiled kernels by name, in their form on disk: what is measured is what the sweep knows the digest of,
+    whatever compilers and stores there are where it is measured."""
+    baselines: tuple[str, ...] = tuple(BASELINES)
+    """What they are compared with: names of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the kernels, then of the baselines."""
+        return (*map(kernel_name, self.configs), *self.baselines)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one kernel, or of a baseline, on a problem."""
+
+    kernel: str
+    """Kernel name, or one of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
+    stage: Stage
+    """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
+    timing: Timing | None = None
+    """None where it failed."""
+    verified: bool = False
+    """Whether every element of D was within its bound."""
+    error: float | None = None
+    """Largest error in multiples of an element's bound; None where it was not verified."""
+    says: str = ""
+    """Why it failed."""
+
+    @property
+    def us(self) -> float:
+        """Microseconds of a launch; 0 where it was not timed."""
+        return self.timing.median if self.timing else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All outcomes of a unit, and the state of the GPU meanwhile."""
+
+    outcomes: tuple[Outcome, ...]
+    reading: Reading | None
+    """None where nothing was timed."""
+    untried: int = 0
+    """Kernels for which there was no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Word of which kernel is about to run; its name is empty while none is."""
+
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The worker cannot start: no GPU, no torch. Nothing can be measured."""
+
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The GPU or the host gave an error that this process cannot go on from."""
+
+    says: str
+
+
+def serve(descriptor: int) -> None:
+    """Body of a worker: takes :class:`Options` and then units from a pipe, until the pipe ends."""
+    with Connection(descriptor) as connection, suppress(EOFError, BrokenPipeError):
+        options: Options = connection.recv()
+        try:
+            bench = _Bench(options, connection.send)
+        except GemmillError as error:
+            connection.send(Refusal(str(error)))
+            return
+        connection.send(bench.machine)
+        while True:
+            unit: Unit = connection.recv()
+            try:
+                report = bench.measure(unit)
+            except (GemmillError, RuntimeError) as error:  # torch's errors, CUDA's among them, are RuntimeErrors
+                connection.send(Fault(f"{type(error).__name__}: {error}".partition("\n")[0]))
+                return
+            connection.send(report)
+
+
+class _Clock:
+    """Seconds that a unit may take, and those that are left."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._start = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self._start)
+
+
+class _Bench:
+    """Measures units in this process."""
+
+    def __init__(self, options: Options, send: Callable[[Running], None]) -> None:
+        self.machine, self.telemetry = this_machine()
+        self.options = options
+        self.send = send
+        self.registry = Registry(manifests=[])
+        self.kernels: set[str] = set()
+        self.stream = torch().cuda.Stream()
+
+    def runs(self, kernel: str) -> None:
+        """Leave word of which kernel is about to run."""
+        self.send(Running(kernel))
+
+    def measure(self, unit: Unit) -> Report:
+        """Verify every kernel, time all that are right, then the best of them and the baselines.
+
+        Where its seconds are limited, half of them may go to verifying all kernels and a first look at them: those that
+        come last are then left out. While there is time for it, the slower half drops out and the rest is timed for
+        twice as many rounds (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
+        """
+        clock = _Clock(unit.seconds)
+        self.runs("")
+        torch().cuda.empty_cache()  # operands of another size
+        problem = unit.problem
+        operands = make_operands(problem, self.options.seed)
+        launches, outcomes = self.verified(unit, operands, clock)
+        baselines = {name: launches.pop(name) for name in BASELINES if name in launches}
+        launches_each = launches_per_replay(problem, len(operands))
+        readings: list[Reading] = []
+
+        def captured(candidates: dict[str, Launch]) -> dict[str, Any]:
+            graphs = {}
+            for name, launch in candidates.items():
+                self.runs(name)
+                graphs[name] = capture(launch, len(operands), launches_each, self.stream)
+            return graphs
+
+        def timed(graphs: dict[str, Any], rounds: int, stage: Stage) -> list[str]:
+            """Time candidates, note their outcomes, and return their names, the fastest first."""
+            if not graphs:
+                return []
+
+            def read(round_: int) -> None:
+                if round_ % READ_EVERY == 0:
+                    next(iter(graphs.values())).replay()  # the reading shows a GPU at work
+                    self.runs("")
+                    readings.append(self.telemetry.read())
+                    torch().cuda.synchronize()
+
+            samples = time_rounds(graphs, launches_each, rounds, self.runs, read)
+            for name, values in samples.items():
+                outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values))
+            return sorted(samples, key=lambda name: statistics.median(samples[name]))
+
+        def seconds(names: Iterable[str]) -> float:
+            """What a round of these takes."""
+            return sum(outcomes[name].us for name in names) * launches_each / 1e6
+
+        graphs = captured(launches)
+        rounds, last = self.options.screen_rounds, self.options.finalists
+        ranked = timed(graphs, rounds, "screen")
+        while unit.seconds is not None and last is not None and len(ranked) // 2 > last:
+            better, rounds = ranked[: len(ranked) // 2], 2 * rounds
+            if clock.left < rounds * seconds(better) + self.options.screen_rounds * seconds(ranked[:last]):
+                break
+            ranked = timed({name: graphs[name] for name in better}, rounds, "screen")
+        chosen = set(ranked[:last]) | set(unit.pinned)
+        graphs = {name: graph for name, graph in graphs.items() if name in chosen}
+        rounds = self.options.final_rounds
+        if unit.seconds is not None and graphs:
+            each = seconds(graphs) * (1 + len(baselines) / len(graphs))
+            rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / each)))
+        graphs |= captured(baselines)
+        timed(graphs, rounds, "final")
+        return Report(
+            tuple(outcomes.values()),
+            summarise_readings(readings) if graphs else None,
+            len({kernel_name(config) for config in unit.configs} - set(outcomes)),
+        )
+
+    def verified(
+        self, unit: Unit, operands: list[OperandSet], clock: _Clock
+    ) -> tuple[dict[str, Launch], dict[str, Outcome]]:
+        """Run kernels once against the reference: launches of those that are right, and all outcomes so far.
+
+        All kernels, or where time is limited as many as there are finalists, and more while half of it is left once
+        they have been looked at.
+
+        The baselines that have this GEMM are among them, right or not: cuBLAS may sum in halves of lower precision.
+        """
+        alpha = natural_alpha(unit.problem)
+        expected = reference(unit.problem, operands[0], alpha, BETA)
+        launches: dict[str, Launch] = {}
+        outcomes: dict[str, Outcome] = {}
+        # A capture and the first rounds.
+        screening = (1 + self.options.screen_rounds) * replay_seconds(unit.problem, len(operands))
+        for config in unit.configs:
+            left = clock.left - len(launches) * screening
+            tried = launches if clock.left > 0 else outcomes  # those that fail take time as well
+            if left < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
+                break
+            name = kernel_name(config)
+            self.runs(name)
+            try:
+                launch = self.launch(config, unit, operands)
+            except (UnsupportedProblemError, OperandError, CompileError, DeviceError) as error:
+                torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
+                outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
+                continue
+            poison(operands[0].d)
+            outcomes[name] = self.compared(name, launch, expected, operands[0])
+            if outcomes[name].verified:
+                launches[name] = launch
+        references = {unit.problem: expected}
+        for name in unit.baselines:
+            if name in self.machine.absent:
+                continue
+            self.runs(name)
+            try:
+                baseline = BASELINES[name](unit.problem, operands)
+                if baseline is None:
+                    continue
+                solved, first = baseline.problem, baseline.operands[0]
+                if solved not in references:
+                    references[solved] = reference(solved, first, alpha=1.0, beta=BETA)
+                if first.c is None:
+                    poison(first.d)
+                else:
+                    first.d.copy_(first.c)  # torch's cuBLAS adds to D
+                outcomes[name] = self.compared(name, baseline.launch, references[solved], first)
+                launches[name] = baseline.launch
+            except (GemmillError, RuntimeError) as error:  # it lacks the shape, or the combination of types
+                torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
+                outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
+        self.runs("")
+        return launches, outcomes
+
+    def compared(self, name: str, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
+        """Launch on the first operand set, and compare with the reference."""
+        launch(0)
+        torch().cuda.synchronize()
+        self.runs("")  # memory that the comparison lacks is not the kernel's fault
+        found = expected.compare(operands.d)
+        stage: Stage = "screen" if found.passed else "failed"
+        return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
+
+    def launch(self, config: GemmConfig, unit: Unit, operands: list[OperandSet]) -> Launch:
+        """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
+        problem, name, first = unit.problem, kernel_name(config), operands[0]
+        if name not in self.kernels:
+            self.kernels.add(name)
+            self.registry.add(Artifact.from_bytes(unit.artifacts[name]))
+        prepared = plan(
+            first.a,
+            first.b,
+            out=first.d,
+            c=first.c,
+            alpha=natural_alpha(problem),
+            beta=BETA if first.c is not None else 0.0,
+            registry=self.registry,
+            kernel=config,
+            **plan_options(problem, first),
+        )
+
+        def launch(index: int) -> None:
+            operand = operands[index]
+            prepared.rebind(
+                a=operand.a,
+                b=operand.b,
+                c=operand.c,
+                out=operand.d,
+                a_scale=operand.a_scale,
+                b_scale=operand.b_scale,
+                a_zero=operand.a_zero,
+            )
+            prepared()
+
+        return launch

@@ -1,0 +1,1 @@
+"""Many kernels on many problems, on one GPU or many."""

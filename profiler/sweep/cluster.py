@@ -1,0 +1,300 @@
+"""Sweeps over many GPUs: units go to the workers of a dask cluster, one a GPU.
+
+A dask worker never touches CUDA. It owns the process that measures, as a sweep of one GPU does, so that a kernel that
+faults or hangs costs its record and that process; the dask worker lives on. One that dies all the same has its unit
+measured by another. Compiled kernels travel with the units, and the sweep writes the records:
+workers need neither compiler nor store nor a common file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from gemmill import __version__
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import DeviceError
+from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
+from gemmill.profiler.sweep.crew import Done, measure
+from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
+from gemmill.runtime.launch import driver
+
+POLL_SECONDS = 30.0
+"""How often a sweep whose units take long looks whether there are workers left."""
+RESOURCE = "GPU"
+"""What a dask worker that measures has one of; units ask for it, so that one runs at a time."""
+
+
+def local_gpus(count: int | None) -> tuple[str, ...]:
+    """The first so many GPUs that CUDA shows here, as ``CUDA_VISIBLE_DEVICES`` names them; None: all.
+
+    Raises:
+        DeviceError: there are fewer.
+    """
+    present = driver.device_count()
+    if not present or (count is not None and count > present):
+        raise DeviceError(f"{count or 'all'} GPUs are asked for, and there are {present}; gemmill doctor says more")
+    return tuple(driver.uuid(device) for device in range(count or present))
+
+
+class Cluster:
+    """The dask workers of a cluster that have a GPU each: those of a scheduler, or a cluster of this machine.
+
+    Args:
+        scheduler: address of a running scheduler, such as ``tcp://host:8786``.
+        gpus: where there is no scheduler: a worker is started for each of these, which its ``CUDA_VISIBLE_DEVICES``
+            names.
+        process: makes the process that measures.
+    """
+
+    def __init__(
+        self,
+        scheduler: str | None = None,
+        gpus: Sequence[str] = (),
+        process: Callable[[Options], WorkerProcess] = WorkerProcess,
+    ) -> None:
+        self._scheduler = scheduler
+        self._gpus = gpus
+        self._process = process
+        self._sweep = uuid.uuid4().hex
+        self._stack = ExitStack()
+
+    def _connect(self) -> None:
+        try:
+            self._dask: Any = importlib.import_module("distributed")
+        except ImportError as error:
+            raise DeviceError(f"a cluster needs dask distributed ({error}); pip install 'gemmill[cluster]'") from error
+        try:
+            if self._scheduler:  # a client that fails to connect to what is no address cannot be closed
+                self._dask.comm.get_address_host_port(self._scheduler, strict=True)
+            cluster = self._scheduler or self._stack.enter_context(self._local(self._gpus))
+            self._client = self._stack.enter_context(self._dask.Client(cluster, set_as_default=False))
+            if self._gpus:
+                self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
+        except (OSError, ValueError) as error:
+            where = f"no dask scheduler answers at {self._scheduler}" if self._scheduler else "dask does not start here"
+            raise DeviceError(f"{where}: {error}") from error
+
+    def _local(self, gpus: Sequence[str]) -> Any:
+        """A cluster of this machine. Fresh interpreters again, which do not run the caller's main module."""
+        subprocess = importlib.import_module("distributed.deploy.subprocess")
+        psutil = importlib.import_module("psutil")  # which distributed needs
+
+        class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
+            """Closes also where its processes end just before they are killed (distributed 2026.8 raises)."""
+
+            async def close(self) -> None:
+                while True:
+                    with suppress(psutil.NoSuchProcess):
+                        await super().close()
+                        return
+                    await asyncio.sleep(0.01)  # the end of one may take a moment to be known
+
+        common = {"host": "127.0.0.1", "dashboard": False}
+        worker = common | {
+            "nthreads": 1,
+            "resources": {RESOURCE: 1},
+            "memory_limit": 0,
+            "silence_logs": logging.ERROR,
+        }
+        workers = {
+            index: {
+                "cls": LocalWorker,
+                "options": {"worker_kwargs": worker | {"env": {"CUDA_VISIBLE_DEVICES": gpu}}},
+            }
+            for index, gpu in enumerate(gpus)
+        }
+        scheduler = {"cls": self._dask.Scheduler, "options": common | {"port": 0, "allowed_failures": 1}}
+        return self._dask.SpecCluster(workers, scheduler, silence_logs=logging.ERROR)
+
+    @property
+    def gpus(self) -> int:
+        """Workers that are there now; at least one, as a dask worker that died may be starting again."""
+        return max(1, len(self._workers()))
+
+    def start(self, options: Options) -> Machine:
+        """Start the process that measures on every worker; what their GPUs have in common.
+
+        Raises:
+            DeviceError: dask is not installed or not reached, there is no worker with a GPU, one cannot measure, or
+                their GPUs are of several models.
+        """
+        self._connect()
+        self._hire = partial(_hire, self._sweep, partial(self._process, options))
+        workers = self._workers()
+        if not workers or max(workers.values()) > 1:
+            address = self._client.scheduler.address
+            has = f"{max(workers, key=workers.__getitem__)} has more than one" if workers else "none has one"
+            raise DeviceError(
+                f"workers of the dask scheduler at {address} need a GPU each, and {has}; start one for each GPU: "
+                f"CUDA_VISIBLE_DEVICES=0 dask worker {address} --nthreads 1 --resources {RESOURCE}=1"
+            )
+        futures = {worker: self._submit(_start, self._hire, workers=[worker]) for worker in workers}
+        self._stack.callback(self._dismiss)
+        machines: dict[str, Machine] = {}
+        for worker, future in futures.items():
+            try:
+                machines[worker] = future.result(timeout=START_SECONDS)
+            except TimeoutError:
+                says = f"no answer in {START_SECONDS:.0f} s; it has gone, or another sweep keeps it busy"
+                raise DeviceError(f"{worker}: {says}") from None
+            except (ImportError, RuntimeError) as error:
+                says = f"cannot measure: {error}; gemmill[cluster,torch] must be installed for scheduler and workers"
+                raise DeviceError(f"{worker}: {says}") from error
+        self._machine = next(iter(machines.values()))
+        self._check(machines)
+        users: dict[str, str] = {}
+        for worker, machine in machines.items():
+            if (other := users.setdefault(machine.uuid, worker)) != worker:
+                raise DeviceError(
+                    f"{other} and {worker} share {machine.uuid}: start each with CUDA_VISIBLE_DEVICES, one for each GPU"
+                )
+        return self._machine
+
+    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
+        """Measure units, as many at a time as there are workers.
+
+        One whose worker dies goes to another. Dask gives up a task after some deaths, and blames those of a worker on
+        whatever was to run there; such units are therefore measured again in the end, one by one.
+        """
+        futures: dict[Any, Unit] = {}
+        suspects: list[Unit] = []
+
+        def hand_out(unit: Unit) -> None:
+            known = {name: faulty[name] for name in unit.candidates if name in faulty}
+            futures[self._submit(_measure, self._hire, unit, known)] = unit
+
+        while True:
+            while len(futures) < self.gpus and (unit := next(units, None)) is not None:
+                hand_out(unit)
+            alone = not futures
+            if alone:
+                if not suspects:
+                    return
+                hand_out(suspects.pop(0))
+            future = self._first(list(futures))
+            unit = futures.pop(future)
+            try:
+                worker, machine, report, crashed = future.result()
+            except self._dask.KilledWorker as error:
+                if not alone:
+                    suspects.append(unit)
+                    continue
+                says = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
+                outcomes = (Outcome(kernel_name(config), "failed", says=says) for config in unit.configs)
+                yield Done(unit, Report(tuple(outcomes), None), self._machine)
+                continue
+            self._check({worker: machine})
+            faulty |= crashed
+            yield Done(unit, report, machine)
+
+    def _workers(self) -> dict[str, float]:
+        """Addresses of the workers that have GPUs, and how many."""
+        try:
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        except OSError as error:
+            raise self._gone(error) from error
+        return {address: has for address, w in workers.items() if (has := w["resources"].get(RESOURCE, 0))}
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any, workers: list[str] | None = None) -> Any:
+        return self._client.submit(function, *arguments, workers=workers, resources={RESOURCE: 1}, pure=False)
+
+    def _first(self, futures: list[Any]) -> Any:
+        """The first that is done."""
+        deserted = False
+        while True:
+            try:
+                with self._client.as_current():
+                    return next(iter(self._dask.wait(futures, POLL_SECONDS, "FIRST_COMPLETED").done))
+            except TimeoutError:
+                if self._workers():
+                    deserted = False
+                elif deserted:  # one that was just restarting is back by now
+                    raise DeviceError("all dask workers have gone; start others, and the sweep again") from None
+                else:
+                    deserted = True
+            except (CancelledError, OSError) as error:
+                raise self._gone(error) from error
+
+    def _check(self, machines: dict[str, Machine]) -> None:
+        """What a file knows is known of one model of GPU, and measured in one way."""
+        expected = self._machine.gpu, __version__
+        others = {worker: m for worker, m in machines.items() if (m.gpu, m.gemmill) != expected}
+        if others:
+            found = "; ".join(f"{worker} has {m.gpu} and gemmill {m.gemmill}" for worker, m in others.items())
+            raise DeviceError(
+                f"the workers of a sweep have one model of GPU and one version of gemmill, here {expected[0]} and "
+                f"{expected[1]}: {found}; sweep one model after the other, into one file if you like"
+            )
+
+    def _gone(self, error: BaseException) -> DeviceError:
+        return DeviceError(f"the dask scheduler has gone ({type(error).__name__}); start it, and the sweep again")
+
+    def _dismiss(self) -> None:
+        """Have the processes that measure ended, each after the unit that it may be at."""
+        with suppress(DeviceError):  # there is no scheduler any more
+            self._dask.fire_and_forget(
+                [self._submit(_dismiss, self._sweep, workers=[worker]) for worker in self._workers()]
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+# What follows runs in dask workers, one task at a time.
+_hired: dict[str, WorkerProcess] = {}
+"""The process that measures here, by its sweep."""
+
+
+def _hire(sweep: str, process: Callable[[], WorkerProcess]) -> WorkerProcess:
+    """The process that measures for a sweep; that of a sweep before, which may have been killed, ends."""
+    if sweep not in _hired:
+        for other in list(_hired):
+            _dismiss(other)
+        worker = process()
+        worker.start()
+        _hired[sweep] = worker
+    return _hired[sweep]
+
+
+def _dismiss(sweep: str) -> None:
+    if sweep in _hired:
+        _hired.pop(sweep).stop()
+
+
+def _start(hire: Callable[[], WorkerProcess]) -> Machine:
+    with _named():
+        return hire().machine
+
+
+def _measure(
+    hire: Callable[[], WorkerProcess], unit: Unit, faulty: dict[str, str]
+) -> tuple[str, Machine, Report, dict[str, str]]:
+    """This worker, its GPU, the report of a unit, and the kernels that crashed."""
+    with _named() as address:
+        worker = hire()
+        report = measure(worker, unit, faulty)
+        return address, worker.machine, report, faulty
+
+
+@contextmanager
+def _named() -> Iterator[str]:
+    """The address of this worker, which errors then begin with."""
+    address: str = importlib.import_module("distributed").get_worker().address
+    try:
+        yield address
+    except DeviceError as error:
+        raise DeviceError(f"{address}: {error}") from None

@@ -1,0 +1,1 @@
+"""What programs call: matmul, plan, grouped and array matmul."""

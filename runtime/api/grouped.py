@@ -1,0 +1,142 @@
+"""``gemmill.grouped_matmul`` and ``gemmill.array_matmul``: many products in one launch, found by tables on the GPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api.matmul import (
+    Done,
+    Options,
+    Stream,
+    beta_of,
+    call_by_tensors,
+    documented_by,
+    handle_of,
+    multiply_views,
+)
+from gemmill.runtime.operands.epilogues import read_passed
+from gemmill.runtime.registry import Registry
+
+_Call = ParamSpec("_Call")
+
+
+def _recognised(general: Callable[_Call, Done]) -> Callable[_Call, Any]:
+    """:func:`grouped_matmul`, whose warm calls are recognised by their tensors."""
+    named = inspect.signature(general).parameters
+
+    @documented_by(general)
+    def grouped_matmul(
+        a: Any, b: Any, offsets: Any = None, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any
+    ) -> Any:
+        given = {"offsets": offsets, **options}
+        given = {name: x for name, x in given.items() if x is not None or name not in named}
+        return call_by_tensors(general, a, b, out, c, stream, given)
+
+    return grouped_matmul
+
+
+@_recognised
+def grouped_matmul(
+    a: Any,
+    b: Any,
+    offsets: Any = None,
+    *,
+    counts: Any = None,
+    out: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    out_dtype: Any = None,
+    accumulator: DTypeName | None = None,
+    tf32: bool = False,
+    fast_accumulation: bool = True,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    epilogue: str | None = None,
+    stream: Stream = None,
+    registry: Registry | None = None,
+    kernel: str | GemmConfig | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    autotune: int | None = None,
+    **operands: Any,
+) -> Done:
+    """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
+
+    ``offsets`` (int32, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.
+
+    * Groups of rows: ``a`` (M, K), ``b`` (groups, K, N): rows ``offsets[i - 1]`` to ``offsets[i]`` of ``a`` are
+      multiplied by ``b[i]``. ``out`` is (M, N); its rows from the last offset on are not written.
+    * Groups along K: ``a`` (M, K), ``b`` (K, N): columns ``offsets[i - 1]`` to ``offsets[i]`` of ``a`` are multiplied
+      by these rows of ``b``. ``out`` is (groups, M, N); an empty group is 0, or ``beta * c``. ``a`` must be contiguous
+      along M and ``b`` along N, as they are in the gradients of weights.
+
+    ``counts`` (int32, on the GPU) are rows in slots of equal capacity: ``a`` (groups, capacity, K), ``b`` (groups, K,
+    N), ``out`` (groups, capacity, N). Rows of a slot beyond its count are neither used nor written.
+
+    Nothing waits for the GPU, so the launch can be captured in a CUDA graph and replayed with other values. Offsets are
+    clamped to the extent of ``a``, counts to 0 and the capacity: wrong ones give wrong results, but no access outside
+    the tensors. Rows between groups that overlap hold the result of one of them; an end before its beginning makes an
+    empty group.
+
+    With scales, ``a_scale`` is (M, K/128) or (groups, capacity, K/128), and ``b_scale`` (groups, K/128, N/128).
+
+    ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
+    may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices
+    are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in :func:`gemmill.matmul`;
+    ``batch_invariant`` is for groups of rows.
+    """
+    if offsets is None and counts is None:
+        raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
+    options = Options(
+        float(alpha),
+        beta_of(beta),
+        out_dtype,
+        accumulator,
+        tf32,
+        fast_accumulation,
+        registry=registry,
+        kernel=kernel,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        autotune=autotune,
+    )
+    others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
+    passed = read_passed(epilogue, operands, handle_of(a, stream))
+    return multiply_views(a, b, c, out, stream, options, passed, **others)
+
+
+def array_matmul(
+    a: Any,
+    b: Any,
+    out: Any,
+    addresses: Any,
+    *,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    accumulator: DTypeName | None = None,
+    tf32: bool = False,
+    fast_accumulation: bool = True,
+    stream: Stream = None,
+    registry: Registry | None = None,
+    kernel: str | GemmConfig | None = None,
+) -> None:
+    """``alpha * a @ b + beta * c`` for matrices at addresses in GPU memory, as ``cublasGemmBatchedEx`` takes them.
+
+    ``addresses`` is int64 (3, matrices): the addresses of every A, of every B, of every D, or (4, matrices) with those
+    of every C. Each must be a multiple of 16. ``a`` (M, K), ``b`` (K, N), ``out`` (M, N) and ``c`` are one matrix of
+    each kind: all others have its extents, strides and dtype; only those that are listed are read or written.
+
+    Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
+    :func:`gemmill.matmul`.
+    """
+    options = Options(
+        float(alpha), beta_of(beta), None, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel
+    )
+    multiply_views(a, b, c, out, stream, options, addresses=addresses)

@@ -1,0 +1,1 @@
+"""From emitted source to a cubin that is what was meant."""

@@ -1,0 +1,185 @@
+"""Compiles emitted kernels with NVRTC, in process, and refuses every cubin that is not what was meant.
+
+NVRTC is called through cuda.bindings: cuda.core's ``Program`` cannot report whether a precompiled header was made or
+used. No GPU and no driver are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gemmill import __version__
+from gemmill.emitters import include_path
+from gemmill.emitters.emit import DEFINES, EmittedSource
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.errors import CompileError
+from gemmill.runtime.compile import pch
+from gemmill.runtime.compile.cubin import Cubin
+from gemmill.runtime.compile.sass import chain_multiply_adds
+from gemmill.runtime.compile.toolchain import Toolchain
+from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
+
+PchOutcome = Literal["created", "used", "heap exhausted", "none"]
+"""What became of the precompiled header: ``heap exhausted`` and ``none`` cost time, never the kernel."""
+
+# -default-device: CUTLASS headers hold functions without annotation.
+_OPTIONS = ("--std=c++17", "-default-device", *(f"-D{macro}" for macro in DEFINES))
+# no-cache: an NVRTC that answers from its own cache logs no registers and spills.
+_UNRECORDED = ("--ptxas-options=-v", "--no-cache", "-pch")
+_SERIALISED = re.compile(r"^.*(?:Potential Performance Loss|\bC75\d\d\b|setmaxnreg).*$", re.MULTILINE)
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+_lock = threading.Lock()  # NVRTC gains nothing from threads, and its precompiled headers are per process
+
+
+@dataclass(frozen=True, slots=True)
+class CompileStats:
+    """How one compilation went."""
+
+    seconds: float
+    """Wall time of the NVRTC call."""
+    pch: PchOutcome
+    """What became of the precompiled header."""
+    log: str
+    """What NVRTC and ptxas said."""
+
+
+class Compiler:
+    """NVRTC with one toolchain.
+
+    Raises:
+        ToolchainError: NVRTC or headers are missing or clash.
+    """
+
+    def __init__(self, toolchain: Toolchain | None = None) -> None:
+        self.toolchain = toolchain or Toolchain.find()
+        self.stats: CompileStats | None = None
+        """How the last compilation went."""
+
+    def provenance(self, source: EmittedSource, config: GemmConfig) -> Provenance:
+        """What the cubin of a source will have been made from."""
+        versions = self.toolchain.versions
+        return Provenance(
+            source_digest=source.digest,
+            headers_digest=source.headers_digest,
+            options=(*_options(config), *([f"chain={source.chain}"] if source.chain else [])),
+            nvrtc_version=versions["nvrtc"],
+            cutlass_version=versions["cutlass"],
+            cccl_version=versions["cccl"],
+            cudart_version=versions["cudart"],
+            schema_version=SCHEMA_VERSION,
+            gemmill_version=__version__,
+        )
+
+    def key(self, source: EmittedSource, config: GemmConfig) -> str:
+        """Where a store keeps the artifact of a source."""
+        return artifact_key(config, source.launch, self.provenance(source, config))
+
+    def compile(self, source: EmittedSource, config: GemmConfig) -> Artifact:
+        """Compile one kernel.
+
+        Raises:
+            ToolchainError: this NVRTC does not compile for the config's target.
+            CompileError: NVRTC refused it, registers spilled, WGMMAs were serialised, or a constant that the kernel
+                exports differs from the one that its LaunchSpec was computed with. The message ends with the log.
+        """
+        self.toolchain.check_target(config.target)
+        includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
+        with _lock:
+            options = [*_options(config), *_UNRECORDED, f"-pch-dir={pch.directory()}", *includes]
+            cubin, stats = _nvrtc(source, options)
+        self.stats = stats
+        parsed = Cubin(cubin)
+        if source.chain:
+            cubin = chain_multiply_adds(cubin, parsed.code(source.entry), source.chain)
+        return Artifact(
+            config, source.launch, cubin, _resources(source, parsed, stats.log), self.provenance(source, config)
+        )
+
+
+def _options(config: GemmConfig) -> tuple[str, ...]:
+    return (f"--gpu-architecture={config.target.nvrtc}", *_OPTIONS)
+
+
+def _nvrtc(source: EmittedSource, options: list[str]) -> tuple[bytes, CompileStats]:
+    from cuda.bindings import nvrtc
+
+    global _heap_is_set
+    if not _heap_is_set:
+        _checked(nvrtc.nvrtcSetPCHHeapSize(pch.HEAP_BYTES))
+        _heap_is_set = True
+    program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), b"gemmill.cu", 0, [], []))
+    try:
+        start = time.perf_counter()
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [os.fsencode(option) for option in options])
+        seconds = time.perf_counter() - start
+        said = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        log = said.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"{source.name}: {status.name}\n{log}")
+        cubin = _output(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        return cubin, CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+_heap_is_set = False
+
+
+def _checked(result: Any) -> Any:
+    """The value of an NVRTC call that has no reason to fail."""
+    if result[0].value != 0:
+        raise CompileError(f"NVRTC: {result[0].name}")
+    return result[1] if len(result) == 2 else None
+
+
+def _output(program: Any, size_of: Any, get: Any) -> bytes:
+    buffer = bytes(_checked(size_of(program)))
+    if len(buffer) > 1:  # shorter bytes are shared by the whole interpreter and must not be written to
+        _checked(get(program, buffer))
+    return buffer
+
+
+def _pch_outcome(status: Any, log: str) -> PchOutcome:
+    """A compilation that used a header reports the same status as one that had none; only the log tells."""
+    if "using precompiled header file" in log:
+        return "used"
+    if status.name == "NVRTC_SUCCESS":
+        return "created"
+    return "heap exhausted" if status.name == "NVRTC_ERROR_PCH_CREATE_HEAP_EXHAUSTED" else "none"
+
+
+def _resources(source: EmittedSource, cubin: Cubin, log: str) -> Resources:
+    """Resources of a cubin that passes every check."""
+    if serialised := _SERIALISED.search(log):
+        raise CompileError(f"{source.name}: ptxas says: {serialised[0].strip()}\n{log}")
+    frames = [tuple(map(int, frame)) for frame in _FRAME.findall(log)]
+    if not frames:
+        raise CompileError(f"{source.name}: ptxas logged no registers and spills\n{log}")
+    stack, stores, loads = (sum(column) for column in zip(*frames, strict=True))
+    if stack or stores or loads:
+        raise CompileError(
+            f"{source.name}: {stack} bytes of stack frame, {stores} bytes of spill stores and {loads} bytes of spill "
+            f"loads a thread; choose a smaller tile\n{log}"
+        )
+    words = cubin.words(source.spec_symbol)
+    if len(words) != len(source.constants):
+        raise CompileError(
+            f"{source.name}: {source.spec_symbol} has {len(words)} words, its LaunchSpec {len(source.constants)}"
+        )
+    for word, (name, value) in zip(words, source.constants.items(), strict=True):
+        if word != value:
+            raise CompileError(f"{source.name}: the kernel computes {name} = {word}, its LaunchSpec says {value}")
+    return Resources(
+        registers=cubin.registers(source.entry),
+        spill_stores=stores,
+        spill_loads=loads,
+        stack_bytes=stack,
+        static_shared_bytes=cubin.static_shared_bytes(source.entry),
+        dynamic_shared_bytes=source.launch.shared_bytes,
+    )

@@ -1,0 +1,1 @@
+"""From a kernel and operands to a launch."""

@@ -1,0 +1,128 @@
+"""Copies of operands that TMA cannot move into aligned memory: where rows lie, where they are copied to, and the launch
+of the kernel that copies them (emitters/copies.py)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.legality.resources import align_up
+from gemmill.runtime.launch import driver, tma
+from gemmill.runtime.launch.driver import PreparedLaunch
+from gemmill.runtime.launch.parameters import ParameterBlock
+from gemmill.runtime.operands.binding import Gemm
+
+BEGIN = 256
+"""Copies begin at multiples of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One operand: matrices of rows, in bytes, as they are and as they are copied."""
+
+    name: str
+    """``a``, ``b`` or ``c`` of the GEMM."""
+    matrices: int
+    matrix_stride: int
+    rows: int
+    row_bytes: int
+    stride: int
+    """From a row to the next."""
+    offset: int
+    """Where the copy begins in its memory."""
+
+    @property
+    def copied_stride(self) -> int:
+        """From a row of the copy to the next: whole lines of L2, as rows of boxes should not lie across two."""
+        return align_up(self.row_bytes, tma.LINE)
+
+    @property
+    def end(self) -> int:
+        """Where the copy ends in its memory."""
+        return self.offset + self.matrices * self.rows * self.copied_stride
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that a row of the copy is written in."""
+        return -(-self.row_bytes // VECTOR)
+
+    def job(self, begin: int) -> bytes:
+        """What the kernel is told of it, but for two addresses: they are counted from the operand's and from that of
+        the copies' memory. ``begin``: the first of its blocks."""
+        strides = self.stride, self.copied_stride, self.matrix_stride
+        counts = self.matrices * self.rows, self.rows, self.vectors
+        return JOB.pack(0, self.offset, *strides, self.row_bytes, *counts, begin)
+
+
+class CopyLaunch:
+    """The launch that copies operands, given by their places among addresses. One thread at a time."""
+
+    def __init__(self, device: int, copies: Mapping[int, Copy]) -> None:
+        block = ParameterBlock(JOBS * JOB.size)
+        blocks = 0
+        self._sources = []
+        self._destinations = []
+        for at, (place, copy) in zip(range(0, JOBS * JOB.size, JOB.size), copies.items(), strict=False):
+            block.put(at, copy.job(blocks))
+            blocks += -(-copy.matrices * copy.rows * copy.vectors // BLOCK)
+            self._sources.append((place, block.integer(at)))
+            self._destinations.append((copy.offset, block.integer(at + 8)))
+        for at in range(len(copies) * JOB.size, JOBS * JOB.size, JOB.size):
+            block.put(at, JOB.pack(*(0,) * 9, blocks))
+        self._block = block  # the prepared launch points into it
+        self._prepared = PreparedLaunch(device, ENTRY, _kernel(device), blocks, THREADS, 0, block.arguments)
+
+    def move(self, memory: int) -> None:
+        """Copy into this memory from now on."""
+        for offset, destination in self._destinations:
+            destination.value = memory + offset
+
+    def launch(self, stream: int, addresses: Sequence[int]) -> None:
+        """Copy the operands at some addresses, on a stream of the GPU."""
+        for place, source in self._sources:
+            source.value = addresses[place]
+        self._prepared.launch(stream)
+
+
+@functools.cache
+def _kernel(device: int) -> Any:
+    """The kernel that copies, on a GPU."""
+    purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
+    return driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
+
+
+def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
+    """The GEMM with some operands as they will be in aligned memory that begins at :data:`tma.ALIGNMENT`, and the
+    copies that bring them there."""
+    turned = {"a": "mn", "b": "k", "c": "m"}
+    copies: list[Copy] = []
+    for name in names:
+        operand, (columns, rows) = getattr(gemm, name), gemm.problem.extents_of(name)
+        size = DTYPES[operand.dtype].bytes
+        copy = Copy(
+            name=name,
+            matrices=gemm.problem.batch if operand.batch_stride else 1,
+            matrix_stride=operand.batch_stride * size,
+            rows=rows,
+            row_bytes=columns * size,
+            stride=operand.stride * size if rows > 1 else columns * size,
+            offset=align_up(copies[-1].end, BEGIN) if copies else 0,
+        )
+        copies.append(copy)
+        stride = copy.copied_stride // size
+        steps, is_turned = (stride if rows > 1 else 0, 1 if columns > 1 else 0), operand.major == turned[name]
+        there = replace(
+            operand,
+            ptr=tma.ALIGNMENT,
+            stride=steps[0],
+            batch_stride=rows * stride if operand.batch_stride else 0,
+            align=tma.ALIGNMENT,
+            row_stride=steps[is_turned],
+            column_stride=steps[not is_turned],
+        )
+        gemm = replace(gemm, **{name: there})
+    return gemm, tuple(copies)

@@ -1,0 +1,182 @@
+"""TMA descriptors (``CUtensorMap``), encoded straight into memory of the caller's.
+
+``cuda.bindings`` returns descriptors that may not be 64-byte aligned, so the driver is called through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import DeviceError, OperandError
+from gemmill.library.launch import TmaBox
+from gemmill.runtime.launch import driver
+
+ALIGNMENT = 16
+"""Bytes that address and strides of a tensor must be a multiple of."""
+DESCRIPTOR_ALIGNMENT = 64
+"""Bytes that the address of a descriptor must be a multiple of."""
+MAX_STRIDE = 1 << 40
+"""Strides in bytes are below this."""
+MAX_EXTENT = 1 << 32
+"""Extents are at most this."""
+ANYWHERE = 1 << 31, 1 << 13
+"""Extents that reach every address below 2^48: steps of 16 bytes, as many as a coordinate counts, and the rest."""
+
+_DATA_TYPES = {"UINT8": 0, "INT32": 3, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8, "BFLOAT16": 9, "TFLOAT32": 11}
+"""``CUtensorMapDataType`` (cuda.h), the part that :data:`~gemmill.library.dtypes.DTYPES` names."""
+_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
+"""``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
+_INVALID_CONTEXT = 201
+"""``CUDA_ERROR_INVALID_CONTEXT``."""
+LINE, SECTOR = 128, 32
+"""Bytes of a line of L2, and of its sectors."""
+_PROMOTIONS = {LINE: 2, 2 * LINE: 3}
+"""``CUtensorMapL2promotion`` by bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The arguments of ``cuTensorMapEncodeTiled``, checked: one operand as a tensor of matrices."""
+
+    box: TmaBox
+    """The box and swizzle that the kernel was compiled for."""
+    rows: int
+    """Rows of the box, which may be cut."""
+    address: int
+    """Address of the first element, or where the window starts."""
+    extents: tuple[int, ...]
+    """Elements along the contiguous and strided extents (rows of the window, and its places), and matrices in the
+    batch; none is 0."""
+    strides: tuple[int, ...]
+    """Bytes between neighbours along all extents but the first."""
+
+    def encode(self, destination: int, device: int, fetched: int = LINE) -> None:
+        """Write the descriptor's 128 bytes, for a GPU, to an address, which must be a multiple of 64.
+
+        What L2 lacks is fetched by so many bytes: a line, or two.
+        """
+        box, rank = self.box, len(self.extents)
+        ones = (1,) * (rank - len(box.box))
+        status = _in_context(
+            device,
+            _libcuda().cuTensorMapEncodeTiled,
+            destination,
+            _DATA_TYPES[DTYPES[box.dtype].tma],
+            rank,
+            self.address,
+            (ctypes.c_uint64 * rank)(*self.extents),
+            (ctypes.c_uint64 * (rank - 1))(*self.strides),
+            (ctypes.c_uint32 * rank)(box.box[0], self.rows, *ones),
+            (ctypes.c_uint32 * rank)(*(1,) * rank),
+            0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
+            _SWIZZLES[box.swizzle],
+            _PROMOTIONS[fetched],
+            0,  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros beyond the extents
+        )
+        if status:
+            raise DeviceError(f"cuTensorMapEncodeTiled refused {self} with status {status}")
+
+
+def describe(
+    box: TmaBox,
+    address: int,
+    contiguous: int,
+    strided: int,
+    batch: int,
+    stride: int,
+    batch_stride: int,
+    name: str | None = None,
+) -> Descriptor:
+    """The descriptor of one operand; OperandError names the rule of TMA that it breaks.
+
+    ``contiguous``, ``strided`` and ``batch`` are extents; ``stride`` and ``batch_stride`` are elements between
+    neighbours along the last two. Along an extent of 0 or 1 a stride is never followed, and any value will do. Packed
+    elements are bytes to TMA. ``name`` is what errors call the operand.
+    """
+    bits = DTYPES[box.dtype].bits
+    size = max(8, bits) // 8
+    extents = max(-(-contiguous * bits // (8 * size)), 1), max(strided, 1), max(batch, 1)
+    row = -(-extents[0] * size // ALIGNMENT) * ALIGNMENT
+    row_stride = stride * bits // 8 if strided > 1 else row
+    matrix_stride = batch_stride * bits // 8 if batch > 1 else row
+    name = name or ("out" if box.operand == "d" else box.operand)
+    check_address(name, address)
+    for along, value in ((box.strided, row_stride), ("batch", matrix_stride)):
+        if value <= 0 or value % ALIGNMENT or value >= MAX_STRIDE:
+            copy = f"pass {name}.expand(...).contiguous()"
+            pad = f"pad the contiguous extent to a multiple of {ALIGNMENT * 8 // bits} elements"
+            raise OperandError(
+                f"{name}: neighbours along {along} are {value} bytes apart; TMA needs a positive multiple "
+                f"of {ALIGNMENT} below 2^40: {pad if value > 0 and value % ALIGNMENT else copy}"
+            )
+    for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
+        if extent > MAX_EXTENT:
+            raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
+    rows = box.rows(extents[1])
+    if box.anywhere:
+        return Descriptor(box, rows, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
+    if not box.window:
+        return Descriptor(box, rows, address, extents, (row_stride, matrix_stride))
+    start = address - box.window * row_stride
+    if start <= 0:
+        raise OperandError(f"{name}: {box.window} rows of {row_stride} bytes reach from {address:#x} below address 0")
+    places = extents[0], box.window, extents[1] + 1, extents[2]
+    return Descriptor(box, rows, start, places, (row_stride, row_stride, matrix_stride))
+
+
+def check_address(name: str, address: int) -> None:
+    """Refuse an operand whose first element is not where TMA can read it."""
+    if address % ALIGNMENT or address == 0:
+        raise OperandError(
+            f"{name}: its first element is at {address:#x}; TMA needs a multiple of {ALIGNMENT} bytes: "
+            f"start the view at an aligned element, or pass {name}.clone()"
+        )
+
+
+def replace_address(destination: int, address: int, device: int) -> None:
+    """Point an encoded descriptor, for a GPU, at another tensor of the same extents and strides."""
+    move = _libcuda().cuTensorMapReplaceAddress
+    # On the way of every launch of tensors that have moved: nothing more is called unless this fails.
+    status = move(destination, address) and _in_context(device, move, destination, address)
+    if status:
+        raise DeviceError(f"cuTensorMapReplaceAddress refused {address:#x} with status {status}")
+
+
+def _in_context(device: int, call: Callable[..., int], *arguments: Any) -> int:
+    """The status of a call that asks for a current context: a thread may have none before its first launch."""
+    status = call(*arguments)
+    if status == _INVALID_CONTEXT:
+        with driver.current(device):
+            status = call(*arguments)
+    return status
+
+
+@functools.cache
+def _libcuda() -> ctypes.PyDLL:
+    """libcuda without the release of the GIL around each call: encoding is a microsecond of arithmetic."""
+    try:
+        libcuda = ctypes.PyDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"no CUDA driver: {error}; install NVIDIA's driver") from error
+    pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+    libcuda.cuTensorMapEncodeTiled.argtypes = [
+        pointer,
+        ctypes.c_int,
+        u32,
+        pointer,
+        ctypes.POINTER(u64),
+        ctypes.POINTER(u64),
+        ctypes.POINTER(u32),
+        ctypes.POINTER(u32),
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    libcuda.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
+    return libcuda

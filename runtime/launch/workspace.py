@@ -1,0 +1,201 @@
+"""GPU memory that partial sums and copies of operands go through: a workspace for each stream, and each capture of one.
+
+Launches on one stream follow each other, so they share a workspace; it grows on demand and is kept. A CUDA graph may be
+replayed at any time, beside anything: what is captured has a workspace of its own, one for each stream of the capture,
+which the graph holds on to as a user object and which serves later captures when the graph is gone.
+
+Flags in a workspace are 0 between launches; kernels leave them so.
+
+A stream is known by its handle: destroy no stream that has work under way, as the next one may get its handle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gemmill.library.decompositions.parts import Need
+from gemmill.library.errors import DeviceError
+from gemmill.runtime.launch.driver import CAPTURE_ERRORS, bindings, check, current
+
+_GRANULE = 2 << 20
+"""Workspaces are multiples of this many bytes."""
+_SEMAPHORE_BYTES = 64
+"""At least the size of a ``sem_t``."""
+_PER_THREAD_STREAM = 2
+"""``CU_STREAM_PER_THREAD``: a handle that stands for another stream in every thread."""
+
+_lock = threading.Lock()
+_of_stream: dict[tuple[int, int, int], Workspace] = {}
+_leases: list[_Lease] = []
+_idle: list[Workspace] = []
+
+
+class Workspace:
+    """Two buffers on one GPU. Hold :attr:`lock` from :meth:`reserve` until the launch that uses the addresses."""
+
+    def __init__(self, device: int, stream: int | None = None) -> None:
+        self.device = device
+        self.stream = stream
+        """The stream whose launches use it; None where a graph holds it, which allows no waiting."""
+        self.lock = threading.Lock()
+        self.buffer = 0
+        """Address of the memory for partial sums and copies of operands; 0 while there is none."""
+        self.flags = 0
+        """Address of the flags; 0 while there are none."""
+        self._has = Need(0, 0)
+
+    def holds(self, need: Need) -> bool:
+        """Whether it is large enough."""
+        return need.buffer <= self._has.buffer and need.flags <= self._has.flags
+
+    def reserve(self, need: Need, what: str) -> None:
+        """Make it large enough, once the launches before are through; DeviceError where there is no memory for it."""
+        if self.holds(need):
+            return
+        with current(self.device), _while_capturing():
+            if self.stream is not None and self._has.buffer:
+                check(bindings().cuStreamSynchronize(self.stream), f"waiting for work on stream {self.stream:#x}")
+            if need.buffer > self._has.buffer:
+                old, self.buffer, self._has = self.buffer, 0, Need(0, self._has.flags)
+                self.buffer, size = _reallocate(old, need.buffer, what)
+                self._has = Need(size, self._has.flags)
+            if need.flags > self._has.flags:
+                old, self.flags, self._has = self.flags, 0, Need(self._has.buffer, 0)
+                self.flags, size = _reallocate(old, need.flags, what)
+                _clear(self.flags, size)
+                self._has = Need(self._has.buffer, size)
+
+
+class _Lease:
+    """A graph's hold on a workspace. CUDA posts a semaphore when the graph and all that was made of it are gone: its
+    callbacks may come at any time, even after Python's end, so they must not be Python."""
+
+    def __init__(self, workspace: Workspace, capture: tuple[int, int], graph: int) -> None:
+        self.workspace = workspace
+        self.capture = capture
+        """Id of the capture, and the stream."""
+        libc, cuda = _libc(), _libcuda()
+        self._semaphore = libc.calloc(1, _SEMAPHORE_BYTES)
+        libc.sem_init(self._semaphore, 0, 0)
+        held, post = ctypes.c_void_p(), ctypes.cast(libc.sem_post, ctypes.c_void_p)
+        # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_USER_OBJECT_MOVE
+        status = cuda.cuUserObjectCreate(ctypes.byref(held), self._semaphore, post, 1, 1)
+        status = status or cuda.cuGraphRetainUserObject(graph, held, 1, 1)
+        if status:
+            raise DeviceError(f"giving a workspace to a CUDA graph: status {status}")
+
+    def is_over(self) -> bool:
+        """Whether the graph is gone; to be asked until it is."""
+        over = bool(_libc().sem_trywait(self._semaphore) == 0)
+        if over:
+            _libc().free(self._semaphore)
+        return over
+
+
+def workspace(device: int, stream: int, need: Need) -> Workspace:
+    """The workspace of a stream, or of the graph that the stream is being captured into; perhaps still too small."""
+    capture = _capture(device, stream)
+    with _lock:
+        if capture is not None:
+            return _captured(device, (capture[0], stream), capture[1], need)
+        thread = threading.get_ident() if stream == _PER_THREAD_STREAM else 0
+        return _of_stream.setdefault((device, stream, thread), Workspace(device, stream))
+
+
+def _captured(device: int, capture: tuple[int, int], graph: int, need: Need) -> Workspace:
+    """The workspace of a stream in a capture. Launches captured before keep theirs, so it must not grow."""
+    for lease in _leases:
+        if lease.capture == capture and lease.workspace.holds(need):
+            return lease.workspace
+    for lease in [lease for lease in _leases if lease.is_over()]:
+        _leases.remove(lease)
+        _idle.append(lease.workspace)
+    # Of those that are free, rather one that need not grow.
+    idle = sorted((free for free in _idle if free.device == device), key=lambda free: not free.holds(need))
+    chosen = idle[0] if idle else Workspace(device)
+    lease = _Lease(chosen, capture, graph)
+    _leases.append(lease)
+    if idle:
+        _idle.remove(chosen)
+    return chosen
+
+
+def _capture(device: int, stream: int) -> tuple[int, int] | None:
+    """Id of the capture under way on a stream, and the graph; None where there is none."""
+    driver = bindings()
+    status, capturing = driver.cuStreamIsCapturing(stream)
+    if int(status) in CAPTURE_ERRORS:
+        return None  # another stream is being captured, in a mode that will refuse the launch
+    if status:  # the legacy stream, in a thread that has no context yet
+        with current(device):
+            capturing = check(driver.cuStreamIsCapturing(stream), f"asking whether stream {stream:#x} is captured")
+    if not capturing:
+        return None
+    status, _, identity, graph, *_ = driver.cuStreamGetCaptureInfo(stream)
+    check((status,), f"asking what stream {stream:#x} is captured into")
+    return int(identity), int(graph)
+
+
+@contextmanager
+def _while_capturing() -> Iterator[None]:
+    """Let this thread allocate while any stream is being captured; it touches none of them."""
+    driver = bindings()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "relaxing the capture mode")
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(before), "restoring the capture mode")
+
+
+def _reallocate(address: int, size: int, what: str) -> tuple[int, int]:
+    """Free a buffer, if there is one, and allocate another of at least ``size`` bytes; its address and size."""
+    driver = bindings()
+    if address:
+        check(driver.cuMemFree(address), "freeing a workspace")
+    size = -(-size // _GRANULE) * _GRANULE
+    status, pointer = driver.cuMemAlloc(size)
+    if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
+        raise DeviceError(
+            f"{what}: no {size:,} bytes of GPU memory for partial sums or copies of operands; take a kernel with "
+            "fewer splits, align operands to 16 bytes, or free memory (PyTorch keeps what it has freed: "
+            "torch.cuda.empty_cache())"
+        )
+    return int(check((status, pointer), f"allocating a workspace of {size:,} bytes")), size
+
+
+def _clear(address: int, size: int) -> None:
+    """Set a buffer to zeros, on a stream of its own: the legacy stream may not be used during a capture."""
+    driver = bindings()
+    stream = check(driver.cuStreamCreate(1), "creating a stream")  # CU_STREAM_NON_BLOCKING
+    try:
+        check(driver.cuMemsetD32Async(address, 0, size // 4, stream), "clearing flags")
+        check(driver.cuStreamSynchronize(stream), "clearing flags")
+    finally:
+        check(driver.cuStreamDestroy(stream), "destroying a stream")
+
+
+@functools.cache
+def _libc() -> Any:
+    """The C library, for memory and semaphores that outlive Python."""
+    libc = ctypes.CDLL(None)
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    libc.calloc.argtypes, libc.calloc.restype = [size, size], pointer
+    libc.free.argtypes = libc.sem_trywait.argtypes = [pointer]
+    libc.sem_init.argtypes = [pointer, ctypes.c_int, ctypes.c_uint]
+    return libc
+
+
+@functools.cache
+def _libcuda() -> Any:
+    """libcuda with the calls that take a C function, which ``cuda.bindings`` wraps in Python."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
+    cuda.cuUserObjectCreate.argtypes = [pointer, pointer, pointer, u32, u32]
+    cuda.cuGraphRetainUserObject.argtypes = [pointer, pointer, u32, u32]
+    return cuda

@@ -1,0 +1,1 @@
+"""Tensors of any library as operands of a GEMM."""

@@ -1,0 +1,1 @@
+"""Which kernel a problem goes to, and why."""

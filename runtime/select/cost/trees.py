@@ -1,0 +1,74 @@
+"""What measurements add to the analytic model: trees on its figures, fitted to the logarithm of measured over modelled
+time (gradient boosting of oblivious trees: Prokhorenkova et al., CatBoost, NeurIPS 2018). ``benchmarks/fit.py`` fits
+them and writes the files."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gemmill.runtime.select.shipped import content_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+VERSION = 3
+"""Of the files."""
+
+
+class Trees(NamedTuple):
+    """A sum of trees of equal depth, in each of which all nodes of a level ask the same."""
+
+    features: tuple[str, ...]
+    """What the trees ask for, by name, in the order of the rows of their input."""
+    feature: npt.NDArray[np.intp]
+    """(comparisons,): the feature that is compared. Trees share comparisons, each of which is made once."""
+    threshold: npt.NDArray[np.float32]
+    """(comparisons, 1): with what. Above it the way is right; infinite where all go left."""
+    comparison: npt.NDArray[np.intp]
+    """(levels, trees): which of them all nodes of a level ask."""
+    value: Floats
+    """Of the leaves, (trees, leaves), left to right."""
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
+        # As few bytes as can be: what is moved sets the pace.
+        above = (rows.astype(np.float32).take(self.feature, axis=0) > self.threshold).view(np.uint8)
+        root, *levels = self.comparison
+        leaf = above.take(root, axis=0)
+        for level in levels:
+            leaf += leaf
+            leaf += above.take(level, axis=0)
+        trees, leaves = self.value.shape
+        place = leaf + np.arange(0, trees * leaves, leaves)[:, np.newaxis]
+        sums: Floats = self.value.ravel().take(place, mode="clip").sum(axis=0)  # none is outside: it spares the test
+        return sums
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Trees:
+        """The trees of a file's content, which has levels from the root on."""
+        rows = {name: row for row, name in enumerate(content["features"])}
+        splits = [
+            [(rows[name], np.inf if at is None else at) for name, at in tree["splits"]] for tree in content["trees"]
+        ]
+        index = {split: i for i, split in enumerate(dict.fromkeys(split for own in splits for split in own))}
+        feature = np.array([row for row, _ in index], np.intp)
+        threshold = np.array([at for _, at in index], np.float32)
+        comparison = np.array([[index[split] for split in own] for own in splits], np.intp)
+        value = np.array([tree["values"] for tree in content["trees"]], np.float64)
+        return cls(tuple(rows), feature, threshold[:, np.newaxis], comparison.T.copy(), value)
+
+
+@cache
+def fitted(gpu: str) -> Trees | None:
+    """The trees for a GPU, by the name of its row in library/arch.py; None where nobody has measured it.
+
+    Raises:
+        RecordError: the file is of another version.
+    """
+    content = content_of(gpu, "trees", VERSION)
+    return Trees.of(content) if content else None

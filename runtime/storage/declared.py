@@ -1,0 +1,55 @@
+"""The kernels that the manifests which ship declare: their names are kept in the store.
+
+Expanding the manifests takes a process longer than all else before its first launch, and comes out the same until
+manifests or rules change. Names are read as those in packs are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import gemmill.library
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.files import digest_of
+from gemmill.runtime.storage.store import Store
+
+
+def declared(
+    store: Store, arches: Sequence[str], types: Iterable[str], expand: Callable[[], Iterable[GemmConfig]]
+) -> dict[str, GemmConfig]:
+    """Kernels by name: those whose names the store has, or what ``expand`` makes, whose names it has from then on.
+
+    Names of other manifests or of other rules, and those that are damaged, are replaced.
+
+    Args:
+        store: where names are kept.
+        arches: architectures of the kernels.
+        types: types of their A and B.
+        expand: makes them from the manifests.
+    """
+    key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(store.get_note("declared", key))
+        if kept["digest"] == _digest(kept["kernels"]):
+            return {name: parse_name(name) for name in kept["kernels"]}
+    configs = {kernel_name(config): config for config in expand()}
+    content = {"digest": _digest(configs), "kernels": [*configs]}
+    store.put_note("declared", key, json.dumps(content, indent=0).encode())
+    return configs
+
+
+def _digest(names: Iterable[str]) -> str:
+    """Of names, and of what decides them."""
+    return hashlib.sha256("\n".join((_origin(), *names)).encode()).hexdigest()
+
+
+@cache
+def _origin() -> str:
+    """Digest of the manifests that ship, and of the code that expands them: all of ``library/``."""
+    return digest_of(Path(gemmill.library.__path__[0]).parent, "library/**/*.py", "manifests/*.yaml")

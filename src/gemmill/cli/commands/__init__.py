@@ -1,0 +1,1 @@
+"""The commands of gemmill, by what they are about."""

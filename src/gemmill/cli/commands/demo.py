@@ -1,0 +1,115 @@
+"""demo: the whole way from a manifest to a pack, and to a verified and timed run where there is a GPU."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.commands.compiling import compile_all, print_resources, report_failures, tally
+from gemmill.cli.commands.manifests import explanation
+from gemmill.cli.commands.problems import measure, report_measurements
+from gemmill.cli.options import Jobs, StorePath, kernel_set, manifest_path, shape_suite
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import DeviceError
+from gemmill.library.legality.rules import verdicts
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.sweep import problem_of, units
+from gemmill.runtime.launch import driver
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.pack import Pack, write_pack
+from gemmill.runtime.storage.store import Store
+
+PRESET = "quick"
+
+
+@app.command()
+def demo(
+    manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="A manifest with a preset `quick`.")] = "bf16",
+    jobs: Jobs = None,
+    store: StorePath = None,
+) -> None:
+    """Show gemmill at work: validate, explain, compile, select, pack; run and time where there is a GPU.
+
+    \b
+    Examples:
+      gemmill demo
+    """
+    started = time.monotonic()
+    configs = _validate(manifest)
+    _explain(configs[0])
+    _compile(configs, jobs, Store(store))
+    _select(manifest, configs[0])
+    with tempfile.TemporaryDirectory() as folder:
+        _pack(configs, Store(store), Path(folder) / "quick.pack")
+        _run(configs, Store(store), Path(folder) / "records.jsonl")
+    typer.echo(f"\nDone in {time.monotonic() - started:.0f} s. `gemmill --help` lists every command.")
+
+
+def _heading(number: int, text: str) -> None:
+    output.console().print(f"\n{number}. {text}", style="bold", markup=False)
+
+
+def _validate(manifest: str) -> list[GemmConfig]:
+    _heading(1, f"Validate and expand the manifest {manifest}")
+    kernels = kernel_set(manifest)
+    count = kernels.count()
+    refused = sum(count.refused_by_rule.values())
+    typer.echo(f"{kernels.description} {count.candidates} candidates, {refused} refused, {count.legal} kernels.")
+    configs = list(kernels.expand(PRESET))
+    typer.echo(f"The preset {PRESET} has {len(configs)}, each with a name that says everything about it:")
+    for config in configs:
+        typer.echo(f"  {kernel_name(config)}")
+    return configs
+
+
+def _explain(config: GemmConfig) -> None:
+    _heading(2, "Explain why a config is refused")
+    large = replace(config, tile=replace(config.tile, m=256, n=256))
+    typer.echo(explanation(large, verdicts(large)))
+
+
+def _compile(configs: list[GemmConfig], jobs: int | None, store: Store) -> None:
+    _heading(3, f"Compile the preset {PRESET} with NVRTC, into the store {store.path}")
+    started = time.monotonic()
+    outcomes = compile_all(configs, jobs, store)
+    print_resources(outcomes)
+    typer.echo(f"{tally(outcomes)}, in {time.monotonic() - started:.1f} s")
+    report_failures(outcomes)
+
+
+def _select(manifest: str, like: GemmConfig) -> None:
+    registry = Registry(manifests=[manifest_path(manifest)])
+    _heading(4, f"Select a kernel for a handful of shapes on {registry.gpu.name}")
+    for shape in shape_suite("quick"):
+        choice = registry.select(problem_of(like, shape))
+        typer.echo(f"{shape}: {choice.name}\n  {choice.reason}")
+
+
+def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
+    _heading(5, "Pack the kernels into one file and read it back")
+    write_pack(path, Registry(store=store).warm(configs))
+    pack = Pack.open(path)
+    faults = pack.verify()
+    typer.echo(f"{len(pack.names())} kernels in {path.stat().st_size:,} bytes, {len(faults)} damaged")
+    shape = Shape(4096, 4096, 4096)
+    choice = Registry(packs=[path]).select(problem_of(configs[0], shape))
+    typer.echo(f"A registry of this pack alone, which never compiles, sends {shape} to {choice.name}")
+
+
+def _run(configs: list[GemmConfig], store: Store, records: Path) -> None:
+    _heading(6, "Run the kernels: verified against float64, timed beside cuBLAS")
+    try:
+        driver.device_count()  # without a driver there is no need to ask for PyTorch
+        found = measure(units(configs, [Shape(4096, 4096, 4096)]), records, store=store)
+    except DeviceError as error:
+        typer.echo(f"skipped: {error}")
+        return
+    report_measurements(found)

@@ -1,0 +1,262 @@
+"""validate, list, explain: what manifests declare and what the rules make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, manifest_path
+from gemmill.cli.output import Status
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import ManifestError
+from gemmill.library.legality import resources
+from gemmill.library.legality.coverage import schedules, tables
+from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.legality.rules import Verdict, broken, verdicts
+from gemmill.library.manifest.kernelset import Count, KernelSet
+from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifests
+
+
+def _schema(show: bool) -> None:
+    if show:
+        typer.echo(SHIPPED / "schema.json")
+        raise typer.Exit
+
+
+@app.command()
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help="Files, or names of manifests that ship.")],
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", callback=_schema, is_eager=True, help="Print where the JSON Schema for editors is."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check manifests: every error of every file, as file:line:column.
+
+    \b
+    Examples:
+      gemmill validate my_kernels.yaml
+      gemmill validate bf16 f16 --json
+      gemmill validate --schema
+    """
+    checked: list[_Checked] = []
+    absent: list[str] = []
+    for file in files:
+        try:
+            checked.append(_Checked.of(manifest_path(file)))
+        except typer.BadParameter as error:
+            absent.append(str(error))
+    if as_json:
+        output.print_json([asdict(found) for found in checked])
+    else:
+        for found in checked:
+            if found.errors:
+                output.complain("\n".join(found.errors))
+            else:
+                typer.echo(f"{found.file}: ok: {found.kernels} kernels; presets: {', '.join(found.presets) or 'none'}")
+    if absent:
+        raise typer.BadParameter("; ".join(absent))
+    if any(found.errors for found in checked):
+        raise typer.Exit(Status.WRONG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What `validate` says of one file."""
+
+    file: str
+    errors: list[str]
+    kernels: int = 0
+    presets: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, path: Path) -> _Checked:
+        try:
+            kernels = load_manifest(path)
+        except ManifestError as error:
+            return cls(str(path), str(error).splitlines())
+        return cls(str(path), [], kernels.count().legal, tuple(kernels.presets))
+
+
+@app.command(name="list")
+def list_(
+    manifest: Annotated[
+        str | None, typer.Argument(metavar="[MANIFEST]", help="A file or a name; without it, the manifests that ship.")
+    ] = None,
+    preset: Preset = None,
+    where: Where = None,
+    count: Annotated[bool, typer.Option("--count", help="Only what becomes of the candidates, by rule.")] = False,
+    refused: Annotated[bool, typer.Option("--refused", help="The refused configs, each with the rule.")] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="What kernels there can be, by type, majorness and schedule.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the kernels of a manifest, one name a line.
+
+    \b
+    Examples:
+      gemmill list
+      gemmill list bf16 --preset quick
+      gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
+      gemmill list my_kernels.yaml --count
+      gemmill list --coverage
+    """
+    if count and refused:
+        raise typer.BadParameter("--count and --refused exclude each other")
+    if coverage:
+        if manifest is not None or preset is not None or where is not None or count or refused:
+            raise typer.BadParameter("--coverage is of all kernels there can be: it goes with --json alone")
+        _print_coverage(as_json)
+        return
+    if manifest is None:
+        if preset is not None or where is not None or count or refused:
+            raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
+        _list_shipped(as_json)
+        return
+    kernels = load_manifest(manifest_path(manifest), legal=not (count or refused))
+    if count:
+        _print_count(kernels.count(preset, where), as_json)
+    elif refused:
+        _list_refused(kernels, preset, where, as_json)
+    elif as_json:
+        output.print_json([{"name": kernel_name(c), **fields_of(c)} for c in kernels.expand(preset, where)])
+    else:
+        for config in kernels.expand(preset, where):
+            typer.echo(kernel_name(config))
+
+
+def _list_shipped(as_json: bool) -> None:
+    sets = {name: load_manifest(name) for name in shipped_manifests()}
+    rows = [(name, kernels.count().legal, list(kernels.presets), kernels.description) for name, kernels in sets.items()]
+    if as_json:
+        output.print_json([dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows])
+    else:
+        cells = [(name, legal, ", ".join(presets), description) for name, legal, presets, description in rows]
+        output.print_table(("manifest", ">kernels", "presets", "description"), cells)
+
+
+def _print_coverage(as_json: bool) -> None:
+    views = tables()
+    if as_json:
+        rows = {table.title: [{**row.given, "schedules": dict(row.cells)} for row in table.rows] for table in views}
+        output.print_json(rows)
+        return
+    for table in views:
+        output.print_table((*table.columns, *schedules()), table.merged(), title=table.title)
+
+
+def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_json: bool) -> None:
+    every = kernels.expand(preset, where, legal=False)
+    if as_json:
+        refused = ((config, verdicts(config)) for config in every)
+        output.print_json(
+            [
+                {"name": kernel_name(config), "verdicts": [_verdict(v) for v in found]}
+                for config, found in refused
+                if found
+            ]
+        )
+        return
+    for config in every:
+        if rules := broken(config):
+            typer.echo(f"{kernel_name(config)}  {'; '.join(f'{rule.id}: {says}' for rule, says in rules)}")
+
+
+def _print_count(count: Count, as_json: bool) -> None:
+    if as_json:
+        output.print_json({**asdict(count), "refused_by_rule": dict(count.refused_by_rule)})
+        return
+    refused = [(f"refused by {rule}", number) for rule, number in count.refused_by_rule.items()]
+    rows = [
+        ("candidates", count.candidates),
+        ("left out by filters", count.filtered),
+        *refused,
+        ("duplicates", count.duplicates),
+        ("kernels", count.legal),
+    ]
+    output.print_table(("", ">configs"), [(what, f"{number:,}") for what, number in rows])
+
+
+@app.command()
+def explain(name_or_file: Kernel, as_json: Json = False) -> None:
+    """Say what a kernel is and needs, or which rule refuses it and the nearest legal change.
+
+    \b
+    Examples:
+      gemmill explain sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
+      gemmill explain one_config.yaml --json
+    """
+    config = kernel(name_or_file)
+    broken = verdicts(config)
+    if as_json:
+        report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
+        needs = {"needs": resource_table(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
+        output.print_json({**report, **needs})
+    else:
+        typer.echo(explanation(config, broken))
+    if broken:
+        raise typer.Exit(Status.WRONG)
+
+
+def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
+    """What `explain` says of a config, given the rules it breaks."""
+    fields = fields_of(config)
+    operands = [f"A {config.a.dtype} {config.a.major}-major", f"B {config.b.dtype} {config.b.major}-major"]
+    if config.c is not None:
+        operands.append(f"C {config.c.dtype} {config.c.major}-major")
+    operands.append(f"D {config.d.dtype} {config.d.major}-major")
+    lines = [
+        kernel_name(config),
+        f"  {', '.join(operands)}, accumulated in {config.accumulator}",
+        f"  tile {config.tile.m}x{config.tile.n}x{config.tile.k}, cluster {config.cluster.m}x{config.cluster.n}, "
+        f"{config.schedule}, {config.stages} stages, raster along {config.scheduler.raster}, "
+        f"swizzle {config.scheduler.swizzle}, {config.epilogue} epilogue",
+    ]
+    if config.scheduler.splits > 1:
+        lines.append(f"  K in {config.scheduler.splits} parts ({config.scheduler.decomposition})")
+    if not broken:
+        return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resource_table(config).items())])
+    for verdict in broken:
+        values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)
+        fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
+        lines += [f"refused by {verdict.rule}: {verdict.says}", f"  of: {values}", f"  nearest legal change: {fix}"]
+    return "\n".join(lines)
+
+
+def resource_table(config: GemmConfig) -> Mapping[str, int]:
+    """What a legal config asks of an SM, by name with unit."""
+    fields, family = fields_of(config), FAMILY[config.family]
+    registers, subtiles = {}, {}
+    if config.family == "wgmma":
+        producer, consumer = resources.register_budget(fields)
+        registers = {"registers a producer thread": producer, "registers a consumer thread": consumer}
+        subtiles = {"D subtiles a warpgroup": resources.d_buffers(fields)}
+    return {
+        "threads a block": family.threads(fields),
+        **registers,
+        "accumulator registers a thread": family.accumulator_registers(fields),
+        "stages": config.stages,
+        "bytes of a stage": sum(family.stage_bytes(fields)),
+        **subtiles,
+        "bytes of shared memory": family.shared_bytes(fields),
+        "bytes of shared memory a block can have": config.target.shared_bytes,
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, object]:
+    return {
+        "rule": verdict.rule,
+        "fields": list(verdict.fields),
+        "says": verdict.says,
+        "fix": None if verdict.fix is None else dict(verdict.fix),
+    }

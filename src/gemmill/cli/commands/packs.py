@@ -1,0 +1,261 @@
+"""pack: ship compiled kernels in one file."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import Commands, app
+from gemmill.cli.commands.compiling import compile_all, report_failures, tally
+from gemmill.cli.options import (
+    Jobs,
+    Json,
+    Manifest,
+    OnGpu,
+    Preset,
+    Records,
+    StorePath,
+    Where,
+    is_manifest,
+    kernel_set,
+    refuse_overwriting,
+    shape_suite,
+)
+from gemmill.cli.output import Status
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
+from gemmill.library.problem import GemmProblem
+from gemmill.library.wording import suggest
+from gemmill.profiler.sweep.sweep import NOT_MEASURED, is_measured, units
+from gemmill.runtime.select.cover import cover, regrets
+from gemmill.runtime.select.decisions import Decision, read_decisions
+from gemmill.runtime.select.gpus import detect, figures
+from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.settings import number_of_bytes
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
+from gemmill.runtime.storage.store import Store
+
+
+class PackCommands(Commands):
+    """``pack MANIFEST`` is short for ``pack make MANIFEST``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Put ``make`` in front of what starts with no command of this group, but for one that is misspelt."""
+        if args and args[0] not in (*self.commands, "--help", "-h"):
+            if (meant := suggest(args[0], self.commands)) and not is_manifest(args[0]):
+                ctx.fail(f"{args[0]!r} is neither a command nor a manifest{meant}")
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+pack_app = typer.Typer(
+    cls=PackCommands,
+    help="""Ship compiled kernels in one file: `gemmill pack MANIFEST -o FILE`.
+
+    A process that opens the file runs its kernels without NVRTC and headers:
+    gemmill.Registry(packs=["quick.pack"]).
+
+    \b
+    Examples:
+      gemmill pack bf16 --preset quick -o quick.pack
+      gemmill pack inspect quick.pack
+      gemmill pack verify quick.pack
+    """,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(pack_app, name="pack")
+REGRET = 0.03
+"""What a shape may lose where no option says."""
+PackFile = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A pack.")]
+
+
+@pack_app.command()
+def make(
+    manifest: Manifest,
+    to: Annotated[Path, typer.Option("--output", "-o", help="The pack to write.", dir_okay=False)],
+    preset: Preset = None,
+    where: Where = None,
+    records: Records = [],  # noqa: B006 (typer copies it)
+    jobs: Jobs = None,
+    store: StorePath = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Only the kernels that this suite needs: a file, or one that ships."),
+    ] = None,
+    regret: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --shapes: the most that a shape may lose, as part of the least time (0.03)."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
+    ] = None,
+    gpu: OnGpu = None,
+    as_json: Json = False,
+) -> None:
+    """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
+
+    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
+    the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest:
+    by the measurements of --records where there are some, by those that ship with gemmill where it has some of the
+    shape, which go along too, and elsewhere by the model, for the GPU of --gpu; kernels for groups or arrays, or with
+    an expression, are left out, since shapes alone say nothing of them. With --budget, those come first that serve the
+    most shapes, as many as fit; what shapes then lose is printed.
+
+    \b
+    Examples:
+      gemmill pack bf16 --preset quick -o quick.pack
+      gemmill pack projections.yaml --records records.jsonl -o projections.pack
+      gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
+      gemmill pack bf16 --shapes large --gpu "H100 80GB" -o h100.pack
+    """
+    if shapes is None and (regret is not None or budget is not None or gpu is not None):
+        raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")
+    try:
+        most = None if budget is None else number_of_bytes("--budget", budget)
+    except SettingError as error:
+        raise typer.BadParameter(str(error)) from None
+    refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
+    configs = list(kernel_set(manifest).expand(preset, where))
+    decisions = read_decisions(records)
+    needs: dict[GemmProblem, dict[str, float]] = {}
+    if shapes is not None:
+        if others := sum(not is_measured(config) for config in configs):
+            output.complain(f"{others} kernels are left out: {NOT_MEASURED}")
+        configs = list(filter(is_measured, configs))
+        if not configs:
+            raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
+        needs, known, shipped = _times(configs, shapes, decisions, gpu or detect())
+        decisions += shipped
+        by_name = {kernel_name(config): config for config in configs}
+        configs = [by_name[name] for name in cover(known, REGRET if regret is None else regret)]
+    outcomes = compile_all(configs, jobs, Store(store))
+    report_failures(outcomes)
+    artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
+    if most is not None:
+        counts = range(1, len(artifacts) + 1)
+        artifacts = artifacts[: bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], decisions))]
+    lost = regrets(needs, (artifact.name for artifact in artifacts))
+    if unserved := sum(loss is None for loss in lost.values()):
+        left = f"{unserved} of {len(lost)} problems without a kernel"
+        raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
+    own = _of(artifacts, decisions)
+    size = write_pack(to, artifacts, own)
+    if as_json:
+        losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
+        output.print_json({**_summary(to, size, artifacts, own), "losses": losses_by_problem})
+        return
+    typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
+    if losses := [loss for loss in lost.values() if loss is not None]:
+        mean = sum(losses) / len(losses)
+        typer.echo(
+            f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean, by the model "
+            "where nothing was measured"
+        )
+
+
+def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
+    """Bytes of a pack of these kernels."""
+    return sum(map(len, pack_parts(artifacts, _of(artifacts, decisions))))
+
+
+def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:
+    """The measurements of these kernels."""
+    names = {artifact.name for artifact in artifacts}
+    return [decision for decision in decisions if decision.kernel in names]
+
+
+def _times(
+    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu
+) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
+    """Times on a GPU of the kernels on every problem that a suite makes of them: of all kernels; of those alone that
+    were measured on it, if any were; and which measurements are none of the decisions."""
+    selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions)
+    own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
+    found: dict[GemmProblem, dict[str, float]] = {}
+    known: dict[GemmProblem, dict[str, float]] = {}
+    shipped: list[Decision] = []
+    for problem in dict.fromkeys(unit.problem for unit in units(configs, shape_suite(shapes))):
+        measured = {name: us for us, name in selector.measured_on(problem)}
+        found[problem] = _completed(measured, selector.times(problem))
+        known[problem] = measured or found[problem]
+        shipped += (
+            Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
+            for name, us in measured.items()
+            if (problem, name) not in own
+        )
+    if not found or not all(found.values()):
+        unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
+        raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
+    return found, known, shipped
+
+
+def _completed(measured: dict[str, float], modelled: dict[str, float]) -> dict[str, float]:
+    """Times of all kernels: those measured, and of others the model's, scaled to the fastest of these, but no less than
+    the slowest of them."""
+    if not measured:
+        return modelled
+    fastest, slowest = min(measured, key=lambda name: measured[name]), max(measured.values())
+    scale = measured[fastest] / modelled[fastest] if fastest in modelled else 1.0
+    return {name: max(us * scale, slowest) for name, us in modelled.items()} | measured
+
+
+@pack_app.command()
+def inspect(file: PackFile, as_json: Json = False) -> None:
+    """List the kernels of a pack, and what they were made with.
+
+    \b
+    Examples:
+      gemmill pack inspect quick.pack --json
+    """
+    pack = Pack.open(file)
+    artifacts = [pack.get(name) for name in pack.names()]
+    if as_json:
+        output.print_json(_summary(file, file.stat().st_size, artifacts, pack.decisions))
+        return
+    rows = [
+        (a.name, a.resources.registers, f"{len(a.cubin):,}", a.provenance.nvrtc_version, a.provenance.cutlass_version)
+        for a in artifacts
+    ]
+    output.print_table(("kernel", ">registers", ">cubin, B", "NVRTC", "CUTLASS"), rows)
+    typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {file.stat().st_size:,} bytes")
+
+
+@pack_app.command()
+def verify(file: PackFile, as_json: Json = False) -> None:
+    """Read every kernel of a pack and check it; exits with 1 if any is damaged.
+
+    \b
+    Examples:
+      gemmill pack verify quick.pack
+    """
+    pack = Pack.open(file)
+    faults = pack.verify()
+    if as_json:
+        output.print_json({"file": str(file), "kernels": len(pack.names()), "faults": faults})
+    else:
+        for fault in faults.values():
+            output.complain(fault)
+        typer.echo(f"{file}: {len(pack.names())} kernels, {len(faults)} damaged")
+    if faults:
+        raise typer.Exit(Status.WRONG)
+
+
+def _summary(path: Path, size: int, artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> dict[str, object]:
+    return {
+        "file": str(path),
+        "bytes": size,
+        "kernels": [
+            {"name": a.name, "digest": a.digest, **asdict(a.resources), **asdict(a.provenance)} for a in artifacts
+        ],
+        "decisions": [*map(asdict, decisions)],
+    }

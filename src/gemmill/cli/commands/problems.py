@@ -1,0 +1,315 @@
+"""select, run, profile: problems, the kernels for them, and how fast those are."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from math import isnan
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import (
+    Jobs,
+    Json,
+    Manifest,
+    Manifests,
+    OnGpu,
+    Packs,
+    Preset,
+    Records,
+    StorePath,
+    Where,
+    kernel,
+    kernel_set,
+    manifest_path,
+    shape_suite,
+    takes_problem,
+)
+from gemmill.cli.output import Status
+from gemmill.library.arch import Gpu
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import GemmProblem, widens_a
+from gemmill.library.records import Measurement
+from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.profiler.measure.worker import Options, Unit
+from gemmill.profiler.sweep.cluster import Cluster, local_gpus
+from gemmill.profiler.sweep.crew import Crew, OneGpu
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, NOT_MEASURED, Listener, is_measured, sweep, units
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.invariance import packed_rows
+from gemmill.runtime.select.selector import Choice, faults, needs_swap
+from gemmill.runtime.storage.store import Store
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def _duration(text: str) -> float:
+    """Seconds of a duration such as 90s."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh])", text)
+    if not match or not float(match[1]):
+        raise typer.BadParameter(f"{text!r} is not a time such as 90s, 10m or 1.5h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Budget = Annotated[
+    float | None,
+    typer.Option(parser=_duration, metavar="TIME", help="Time to measure for, such as 10m; compilation not counted."),
+]
+Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
+
+
+@app.command()
+@takes_problem
+def select(
+    problem: GemmProblem,
+    manifest: Manifests = [],  # noqa: B006 (typer copies it)
+    pack: Packs = [],  # noqa: B006
+    records: Records = [],  # noqa: B006
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="As matmul(..., quick=True) decides: by a tree where nothing was measured.")
+    ] = False,
+    gpu: OnGpu = None,
+    top: Top = 1,
+    why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Name the kernel that a problem goes to.
+
+    \b
+    Examples:
+      gemmill select --mnkl 4096,4096,4096,1 --why
+      gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
+      gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
+      gemmill select --mnkl 16,4096,4096 --batch-invariant --why
+      gemmill select --mnkl 1234,4096,4096 --quick --why
+      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB"
+    """
+    if batch_invariant:
+        if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
+            raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
+        problem = packed_rows(problem)
+        if quick:
+            raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
+    choice = registry(manifest, pack, records, gpu).select(problem, None, "m" if batch_invariant else None, quick)
+    ranked = [
+        (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
+    ][:top]
+    if as_json:
+        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
+        output.print_json(
+            {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
+        )
+        return
+    if top == 1:
+        typer.echo(choice.name)
+    else:
+        rows = [
+            (name, "" if us is None else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "")
+            for name, us in ranked
+        ]
+        output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
+    if why:
+        typer.echo(choice.reason)
+
+
+@app.command()
+@takes_problem
+def run(
+    problem: GemmProblem,
+    kernel_: Annotated[
+        str | None, typer.Option("--kernel", metavar="KERNEL", help="Run this kernel, not the selected one.")
+    ] = None,
+    manifest: Manifests = [],  # noqa: B006
+    records: Records = [],  # noqa: B006
+    top: Top = 1,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
+
+    Operands are random and packed; the operands of one launch are not in the L2 cache when the next one starts. Needs a
+    Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
+
+    \b
+    Examples:
+      gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
+      gemmill run --mnkl 4096,4096,4096,1 --top 5
+      gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
+    """
+    if kernel_ is not None:
+        if manifest or records or top != 1:
+            raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records and --top")
+        configs = [kernel(kernel_)]
+        if needs_swap(configs[0], problem) is None:
+            wrong = faults(configs[0], problem)
+            raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
+    else:
+        chosen = registry(manifest, [], records)
+        configs = [parse_name(name) for name in best(chosen.select(problem), top)]
+    if widens_a(problem.b_dtype, problem.a_dtype):
+        problem = problem.transposed  # the same work: operands are made with narrow weights as A
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure([Unit(problem, tuple(configs))], Path(folder) / "records.jsonl", store=Store(store))
+    if not found:
+        raise UnsupportedProblemError(f"nothing was measured of {problem}")
+    report_measurements(found, as_json)
+
+
+@app.command()
+def profile(
+    manifest: Manifest,
+    shapes: Annotated[str, typer.Option(metavar="FILE", help="A shape suite: a file, or the name of one that ships.")],
+    records: Annotated[
+        Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
+    ] = Path("records.jsonl"),
+    preset: Preset = None,
+    where: Where = None,
+    budget: Budget = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
+    ] = False,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N|all", help="GPUs of this machine to measure on; default: 1.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of this dask cluster's workers.")
+    ] = None,
+    jobs: Jobs = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
+
+    What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
+    With --budget, each shape gets its share of that time: kernels are tried in the selector's order (what ships as
+    measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
+    the next sweep.
+    The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
+    Several GPUs measure a shape each at a time; they must be of one model, and need pip install 'gemmill[cluster]'.
+    Workers of other machines are started for each GPU, one with every i, as
+
+    \b
+      CUDA_VISIBLE_DEVICES=i dask worker ADDRESS --nthreads 1 --resources GPU=1
+
+    Needs a Hopper GPU and PyTorch. Exits with 1 if any kernel failed.
+
+    \b
+    Examples:
+      gemmill profile bf16 --shapes large
+      gemmill profile bf16 --shapes large --budget 10m --gpus all
+      gemmill profile bf16 --shapes large --scheduler tcp://10.0.0.1:8786
+      gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
+    """
+    configs = list(kernel_set(manifest).expand(preset, where))
+    suite = shape_suite(shapes)
+    if exhaustive and budget is not None:
+        raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
+    options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
+    crew = _crew(gpus, scheduler)
+    if others := sum(not is_measured(config) for config in configs):
+        output.complain(f"{others} kernels are not measured: {NOT_MEASURED}")
+    found = measure(
+        units(configs, suite), records, store=Store(store), jobs=jobs, options=options, budget=budget, crew=crew
+    )
+    report_measurements(found, as_json)
+
+
+def _crew(gpus: str | None, scheduler: str | None) -> Crew:
+    """Who measures."""
+    if scheduler is not None:
+        if not scheduler:
+            raise typer.BadParameter("--scheduler is empty; it takes the address of a dask scheduler")
+        if gpus is not None:
+            raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
+        return Cluster(scheduler)
+    if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
+        raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
+    names = local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ()
+    return Cluster(gpus=names) if len(names) > 1 else OneGpu()
+
+
+def measure(
+    chosen: Sequence[Unit],
+    records: Path,
+    *,
+    store: Store,
+    jobs: int | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    budget: float | None = None,
+    crew: Crew | None = None,
+) -> list[Measurement]:
+    """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep.sweep`."""
+    untried: list[int] = []
+    left_out: list[str] = []
+    kernels = {config for unit in chosen for config in unit.configs}
+    with output.progress(compiling=len(kernels), measuring=len(chosen)) as step:
+        listener = Listener(
+            lambda outcome: step("compiling"),
+            lambda problem, rows: step("measuring"),
+            lambda problem, kernels: untried.append(kernels),
+            left_out.append,
+        )
+        found = sweep(
+            chosen,
+            records,
+            store=store,
+            jobs=jobs,
+            options=options,
+            budget=budget,
+            crew=crew,
+            listener=listener,
+        )
+    for says in left_out:
+        output.complain(says)
+    if untried:
+        output.complain(
+            f"no time was left for {sum(untried)} measurements on {len(untried)} problems; another sweep goes on there"
+        )
+    return found
+
+
+def registry(
+    manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path], gpu: Gpu | None = None
+) -> Registry:
+    """A registry over what the options name; without any manifest or pack, over the manifests that ship."""
+    paths = [manifest_path(manifest) for manifest in manifests] if manifests else None
+    return Registry(manifests=paths, packs=packs, gpu=gpu, records=records)
+
+
+def best(choice: Choice, top: int) -> list[str]:
+    """Names of the best kernels for a problem."""
+    return [choice.name, *(name for name, _ in choice.runners_up)][:top]
+
+
+def report_measurements(found: Iterable[Measurement], as_json: bool = False) -> None:
+    """Print measurements, and exit with 1 if a kernel failed."""
+    found = list(found)
+    if as_json:
+        output.print_json([measurement.model_dump(mode="json") for measurement in found])
+    else:
+        output.print_table(
+            ("problem", "kernel", ">us", ">TFLOP/s", ">x cuBLAS", ">error/bound", ""), [_row(m) for m in found]
+        )
+    if any(measurement.stage == "failed" and measurement.kernel not in BASELINES for measurement in found):
+        raise typer.Exit(Status.WRONG)
+
+
+def _row(m: Measurement) -> tuple[str, ...]:
+    shape = str(Shape(m.problem.m, m.problem.n, m.problem.k, m.problem.batch))
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    ratio = "" if m.kernel in BASELINES else number(m.ratio, 2)
+    return shape, m.kernel, number(m.us, 1), number(m.tflops, 0), ratio, number(m.error, 2), m.says

@@ -1,0 +1,202 @@
+"""report, roofline: measurements as a page, as CSV and as JUnit XML, and beside what the GPU could do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import Json, refuse_overwriting
+from gemmill.emitters.families.ceiling import CEILINGS
+from gemmill.library.errors import RecordError
+from gemmill.library.files import publish
+from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.analysis.figures import Figures, figures, formats
+from gemmill.profiler.analysis.report import Choices, as_csv, as_html, as_junit
+from gemmill.profiler.measure.ceilings import COPY, Ceilings, measure_ceilings, read_ceilings
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The page to write, HTML.")
+]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", dir_okay=False, help="Write a line a problem as well.")
+]
+Junit = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", dir_okay=False, help="Write a test case a kernel and problem as well."),
+]
+
+CeilingsOutput = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write the ceilings, as JSON.")
+]
+RecordsFiles = Annotated[
+    list[Path],
+    typer.Option(
+        "--records", metavar="FILE", exists=True, dir_okay=False, help="Compare these measurements; may be repeated."
+    ),
+]
+CeilingsFiles = Annotated[
+    list[Path],
+    typer.Option(
+        "--ceilings",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Ceilings of a GPU, from gemmill roofline -o FILE; may be repeated for others.",
+    ),
+]
+
+ALL_DTYPES = ",".join(CEILINGS)
+
+
+def _dtypes(text: str) -> str:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in CEILINGS]:
+        raise typer.BadParameter(f"{unknown[0]!r} has no ceiling of its own; these have: {', '.join(CEILINGS)}")
+    if len(set(names)) < len(names):
+        raise typer.BadParameter(f"{text!r} names a type twice")
+    return text
+
+
+Dtypes = Annotated[
+    str, typer.Option(metavar="TYPE,...", callback=_dtypes, help="Types of A and B to measure WGMMAs of.")
+]
+
+
+@app.command()
+def report(
+    records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
+    to: Output = None,
+    as_table: Csv = None,
+    as_tests: Junit = None,
+    ceilings: CeilingsFiles = [],  # noqa: B006
+) -> None:
+    """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
+
+    RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network and needs Plotly and
+    Jinja: pip install 'gemmill[report]'. A menu on it chooses the baseline, of those in the records, cublaslt at first;
+    the CSV has BASELINE_us and BASELINE_ratio (speed of the best kernel relative to it) of each. The selector's regret
+    is that of its model alone, as if nothing had been measured. With --ceilings, page and CSV also say what part of the
+    nearer ceiling of its GPU each problem reaches.
+
+    \b
+    Examples:
+      gemmill report records.jsonl -o report.html
+      gemmill report monday.jsonl tuesday.jsonl --csv table.csv --junit tests.xml
+      gemmill report records.jsonl --ceilings h200.ceilings.json -o report.html
+    """
+    if to is as_tests is as_table is None:
+        raise typer.BadParameter("nothing to write: pass --output, --csv or --junit")
+    refuse_overwriting([to, as_table, as_tests], [*records, *ceilings])
+    found = _figures(records)
+    measured = {known.gpu: known for known in map(read_ceilings, ceilings)}
+    if to is not None or as_table is not None:
+        choices = Choices(found)
+        if to is not None:
+            publish(to, [as_html(found, choices, measured).encode()])
+        if as_table is not None:
+            publish(as_table, [as_csv(found, choices, measured).encode()])
+    if as_tests is not None:
+        publish(as_tests, [as_junit(found).encode()])
+    for path in (to, as_table, as_tests):
+        if path is not None:
+            output.complain(f"{path}: {len(found)} problems")
+    if missing := sorted({f.run.gpu for f in found} - set(measured)) if ceilings else ():
+        output.complain(f"none of the files of ceilings is of {', '.join(missing)}: run gemmill roofline there")
+
+
+@app.command()
+def roofline(
+    dtypes: Dtypes = ALL_DTYPES,
+    records: RecordsFiles = [],  # noqa: B006
+    to: CeilingsOutput = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast this GPU could be: its tensor cores on what lies in shared memory, and copies of its memory.
+
+    Each is kept at work for 1.5 seconds, on data like that of gemmill profile: tensor cores are bound by power, and how
+    much they draw depends on the data. With --records, the best kernel of every problem as a part of the nearer
+    ceiling: the time that its operations take at the rate of WGMMA, or its operands, each moved once, at that of a
+    copy, whichever is longer. What reads far more than it writes can be faster than a copy. GPUs of one model differ by
+    several per cent: compare records of the same machine. Needs a Hopper GPU and PyTorch.
+
+    \b
+    Examples:
+      gemmill roofline
+      gemmill roofline --dtypes bf16,e4m3 --records records.jsonl
+      gemmill roofline -o h200.ceilings.json    # for gemmill report --ceilings
+    """
+    refuse_overwriting([to], records)
+    found = _figures(records) if records else []
+    names = [name for name in CEILINGS if name in dtypes.split(",")]
+    with output.progress(measuring=len(names) + 1) as step:
+        ceilings = measure_ceilings(names, lambda: step("measuring"))
+    if to is not None:
+        publish(to, [ceilings.model_dump_json(indent=2).encode(), b"\n"])
+    here = [f for f in found if f.run.gpu == ceilings.gpu]
+    if as_json:
+        problems = [_reached(f, ceilings) for f in here]
+        output.print_json({"ceilings": ceilings.model_dump(mode="json"), "problems": problems})
+    else:
+        _print_ceilings(ceilings)
+        if here:
+            _print_problems(here, ceilings)
+    if elsewhere := sorted({f.run.gpu for f in found} - {ceilings.gpu}):
+        says = f"{len(found) - len(here)} of {len(found)} problems were measured on {', '.join(elsewhere)}"
+        raise RecordError(f"{says}, of which the ceilings of {ceilings.gpu} say nothing: run gemmill roofline there")
+
+
+def _figures(records: list[Path]) -> list[Figures]:
+    found = figures(measurement for path in records for measurement in read_records(path))
+    if not found:
+        raise RecordError(f"{', '.join(map(str, records))}: no measurement: run gemmill profile")
+    return found
+
+
+def _print_ceilings(ceilings: Ceilings) -> None:
+    rates = {**ceilings.compute_tflops, COPY: ceilings.copy_tbps}
+    rows = []
+    for name, rate in rates.items():
+        unit, digits = ("TB/s", 2) if name == COPY else ("TFLOP/s", 0)
+        spread = f"{rate.low:.{digits}f} to {rate.high:.{digits}f}"
+        what = name if name == COPY else f"WGMMA {name}"
+        state = rate.sm_mhz, f"{rate.watts:.0f}", ", ".join(rate.throttle)
+        rows.append((what, f"{rate.median:.{digits}f}", spread, unit, *state))
+    columns = ("ceiling", ">median", ">quartiles", "", ">SM MHz", ">W", "throttled by")
+    output.print_table(columns, rows, title=f"{ceilings.gpu}, driver {ceilings.driver}")
+
+
+def _reached(found: Figures, ceilings: Ceilings) -> dict[str, object]:
+    """What the best kernel of a problem, and cuBLAS, reach of the nearer ceiling."""
+    best, cublas, roof = found.best, found.baseline, ceilings.roof(found.run.problem)
+    return {
+        "problem": found.run.problem.extents,
+        "formats": formats(found.run.problem),
+        "best": best.kernel if best else None,
+        "us": best.us if best else None,
+        "tflops": best.tflops if best else None,
+        "roof": roof.name if roof else None,
+        "of_roof": _fraction(best, ceilings),
+        "cublas_of_roof": _fraction(cublas, ceilings),
+    }
+
+
+def _fraction(measurement: Measurement | None, ceilings: Ceilings) -> float | None:
+    return ceilings.fraction(measurement) if measurement else None
+
+
+def _print_problems(found: list[Figures], ceilings: Ceilings) -> None:
+    digits = {"us": 1, "tflops": 0, "of_roof": 3, "cublas_of_roof": 3}
+
+    def cell(name: str, value: object) -> object:
+        return "" if value is None else f"{value:.{digits[name]}f}" if name in digits else value
+
+    rows = [[cell(name, value) for name, value in _reached(f, ceilings).items()] for f in found]
+    columns = ("problem", "formats", "best kernel", ">us", ">TFLOP/s", "nearer ceiling", ">of it", ">cuBLAS of it")
+    output.print_table(columns, rows)
+    without = sorted({formats(f.run.problem) for f in found if ceilings.roof(f.run.problem) is None})
+    if without:
+        output.complain(f"no ceiling was measured for {'; '.join(without)}")

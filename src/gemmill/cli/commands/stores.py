@@ -1,0 +1,143 @@
+"""store: look into the cache of compiled kernels, check it, shrink it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import Commands, app
+from gemmill.cli.options import Json, StorePath
+from gemmill.cli.output import Status
+from gemmill.library.errors import StoreError
+from gemmill.runtime.storage.store import Store
+
+store_app = typer.Typer(
+    cls=Commands,
+    help="""Look into the store of compiled kernels, check it, shrink it.
+
+    \b
+    Examples:
+      gemmill store list
+      gemmill store verify --store /path/to/store
+    """,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(store_app, name="store")
+
+
+def _open(path: Path | None) -> Store:
+    """A store whose folders can be read, if there are any: to the runtime all others are empty, since they must never
+    cost it a kernel."""
+    store = Store(path)
+    for folder in (store.path, *filter(os.path.isdir, store.path.glob("??"))):
+        try:
+            os.listdir(f"{folder}/.")  # which takes the right to search the folder, too
+        except FileNotFoundError:  # made when first written to, or just evicted
+            continue
+        except OSError as error:
+            raise StoreError(
+                f"the store cannot be read: {folder}: {error.strerror or error}; check the folder and its permissions, "
+                "or name another with --store or GEMMILL_STORE"
+            ) from error
+    return store
+
+
+@store_app.command()
+def path(store: StorePath = None) -> None:
+    """Print where the store is.
+
+    \b
+    Examples:
+      gemmill store path
+    """
+    typer.echo(Store(store).path)
+
+
+@store_app.command(name="list")
+def list_(store: StorePath = None, as_json: Json = False) -> None:
+    """List the kernels in the store, the one used least recently first. Damaged entries are named as such.
+
+    \b
+    Examples:
+      gemmill store list --json
+    """
+    opened = _open(store)
+    rows = []
+    for entry in opened.list():
+        try:
+            name = opened.load(entry).name
+        except (OSError, ValueError) as error:
+            name = f"damaged: {error}"
+        used = datetime.fromtimestamp(entry.used).astimezone().isoformat(timespec="seconds")
+        rows.append({"name": name, "key": entry.key, "bytes": entry.bytes, "used": used})
+    if as_json:
+        output.print_json(rows)
+    else:
+        cells = [(row["name"], f"{row['bytes']:,}", row["used"], str(row["key"])[:12]) for row in rows]
+        output.print_table(("kernel", ">bytes", "last used", "key"), cells)
+
+
+@store_app.command()
+def stats(store: StorePath = None, as_json: Json = False) -> None:
+    """Print the number of entries, their size and the size cap.
+
+    \b
+    Examples:
+      gemmill store stats
+    """
+    found = _open(store).stats()
+    if as_json:
+        output.print_json({**asdict(found), "path": str(found.path)})
+    else:
+        typer.echo(f"{found.path}: {found.entries} kernels, {found.bytes:,} of at most {found.max_bytes:,} bytes")
+
+
+@store_app.command()
+def verify(store: StorePath = None, as_json: Json = False) -> None:
+    """Read every entry and check it; exits with 1 if any is damaged. Damaged entries are never used, only replaced.
+
+    \b
+    Examples:
+      gemmill store verify
+    """
+    opened = _open(store)
+    faults = opened.verify()
+    if as_json:
+        output.print_json({str(file): fault for file, fault in faults.items()})
+    else:
+        for file, fault in faults.items():
+            output.complain(f"{file}: {fault}")
+        typer.echo(f"{opened.stats().entries} kernels, {len(faults)} damaged")
+    if faults:
+        raise typer.Exit(Status.WRONG)
+
+
+@store_app.command()
+def clear(store: StorePath = None) -> None:
+    """Remove every kernel from the store, what autotuning found, and the names of kernels that ship.
+
+    \b
+    Examples:
+      gemmill store clear --store /path/to/store
+    """
+    opened = _open(store)
+    typer.echo(f"{opened.clear()} kernels removed")
+    if left := opened.stats().entries:
+        raise StoreError(f"{opened.path}: {left} kernels could not be removed; check the permissions of the folder")
+
+
+@store_app.command()
+def prune(store: StorePath = None) -> None:
+    """Remove what killed writers left and, above the size cap, the kernels used least recently.
+
+    \b
+    Examples:
+      gemmill store prune
+    """
+    typer.echo(f"{_open(store).prune()} kernels removed")

@@ -1,0 +1,150 @@
+import keyword
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gemmill.library.config.domains import WORDS, are_valid
+from gemmill.library.config.fields import FIELD_NAMES, Value, config_of, fields_of, parts_of
+from gemmill.library.config.model import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile, made_of
+from gemmill.library.config.names import formats, kernel_name, parse_name
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import ConfigError
+
+NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+
+# Any config that validates, legal or not.
+EXTENT = st.integers(1, 10**9)
+DTYPE = st.sampled_from([*DTYPES])
+INPUT = st.builds(
+    InputOperand,
+    dtype=DTYPE,
+    major=st.sampled_from(WORDS["a.major"]),
+    align=EXTENT,
+    scale=st.sampled_from(WORDS["a.scale"]),
+)
+OUTPUT = st.builds(OutputOperand, dtype=DTYPE, major=st.sampled_from(["n", "m", "any"]), align=EXTENT)
+CONFIGS = st.builds(
+    GemmConfig,
+    arch=st.sampled_from(WORDS["arch"]),
+    a=INPUT,
+    b=INPUT,
+    accumulator=DTYPE,
+    promote=st.sampled_from([0, 4]),
+    c=st.none() | OUTPUT,
+    d=OUTPUT,
+    tile=st.builds(Tile, m=EXTENT, n=EXTENT, k=EXTENT),
+    cluster=st.builds(Cluster, m=EXTENT, n=EXTENT),
+    schedule=st.sampled_from(WORDS["schedule"]),
+    stages=EXTENT,
+    scheduler=st.builds(
+        Scheduler,
+        raster=st.sampled_from(["m", "n"]),
+        swizzle=EXTENT,
+        splits=EXTENT,
+        decomposition=st.sampled_from(WORDS["scheduler.decomposition"]),
+        batching=st.sampled_from(WORDS["scheduler.batching"]),
+    ),
+    epilogue=st.just("linear"),
+)
+
+
+@given(CONFIGS)
+def test_a_name_parses_back_to_its_config(config: GemmConfig) -> None:
+    name = kernel_name(config)
+    assert parse_name(name) == config
+    assert kernel_name(parse_name(name)) == name
+
+
+@given(CONFIGS)
+def test_names_are_c_identifiers(config: GemmConfig) -> None:
+    name = kernel_name(config)
+    assert re.fullmatch("[a-z][a-z0-9_]*", name)
+    assert not keyword.iskeyword(name)
+
+
+@given(CONFIGS, CONFIGS)
+def test_different_configs_have_different_names(one: GemmConfig, other: GemmConfig) -> None:
+    assert (kernel_name(one) == kernel_name(other)) == (one == other)
+
+
+@given(CONFIGS)
+def test_nothing_that_changes_the_kernel_is_missing_from_the_name(config: GemmConfig) -> None:
+    fields = fields_of(config)
+    assert config_of(fields) == config
+    for field, value in fields.items():
+        others: list[Value] = [word for word in WORDS.get(field, ()) if word not in (value, "none")]
+        if isinstance(value, int):
+            others = [4 - value if field == "promote" else value + 1]
+        if not (field.startswith("c.") and config.c is None):
+            for other in others:
+                assert kernel_name(config_of({**fields, field: other})) != kernel_name(config)
+
+
+@pytest.mark.parametrize("field", FIELD_NAMES)
+@pytest.mark.parametrize("name", [NAME, NAME.replace("none", "bf16n16")])
+def test_what_is_valid_is_told_without_pydantic(name: str, field: str) -> None:
+    """So that names from packs are read without it."""
+    valid = fields_of(parse_name(name))
+    wrong: tuple[Any, ...] = ("", "nonsense", "d=acc", -1, True, 4.0)
+    for value in (*WORDS.get(field, ()), "d = acc", 0, 1, 4, *wrong):
+        fields = {**valid, field: value}
+        try:
+            config = config_of(fields)
+        except ValidationError:
+            assert not are_valid(fields), value
+        else:
+            assert are_valid(fields_of(config)), value
+            assert config == GemmConfig(**made_of(parts_of(fields)))
+
+
+def test_the_documented_name() -> None:
+    assert kernel_name(parse_name(NAME)) == NAME
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("", "1 parts between underscores; a name has 13"),
+        ("gemm_kernel", "2 parts"),
+        (NAME + "_x", "14 parts"),
+        (NAME.replace("sm90a", "sm81"), "arch is 'sm81'"),
+        (NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16"), "'bf16n16' is no A, which looks like bf16k16"),
+        (NAME.replace("none", "bf16k16"), "'bf16k16' is no C, which looks like none or bf16n16"),
+        (NAME.replace("128x256x64", "128x256"), "'128x256' is no tile"),
+        (NAME.replace("128x256x64", "0128x256x64"), "'0128x256x64' is no tile"),
+        (NAME.replace("128x256x64", "128x256x٦٤"), "is no tile"),
+        (NAME.replace("128x256x64", "9" * 5000 + "x256x64"), "is no tile"),
+        (NAME.replace("s4", "s0"), "'s0' is no stages"),
+        (NAME.replace("s4", "s4\n"), "is no stages"),
+        (NAME.replace("cooperative", "pingpnog"), "schedule is 'pingpnog'"),
+        (NAME.replace("k1_", "k1tiles_"), "'k1tiles' spells out 'tiles', which names leave out"),
+        (NAME.replace("m8_", "m8strided_"), "'m8strided' spells out 'strided'"),
+        (NAME.upper(), "'SM90A' is no arch"),
+    ],
+)
+def test_other_names_are_refused_with_the_part_that_is_wrong(wrong: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_name(wrong)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", ["gemm_kernel", NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16")])
+def test_formats_refuses_a_name_in_the_same_words(wrong: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_name(wrong)
+    with pytest.raises(ConfigError, match=re.escape(str(refused.value))) as refused_formats:
+        formats(wrong)
+    assert str(refused_formats.value).count("is not a kernel name") == 1
+
+
+@given(st.text(alphabet="abfkmnsx0123456789_", max_size=90) | st.permutations(NAME.split("_")).map("_".join))
+def test_text_is_a_name_or_a_config_error(name: str) -> None:
+    try:
+        config = parse_name(name)
+    except ConfigError:
+        return
+    assert kernel_name(config) == name

@@ -1,0 +1,371 @@
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.emitters import include_path
+from gemmill.library.config.fields import config_of, fields_of
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.encoding import decode, encode
+from gemmill.library.epilogues.parse import LINEAR, canonical, parse, serves, spelling, unstaged
+from gemmill.library.epilogues.reference import evaluate, rounded
+from gemmill.library.epilogues.tree import (
+    FUNCTIONS,
+    Assignment,
+    Call,
+    Epilogue,
+    Node,
+    Number,
+    Operand,
+    Value,
+    roundings,
+    transposed,
+    with_dtypes,
+)
+from gemmill.library.errors import ConfigError, ExpressionError
+from gemmill.library.legality.rules import verdicts
+
+NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+
+KINDS = {"s": "scalar", "row": "row", "bias": "column", "per": "batch", "r": "matrix"}
+OPERANDS = [Operand(name, kind, dtype) for name, kind in KINDS.items() for dtype in ("f32", "bf16")]  # type: ignore[arg-type]
+LEAVES: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(Value("acc"), Value("c"), Operand("alpha", "scalar", "f32"), Operand("beta", "scalar", "f32")),
+        *(operand for operand in OPERANDS if operand.dtype == "f32"),
+    ]
+) | st.floats(-(2.0**100), 2.0**100, width=32).map(lambda x: Number(x + 0.0))
+
+
+def calls(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def call(name: str, arguments: tuple[Node, ...]) -> Node:
+        if name == "neg" and isinstance(arguments[0], Number):
+            return Number(0.0 - arguments[0].value)  # as the parser folds it
+        return Call(name, arguments)
+
+    comparisons = st.tuples(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]), numbers, numbers).map(
+        lambda x: Call(x[0], x[1:])
+    )
+    conditions = st.recursive(
+        comparisons,
+        lambda inner: (
+            st.tuples(st.sampled_from(["and", "or"]), inner, inner).map(lambda x: Call(x[0], x[1:]))
+            | inner.map(lambda x: Call("not", (x,)))
+        ),
+        max_leaves=3,
+    )
+
+    def of(name: str) -> st.SearchStrategy[Any]:
+        kinds = {"number": numbers, "condition": conditions}
+        return st.tuples(*(kinds[kind] for kind in FUNCTIONS[name].arguments)).map(lambda x: call(name, x))
+
+    return st.sampled_from([n for n, f in FUNCTIONS.items() if f.result == "number"]).flatmap(of)
+
+
+NUMBERS: st.SearchStrategy[Any] = st.recursive(LEAVES, calls, max_leaves=12)
+EPILOGUES = NUMBERS.map(
+    lambda node: Epilogue((Assignment("d", "d", "matrix", "f32", Call("add", (Value("acc"), node))),))
+)
+
+
+@given(EPILOGUES)
+def test_the_text_of_a_tree_parses_back_to_it(epilogue: Epilogue) -> None:
+    assert parse(str(epilogue)) == epilogue
+
+
+@given(EPILOGUES)
+def test_text_is_canonical_and_a_name_holds_it(epilogue: Epilogue) -> None:
+    text = spelling(epilogue)
+    assert canonical(text) == text
+    part = encode(text)
+    assert re.fullmatch("[a-zA-Z][a-zA-Z0-9]*", part)
+    assert decode(part) == text
+    c = "bf16n16" if epilogue.reads_c else "none"
+    name = NAME.replace("linear", part).replace("_none_", f"_{c}_")
+    assert parse_name(name).epilogue == text
+    assert kernel_name(parse_name(name)) == name
+
+
+@given(EPILOGUES)
+def test_parentheses_are_minimal(epilogue: Epilogue) -> None:
+    text = str(epilogue)
+    for opening in (i for i, x in enumerate(text) if x == "(" and (i == 0 or not text[i - 1].isalnum())):
+        depth = 0
+        for closing in range(opening, len(text)):
+            depth += (text[closing] == "(") - (text[closing] == ")")
+            if depth == 0:
+                break
+        without = text[:opening] + text[opening + 1 : closing] + text[closing + 1 :]
+        with contextlib.suppress(ExpressionError):
+            assert parse(without) != epilogue
+
+
+@given(st.text(alphabet="acdbmn_silu()[]*+-=;., <>01", max_size=40))
+def test_any_text_is_an_epilogue_or_an_error_inside_it(text: str) -> None:
+    try:
+        spelled = canonical(text)
+    except ExpressionError as error:
+        column = error.column
+    else:
+        assert canonical(spelled) == spelled
+        column = 0
+    assert 0 <= column <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("d=alpha*acc+beta*c", LINEAR),
+        ("d = alpha*acc", LINEAR),
+        ("d = (((acc)) * 2.0)", "d = acc * 2"),
+        ("aux = acc; d = relu(acc)", "aux[m, n] = acc; d = relu(acc)"),
+        ("t = acc + 1\nd = t * t\n", "t = acc + 1; d = t * t"),
+        ("d = max(acc,\n  0)", "d = max(acc, 0)"),
+        ("aux.bf16 = acc + b1.f32[n]; d = aux", "aux.bf16[m, n] = acc + b1[n]; d = aux"),
+        ("amax = max( abs(acc) );d=acc", "amax = max(abs(acc)); d = acc"),
+        ("aux.bf16.n = acc; d = aux + r.f32.m[m, n]", "aux.bf16.n[m, n] = acc; d = aux + r.m[m, n]"),
+        ("d = acc - (x[m] - y[n]) - (1 - 2)", "d = acc - (x[m] - y[n]) - (1 - 2)"),
+        ("d = -(-1) * acc - -2", "d = 1 * acc - -2"),
+        (
+            "d = where(not (acc < 0) and (s > 0 or s < -1), acc, 0)",
+            "d = where(not acc < 0 and (s > 0 or s < -1), acc, 0)",
+        ),
+    ],
+)
+def test_spellings(text: str, expected: str) -> None:
+    assert canonical(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "says"),
+    [
+        ("", 0, "the epilogue is empty"),
+        ("d = acc ** 2", 4, "no power operator"),
+        ("d = reul(acc)", 4, "unknown function 'reul', did you mean relu?"),
+        ("d = acc + bias[k]", 15, "[k] is no index"),
+        ("d = acc + n", 10, "'n' is an index"),
+        ("d = acc[n]", 4, "'acc' is a value of this element"),
+        ("d = acc + x.bf16.n[n]", 10, "'x' has no [m, n]; only a matrix is n-major"),
+        ("d = acc + x.n.bf16[m, n]", 10, "'x.n' is no name"),
+        ("x.n = max(acc); d = acc", 0, "x is a reduction; only a matrix is n-major"),
+        ("d = acc + x.s8[n]", 10, "'s8' is no type of an operand"),
+        ("x = acc", 7, "nothing is assigned to d"),
+        ("d = 3 + s", 0, "the sums of products are not read"),
+        ("d = relu(acc, 1)", 4, "relu takes 1 argument, not 2"),
+        ("t = acc; d = t +", 16, "invalid syntax"),
+        ("d = acc; d = acc", 9, "'d' is assigned twice"),
+        ("d = sum(acc)", 4, "a reduction needs a name of its own"),
+        ("d = acc + sum(acc)", 10, "sum makes an output"),
+        ("d = acc; top.bf16 = max(acc)", 9, "whose type is f32"),
+        ("d = acc; top[m, n] = max(acc)", 9, "no value for each m and n"),
+        ("top = max(acc); d = acc / top", 0, "nothing reads it"),
+        ("rows[m] = acc; d = acc", 0, "an output of fewer values than D is a reduction"),
+        ("d = acc if acc else 1", 4, "where(condition, x, y)"),
+        ("d = acc < 1", 4, "is a condition"),
+        ("d = where(acc, 1, 2)", 10, "is a number"),
+        ("d = 0 < acc < 1", 4, "two numbers at a time"),
+        ("d = acc + x[n] + x[m]", 17, "stood with another index"),
+        ("d = acc + gate", 10, "acc cannot stand beside gate and up"),
+        ("d = x + acc; x = acc", 13, "has been read as an operand"),
+        ("d = acc; relu = acc", 9, "the name has a meaning"),
+        ("d = acc + out", 10, "cannot name an operand"),
+        ("d = acc + Bias[n]", 10, "lower-case"),
+        ("d = acc + alpha[m]", 10, "factor that the caller gives"),
+        ("d = acc * 1e39", 10, "beyond float32"),
+        ("d = acc / 1e-50", 10, "not 0, but nearer to it than any of float32"),
+        ("d = relu(acc); x = 2 - 1e-400 * d", 23, "not 0, but nearer to it than any of float32"),
+        ("d = add(acc, 1)", 4, "unknown function 'add'"),
+        ("d = acc * 0x" + "f" * 5000, 10, "beyond float32"),
+        ("d = acc + self[n]", 10, "cannot name an operand"),
+        ("d = acc + é", 10, "no character of an epilogue"),
+        ("d = acc # why", 8, "no comments"),
+        ("d = acc.__class__", 4, "'__class__' is no type"),
+        ("d = (lambda: acc)()", 4, "not allowed"),
+        ("__import__('os')", 0, "is no assignment"),
+        ("d = acc + True", 10, "not allowed"),
+    ],
+)
+def test_refusals_name_the_place_and_the_reason(text: str, column: int, says: str) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        parse(text)
+    assert says in str(refused.value)
+    assert refused.value.column == column
+
+
+@pytest.mark.parametrize("depth", [400, 5000])
+def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+    with pytest.raises(ExpressionError):
+        parse("d = " + "-" * depth + "acc")
+
+
+def test_the_reference_reduces_over_all_of_d_whatever_a_value_depends_on() -> None:
+    inputs = {"alpha": np.array(2.0), "acc": np.zeros((2, 3)), "bias": np.array([1.0, 2.0, 3.0])}
+    text = "d = alpha * acc; total = sum(bias[n]); top[n] = max(bias[n]); rows[m] = sum(bias[n]); count = sum(1)"
+    found = {name: x.value.tolist() for name, x in evaluate(parse(text), inputs, np).items()}
+    assert (found["total"], found["top"], found["rows"], found["count"]) == (12, [1, 2, 3], [6, 6], 6)
+    large = evaluate(parse("d = max(acc, 123456789)"), {"acc": np.array([[1.0]])}, np)["d"]
+    assert abs(float(np.float32(123456789)) - large.value) <= large.error
+
+
+def test_a_parsed_epilogue_says_what_it_takes() -> None:
+    epilogue = parse("t = alpha * acc * s[m] + beta * c; aux.f16 = t; d = t + r[m, n]; top = max(d)")
+    assert [(o.name, o.kind) for o in epilogue.operands] == [("s", "row"), ("r", "matrix")]
+    assert [(o.name, o.role, o.dtype) for o in epilogue.outputs] == [("aux", "store", "f16"), ("top", "max", "f32")]
+    assert epilogue.factors == {"alpha", "beta"}
+    assert epilogue.reads_c
+    assert epilogue.c_is_scaled
+    assert not parse("d = acc + c").c_is_scaled
+    assert not parse("d = beta * c + acc * c").c_is_scaled
+    assert parse("d = silu(gate) * up").gated
+
+
+def test_types_and_transposition() -> None:
+    epilogue = parse("d = acc * s[m] + x[n]; rows[m] = sum(d)")
+    assert str(with_dtypes(epilogue, {"x": "bf16"})) == "d = acc * s[m] + x.bf16[n]; rows[m] = sum(d)"
+    assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; rows[n] = sum(d)"
+    with pytest.raises(ValueError, match="gated"):
+        transposed(parse("d = gate * up"))
+    staged = parse("aux.m = acc; d = acc + r.bf16.n[m, n] + s[m, n]")
+    assert staged.majors == {"r": "n", "aux": "m"}
+    assert str(transposed(staged)) == "aux.n[m, n] = acc; d = acc + r.bf16.m[m, n] + s[m, n]"
+
+
+def test_a_kernel_serves_epilogues_that_offer_what_it_demands() -> None:
+    wanted = canonical("aux.n = acc; d = acc + r.bf16.n[m, n]")
+    for kernel in (wanted, unstaged(wanted), canonical("aux = acc; d = acc + r.bf16.n[m, n]")):
+        assert serves(kernel, wanted)
+        assert serves(wanted, kernel) == (kernel == wanted)
+    for other in ("aux.m = acc; d = acc + r.bf16.n[m, n]", "aux.n = acc; d = acc - r.bf16.n[m, n]", LINEAR):
+        assert not serves(canonical(other), wanted)
+
+
+def test_configs_hold_canonical_epilogues_that_read_c_where_there_is_one() -> None:
+    config = parse_name(NAME)
+    assert not verdicts(replace(config, epilogue="d = relu(acc)", cluster=config.cluster))
+    fields = fields_of(config)
+    with pytest.raises(ValueError, match="not canonical; write 'd = relu"):
+        config_of({**fields, "epilogue": "d=relu(acc)"})
+    with pytest.raises(ValueError, match="unknown function"):
+        config_of({**fields, "epilogue": "d = rleu(acc)"})
+    refused = verdicts(replace(config, epilogue="d = acc + c"))
+    assert [v.rule for v in refused] == ["epilogue-c"]
+    with pytest.raises(ConfigError, match="its epilogue 'xdEreluPaccQQ'"):
+        parse_name(NAME.replace("linear", "xdEreluPaccQQ"))
+    with pytest.raises(ConfigError, match="is spelled"):
+        parse_name(NAME.replace("linear", "xdEPaccQ"))
+
+
+NARROW = {"bf16": (7, -126, 3e38), "f16": (10, -14, 65504), "e4m3": (3, -6, 448), "e5m2": (2, -14, 57344)}
+
+
+@given(st.floats(-1e5, 1e5), st.sampled_from([*NARROW]))
+def test_rounding_goes_to_the_nearest(x: float, dtype: str) -> None:
+    bits, least, most = NARROW[dtype]
+    y = float(rounded(np.array(x), dtype, np))
+    if abs(x) <= most:
+        step = 2.0 ** (max(np.frexp(x)[1] - 1, least) - bits)
+        assert abs(y - x) <= step / 2
+        assert (y / step).is_integer()
+    elif dtype in ("e4m3", "e5m2"):
+        assert abs(y) == most
+
+
+def test_the_reference_evaluates_and_bounds() -> None:
+    rng = np.random.default_rng(0)
+    acc, bias = rng.normal(size=(5, 7)), rng.normal(size=7)
+    results = evaluate(
+        parse("t = acc + bias[n]; d = silu(t); rows[m] = sum(t); top = max(abs(t))"), {"acc": acc, "bias": bias}, np
+    )
+    t = acc + bias
+    np.testing.assert_allclose(results["d"].value, t / (1 + np.exp(-t)))
+    np.testing.assert_allclose(results["rows"].value, t.sum(1))
+    assert results["top"].value == abs(t).max()
+    assert (results["d"].error > 0).all()
+    assert (results["d"].error < 2e-5).all()
+    # Single precision stays within the bound.
+    single = (acc.astype(np.float32) + bias.astype(np.float32)).astype(np.float32)
+    inputs = {"acc": acc.astype(np.float32).astype(float), "bias": bias.astype(np.float32).astype(float)}
+    exact = evaluate(parse("d = (acc + bias[n]) * (acc + bias[n]) / 3"), inputs, np)["d"]
+    assert (abs(single * single / np.float32(3) - exact.value) <= exact.error).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "d_dtype", "expected"),
+    [
+        ("d = gelu(acc)", "bf16", {"d": "bf16"}),
+        ("d = gelu(acc)", "f32", {"d": "f32"}),
+        ("d = gelu(acc)", "e4m3", {"d": "f32"}),
+        ("t = silu(acc); d = t * 2 + bias[n]", "f16", {"t": "f16", "d": "f16"}),
+        ("t = silu(acc); d = exp(t)", "bf16", {"t": "f32", "d": "bf16"}),
+        ("t = silu(acc); d = t; amax = max(abs(t))", "bf16", {"t": "f32", "d": "bf16", "amax": "f32"}),
+        ("t = silu(acc); aux.f16 = t; d = t", "bf16", {"t": "f16", "aux": "f16", "d": "bf16"}),
+        ("t = silu(acc); d = where(t > 0, t, 0)", "bf16", {"t": "f32", "d": "bf16"}),
+    ],
+)
+def test_values_know_what_they_are_rounded_to(text: str, d_dtype: Any, expected: dict[str, str]) -> None:
+    assert roundings(parse(text), d_dtype) == expected
+
+
+def test_short_forms_are_as_exact_as_they_say() -> None:
+    """The formulas of math.cuh in single precision, over all bf16 and f16 values and beside them."""
+    header = (include_path() / "gemmill" / "epilogue" / "math.cuh").read_text()
+    bodies = re.findall(r"float gelu<gemmill::(\w+)>\(float x\) \{(.*?)\n\}", header, re.DOTALL)
+    constants = {dtype: [np.float32(x) for x in re.findall(r"(-?\d+\.\d+(?:e-\d+)?)f", body)] for dtype, body in bodies}
+
+    def fma(x: Any, y: Any, z: Any) -> Any:
+        return (x.astype(float) * y + z).astype(np.float32)
+
+    def gelu_bf16(x: Any) -> Any:
+        origin, e, b, d, a = constants["bf16"]
+        y = np.minimum(fma(x, x, origin), np.finfo(np.float32).max)  # rounded towards zero
+        r = (1 / np.sqrt(y.astype(float))).astype(np.float32)
+        s = fma(r, fma(r, e, fma(y, b, d)), a)
+        return x * (1 / (1 + np.exp2(x * s)))
+
+    def gelu_f16(x: Any) -> Any:
+        end, *coefficients, _ = constants["f16"]
+        t, p = np.minimum(abs(x), end), np.zeros_like(x)
+        for coefficient in coefficients:
+            p = fma(p, t, coefficient)
+        return np.maximum(x, 0) - t * np.exp2(p).astype(float)
+
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    every = np.concatenate([(bits.astype(np.uint32) << 16).view(np.float32), bits.view(np.float16).astype(np.float32)])
+    x = np.concatenate([every, np.random.default_rng(0).normal(scale=4, size=100_000).astype(np.float32)])
+    x = x[(abs(x) < 1e37) & ((abs(x) > 1e-37) | (x == 0))]
+    formulas: dict[DTypeName, Callable[[Any], Any]] = {"bf16": gelu_bf16, "f16": gelu_f16}
+    for dtype, formula in formulas.items():
+        with np.errstate(over="ignore", divide="ignore"):
+            result = formula(x)
+            wanted = evaluate(parse("d = gelu(acc)"), {"acc": x.astype(float)}, np, dtype)["d"]
+        assert (abs(result - wanted.value) <= wanted.error).all(), dtype
+        # Of use only if it is small beside the rounding to the type that follows, relative to its least half ulp.
+        rounding = 2.0 ** -{"bf16": 9, "f16": 12}[dtype]
+        normal = (abs(wanted.value) > 2.0**-12) & (abs(x) < 16)
+        assert (wanted.error[normal] < rounding / 4 * abs(wanted.value[normal])).all(), dtype
+
+
+def test_what_is_too_deep_does_not_depend_on_the_caller() -> None:
+    def from_below(frames: int, text: str) -> str:
+        return from_below(frames - 1, text) if frames else canonical(text)
+
+    fits = "d = " + " + ".join(["acc"] * 60)
+    assert from_below(400, fits) == canonical(fits)
+    for text in ("d = " + " + ".join(["acc"] * 70), "d = " + "exp(" * 70 + "acc" + ")" * 70):
+        with pytest.raises(ExpressionError, match="64 deep") as error:
+            from_below(400, text)
+        assert error.value.column
+
+
+def test_the_largest_number_of_float32_may_be_written_as_it_is_printed() -> None:
+    assert canonical("d = min(acc, 3.4028235e38)") == "d = min(acc, 3.4028235e+38)"
+    for number in ("3.5e38", "1e999", "9" * 400):
+        with pytest.raises(ExpressionError, match="beyond float32"):
+            canonical(f"d = acc * {number}")

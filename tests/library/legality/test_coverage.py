@@ -1,0 +1,60 @@
+"""The coverage tables: true to the rules, complete, and in the docs as they are."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from gemmill.library.config.model import FAMILIES
+from gemmill.library.families.wgmma import ACCUMULATORS
+from gemmill.library.legality.coverage import OK, Table, markdown, tables
+from gemmill.library.legality.rules import RULES
+from gemmill.library.legality.search import any_legal
+
+DOCS = Path(__file__).parents[3] / "docs" / "coverage.md"
+
+
+@pytest.fixture(scope="module")
+def views() -> dict[str, Table]:
+    return {table.title: table for table in tables()}
+
+
+def test_the_docs_have_the_tables_as_they_are() -> None:
+    assert DOCS.read_text(encoding="utf-8") == markdown(), "run python -m gemmill.library.legality.coverage"
+
+
+def test_every_cell_is_covered_or_names_a_rule(views: dict[str, Table]) -> None:
+    rules = {rule.id for rule in RULES}
+    for table in views.values():
+        for row in table.rows:
+            assert set(row.cells) == set(FAMILIES)
+            assert {cell for cell in row.cells.values() if cell != OK} <= rules
+
+
+def test_every_pairing_of_wgmma_has_its_rows(views: dict[str, Table]) -> None:
+    covered = {
+        (row.given["a.dtype"], row.given["b.dtype"], row.given["accumulator"])
+        for row in views["Operands"].rows
+        if OK in (row.cells["cooperative"], row.cells["pingpong"])
+    }
+    assert covered >= {(*pair, accumulator) for pair, sums in ACCUMULATORS.items() for accumulator in sums}
+
+
+def test_cells_say_what_the_rules_say(views: dict[str, Table]) -> None:
+    # A hole has no legal config whatever else is chosen, though a search in another order looks for one.
+    for table in views.values():
+        for row, schedule in itertools.product(table.rows[::7], FAMILIES):
+            exact = {**row.given, "schedule": schedule}
+            if row.cells[schedule] != OK:
+                assert any_legal(dict(reversed(exact.items()))) is None
+
+
+def test_equal_rows_are_merged_and_none_is_lost(views: dict[str, Table]) -> None:
+    for table in views.values():
+        text = table.merged()
+        assert len(text) <= len(table.rows)
+        assert len({row[: len(table.columns)] for row in text}) == len(text)
+        cells = {tuple(row.cells.values()) for row in table.rows}
+        assert {row[len(table.columns) :] for row in text} == cells

@@ -1,0 +1,75 @@
+"""Rules and resources of kernels that widen a narrow A, or transpose 8-bit and tf32 stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmill.library.config.fields import Value, fields_of
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.legality import resources
+from gemmill.library.legality.rules import legal, verdicts
+
+U4 = "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear"
+S8 = "sm90a_s8mn16_s8mn16_s32_none_s32n16_128x128x128_1x1_cooperative_s3_m8_k1_linear"
+
+
+def changed(name: str, changes: dict[str, Value]) -> dict[str, Value]:
+    return fields_of(parse_name(name)) | changes
+
+
+@pytest.mark.parametrize("name", [U4, S8])
+def test_names_parse_back_and_are_legal(name: str) -> None:
+    assert verdicts(parse_name(name)) == []
+    assert kernel_name(parse_name(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rule", "says"),
+    [
+        (U4, {"a.dtype": "f32"}, "mma-types", "f32 x bf16"),
+        (U4, {"a.major": "mn"}, "mma-majors", "a narrow A must be K-major"),
+        (U4, {"a.scale": "1x128", "b.scale": "1x128"}, "block-scales", "B none"),
+        (U4, {"a.scale": "128x128"}, "block-scales", "A may be 1x32, 1x64"),
+        (U4, {"tile.k": 64}, "tile-k", "with u4 A, shared by 4 warpgroups, it must be 128 or 256"),
+        (U4, {"tile.k": 96, "tile.m": 128}, "tile-k", "with u4 A it must be 64, 128 or 256"),
+        (U4, {"tile.k": 256, "a.dtype": "s8"}, "tile-k", "it must be 64 or 128"),
+        (U4, {"tile.n": 80}, "accumulator-registers", "4 consumer warpgroups have at most 48 free"),
+        (U4, {"accumulator": "f16"}, "mma-types", "only in f32"),
+        (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "at most 128 free"),
+        (U4, {"tile.m": 256, "tile.n": 32}, "accumulator-registers", "at most 0 free"),
+        (U4, {"a.dtype": "bf16", "a.scale": "none"}, "tile-m", "tile M is 64; cooperative kernels take 128"),
+        (S8, {"tile.n": 80}, "tile-n", "rows of 80 bytes where B is mn-major"),
+        (S8, {"tile.k": 96}, "mma-majors", "stages of 96 bytes along K; to be transposed those must be 64, 128 or 256"),
+        # Transposed in place where a panel is square, else to another place.
+        (S8, {"stages": 7}, "shared-memory", "7 x 32,768 bytes"),
+        (S8, {"tile.k": 64, "stages": 8}, "shared-memory", "8 x 32,768 bytes"),
+    ],
+)
+def test_what_is_refused(name: str, changes: dict[str, Value], rule: str, says: str) -> None:
+    by_rule = {verdict.rule: verdict for verdict in verdicts(changed(name, changes))}
+    assert rule in by_rule, by_rule
+    assert says in by_rule[rule].says
+    assert by_rule[rule].fix is not None
+
+
+def test_zero_points_and_small_groups_take_shared_memory() -> None:
+    assert resources.stage_bytes(changed(U4, {})) == (64 * 128 // 2, 16 * 128 * 2)
+    scales = {"1x128z": 2 * 64 * 2, "1x128": 64 * 2, "1x32": 4 * 64 * 2, "none": 0}
+    assert {scale: resources.scale_bytes(changed(U4, {"a.scale": scale})) for scale in scales} == scales
+
+
+def test_only_what_wgmma_cannot_read_is_transposed() -> None:
+    assert resources.stage_bytes(changed(S8, {"tile.k": 64})) == (2 * 128 * 64, 2 * 128 * 64)
+    assert resources.stage_bytes(changed(S8, {"a.major": "k", "tile.k": 64})) == (128 * 64, 2 * 128 * 64)
+    in_place = 128 * 128, 128 * 128
+    assert resources.stage_bytes(changed(S8, {})) == resources.stage_bytes(changed(S8, {"a.major": "k"})) == in_place
+    bf16: dict[str, Value] = {"a.dtype": "bf16", "b.dtype": "bf16", "tile.k": 64}
+    assert resources.stage_bytes(changed(S8, bf16)) == (128 * 64 * 2, 128 * 64 * 2)
+
+
+def test_four_warpgroups_share_64_rows_by_slices_of_k() -> None:
+    assert resources.slices(changed(U4, {})) == resources.consumer_warpgroups(changed(U4, {})) == 4
+    assert resources.storing_warpgroups(changed(U4, {})) == 1
+    assert resources.warpgroup_m(changed(U4, {})) == 64
+    assert resources.slices(changed(U4, {"schedule": "pingpong"})) == 1
+    assert legal(changed(U4, {"schedule": "pingpong"}))

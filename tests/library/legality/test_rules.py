@@ -1,0 +1,381 @@
+from collections.abc import Mapping
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.arch import ARCHS
+from gemmill.library.config.domains import WORDS
+from gemmill.library.config.fields import FIELD_NAMES, Fields, Value, config_of, fields_of
+from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.config.names import parse_name
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import canonical
+from gemmill.library.legality import resources
+from gemmill.library.legality.footprint import auto_stages, family_of
+from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
+
+LEGAL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+WITH_C = LEGAL.replace("none", "bf16n16")
+
+WILD: Mapping[str, st.SearchStrategy[Value]] = {
+    "align": st.sampled_from([1, 2, 4, 8, 16, 32, 48]),
+    "m": st.integers(1, 600),
+    "n": st.integers(1, 600),
+    "k": st.integers(1, 300),
+    "stages": st.integers(1, 40),
+    "swizzle": st.integers(1, 40),
+    "splits": st.integers(1, 5),
+}
+"""Legal and illegal values of the integer fields, by their last word."""
+
+
+@st.composite
+def any_fields(draw: st.DrawFn) -> dict[str, Value]:
+    """Fields of configs, near the legal ones and far from them."""
+    fields: dict[str, Value] = {}
+    for name in FIELD_NAMES:
+        allowed = [word for word in WORDS.get(name, ()) if word != "none"]
+        wild = WILD.get(name.rpartition(".")[2])
+        tame = st.sampled_from(DOMAINS.get(name, allowed))
+        fields[name] = draw(tame if wild is None else st.one_of(tame, wild))
+    if draw(st.booleans()):
+        fields |= {"c.dtype": "none", "c.major": "none", "c.align": 0}
+    return fields
+
+
+def changed(name: str, **fields: Value) -> dict[str, Value]:
+    """Fields of a config with some replaced; underscores stand for dots."""
+    base = fields_of(parse_name(name))
+    return {**base, **{field.replace("_", "."): value for field, value in fields.items()}}
+
+
+def test_every_rule_has_an_id_of_its_own_a_source_and_known_fields() -> None:
+    assert len({rule.id for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.source
+        assert set(rule.fields) <= set(FIELD_NAMES)
+
+
+@given(any_fields())
+def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) -> None:
+    for rule in RULES:
+        assert rule.says({name: fields[name] for name in rule.fields}) == rule.says(fields)
+
+
+@given(any_fields())
+def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> None:
+    found = verdicts(fields)
+    assert legal(fields) == (not found)
+    for verdict in found:
+        assert verdict.fix is not None, verdict.rule
+        assert all(fields[name] != value for name, value in verdict.fix.items())
+        fixed = {**fields, **verdict.fix}
+        assert legal(fixed)
+        config_of(fixed)
+        assert not any(legal({**fixed, name: fields[name]}) for name in verdict.fix), "no change is needless"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@given(fields=any_fields())
+def test_a_change_within_a_rule_s_own_fields_is_preferred(rule: Rule, fields: dict[str, Value]) -> None:
+    others = [other for other in RULES if other is not rule]
+    own_domains = {name: DOMAINS[name] for name in rule.fields if not name.startswith("c.")}
+    if not rule.allows(fields) and all(other.allows(fields) for other in others):
+        fix = nearest_fix(rule, fields)
+        assert fix is not None
+        one_field = [
+            (name, value) for name, domain in own_domains.items() for value in domain if legal({**fields, name: value})
+        ]
+        if one_field:
+            assert len(fix) == 1
+            assert set(fix) <= set(rule.fields)
+
+
+@given(any_fields())
+def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value]) -> None:
+    stages, family = auto_stages(fields), family_of(fields)
+    assert stages >= 0
+    if family is None:
+        return
+    most = family.max_auto_stages(fields)
+    if family.max_auto_stages is family.auto_stages:
+        assert 2 <= stages <= most
+        return
+    assert stages <= most
+    capacity = ARCHS[str(fields["arch"])].shared_bytes
+    if stages:
+        assert family.shared_bytes({**fields, "stages": stages}) <= capacity
+    if stages < most:
+        deeper = {**fields, "stages": stages + 1}
+        one_d_subtile = FAMILIES[str(fields["schedule"])] == "wgmma" and resources.d_buffers(deeper) == 1
+        assert family.shared_bytes(deeper) > capacity or one_d_subtile
+
+
+@pytest.mark.parametrize("c", ["none", "bf16"])
+@pytest.mark.parametrize("d", ["e4m3", "bf16", "f32"])
+@pytest.mark.parametrize("major", ["n", "m"])
+def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major: str) -> None:
+    for tile_n in range(8, 257, 8):
+        fields = changed(LEGAL, tile_m=64, schedule="pingpong", tile_n=tile_n, c_dtype=c, d_dtype=d, d_major=major)
+        n = resources.subtile_n(fields)
+        assert 0 <= resources.subtiles(fields) * n - tile_n < n
+        narrower = 2 * -(-64 * resources.dividing_n(fields) * resources.dtype_bytes(d) // 1024) * 1024
+        room = ARCHS["sm90a"].shared_bytes - resources.fixed_bytes(fields) - 2 * narrower
+        stages = min(room // resources.bytes_per_stage(fields), resources.MAX_AUTO_STAGES)
+        assert resources.auto_stages(fields) == stages, "what is written twice costs no stage"
+        size = resources.dtype_bytes(d)
+        if major == "n" and n * size % 16 == 0:
+            assert (tile_n - n) * size % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("tile_n", "change", "columns"),
+    [
+        (112, {}, 56),
+        (152, {}, 64),
+        (160, {"tile.m": 192}, 64),  # 40 divide them, in rows of which TMA takes two lines
+        (160, {}, 40),  # 64 would cost a stage
+        (152, {"d.major": "m"}, 32),
+        (160, {"d.major": "m"}, 40),  # 56 would be three for four, and longer
+        (152, {"d.dtype": "f32"}, 16),
+        (152, {"c.dtype": "bf16", "c.major": "n"}, 8),
+        (152, {"epilogue": "d = silu(acc + bias[n])"}, 32),
+        (152, {"epilogue": "d = silu(acc); rows[m] = sum(d)"}, 8),
+        (152, {"epilogue": "d = silu(acc) + r[m, n]"}, 8),  # d may be written where r lies
+    ],
+)
+def test_where_few_columns_divide_a_plain_tile_some_are_written_twice(
+    tile_n: int, change: dict[str, Value], columns: int
+) -> None:
+    assert resources.subtile_n({**changed(LEGAL, tile_n=tile_n), **change}) == columns
+
+
+@pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])
+def test_legal_configs_get_no_verdict(name: str) -> None:
+    assert verdicts(parse_name(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "says", "fix"),
+    [
+        ({"b.dtype": "f16"}, "mma-types", "bf16 x f16", {"b.dtype": "bf16"}),
+        ({"accumulator": "f16"}, "mma-types", "cannot accumulate in f16, only in f32", {"accumulator": "f32"}),
+        ({"c.dtype": "f16"}, "epilogue-types", "C is f16 where D is bf16", None),
+        ({"a.align": 8, "d.align": 4}, "tma-alignment", "A is aligned to 8 bytes and D is aligned to 4", None),
+        ({"tile.m": 100}, "tile-m", "tile M is 100; cooperative kernels take 128, 192 or 256", {"tile.m": 128}),
+        ({"tile.m": 64}, "tile-m", "tile M is 64", {"tile.m": 128}),
+        ({"tile.n": 250}, "tile-n", "tile N is 250; it must be a multiple of 8 from 8 to 256", {"tile.n": 248}),
+        ({"tile.n": 264}, "tile-n", "tile N is 264", {"tile.n": 256}),
+        ({"tile.k": 60}, "tile-k", "tile K is 60", {"tile.k": 64}),
+        ({"cluster.m": 3}, "cluster-shape", "cluster is 3x1; it must be 1, 2 or 4 along", {"cluster.m": 4}),
+        ({"cluster.m": 4, "cluster.n": 4}, "cluster-shape", "cluster is 4x4; it must have at most 8", {"cluster.m": 2}),
+        ({"scheduler.swizzle": 3}, "scheduler-swizzle", "swizzle is 3", {"scheduler.swizzle": 4}),
+        ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
+        (
+            {"scheduler.splits": 300, "scheduler.decomposition": "split"},
+            "scheduler-splits",
+            "splits is 300; split kernels take 2 to 256",
+            {"scheduler.splits": 256},
+        ),
+        (
+            {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
+            "decomposition",
+            "no stream decomposition of pingpong kernels; it must be tiles, split, fused or cluster",
+            None,
+        ),
+        (
+            {"d.align": 1, "scheduler.decomposition": "split", "scheduler.splits": 2},
+            "reduction-alignment",
+            "D is bf16 aligned to 1 bytes; it must be 2, 4, 8 or 16",
+            {"d.align": 2},
+        ),
+        (
+            {"scheduler.batching": "grouped", "scheduler.decomposition": "fused", "scheduler.splits": 2},
+            "parts-batching",
+            "fused kernels take strided batches, not grouped ones",
+            {"scheduler.batching": "strided"},
+        ),
+        (
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 6, "cluster.m": 1, "tile.n": 192, "stages": 2},
+            "scheduler-splits",
+            "splits is 6; cluster kernels take 2, 3 or 4",
+            {"scheduler.splits": 4},
+        ),
+        (
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 2, "tile.n": 128},
+            "cluster-parts",
+            "cluster is 2x1; where its blocks share K of a tile it must be 1x1",
+            {"cluster.m": 1},
+        ),
+        (
+            {"scheduler.decomposition": "cluster", "scheduler.splits": 4, "cluster.m": 1, "tile.n": 112},
+            "cluster-parts",
+            "tile N is 112; 4 blocks store a share of its columns of D each",
+            {"tile.n": 128},
+        ),
+        ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),
+        (
+            {"epilogue": "d = acc + x[m, n] + y[m, n] + z[m, n]"},
+            "epilogue-matrices",
+            "reads 3 matrices at any strides and 0 vectors along N",
+            None,
+        ),
+        (
+            {"epilogue": canonical("d = x[m, n] + y[m, n] + acc * v[n] * w[n] * f[n] * g[n] * h[n]")},
+            "epilogue-matrices",
+            "it may read 2 of the former, 12 of the latter, each matrix in place of 4",
+            None,
+        ),
+        ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
+        ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
+        ({"b.major": "mn", "tile.k": 41}, "multicast-slice", "tile.k is 41, not a multiple of 2 x 1", None),
+        ({"d.major": "m", "scheduler.batching": "grouped"}, "row-groups", "D is m-major with grouped batching", None),
+        ({"scheduler.batching": "kgrouped"}, "array-clusters", "cluster is 2x1; with kgrouped batching it must", None),
+        ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
+        ({"scheduler.batching": "kgrouped"}, "k-groups", "A and B is K-major with kgrouped batching", None),
+        (
+            {"tile.m": 256, "stages": 2},
+            "accumulator-registers",
+            "2 consumer warpgroups with no C and an n-major bf16 D have at most 192",
+            {"tile.n": 192},
+        ),
+    ],
+)
+def test_verdicts_name_the_values_on_both_sides_and_the_way_out(
+    fields: dict[str, Value], rule: str, says: str, fix: dict[str, Value] | None
+) -> None:
+    base = fields_of(parse_name(WITH_C if "c.dtype" in fields else LEGAL))
+    by_rule = {verdict.rule: verdict for verdict in verdicts({**base, **fields})}
+    assert rule in by_rule
+    assert says in by_rule[rule].says
+    if fix is not None:
+        assert by_rule[rule].fix == fix
+        assert all(f"{name} = {value}" in str(by_rule[rule]) for name, value in fix.items())
+
+
+def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
+    assert legal(changed(LEGAL, tile_m=192, tile_n=192, stages=2))
+    (verdict,) = verdicts(changed(LEGAL, tile_m=192, tile_n=208, stages=2))
+    assert verdict.rule == "accumulator-registers"
+    assert "3 consumer warpgroups" in verdict.says
+
+
+@pytest.mark.parametrize(
+    ("spills", "says", "compiles"),
+    [
+        (
+            "sm90a_f16k16_f16k16_f32_f32n16_f32n16_128x176x64_2x1_pingpong_s4_m8_k1_linear",
+            "with C and a f32 D have at most 160",
+            ({"tile.n": 160}, {"c.dtype": "none", "d.major": "m"}, {"c.dtype": "none", "tile.n": 192}),
+        ),
+        (
+            "sm90a_e4m3k16_e4m3k16_f32_none_e4m3m16_128x176x128_1x1_pingpong_s5_m8_k1_linear",
+            "with no C and an m-major e4m3 D have at most 160",
+            ({"tile.n": 160}, {"d.major": "n"}, {"d.dtype": "bf16"}),
+        ),
+        (
+            "sm90a_u8k16_u8mn16_s32_none_f32n16_128x192x128_1x1_pingpong_s2_m8masked_k1_linear",
+            "an n-major f32 D of masked groups beside a transposed B have at most 160",
+            ({"tile.n": 160}, {"b.major": "k"}, {"d.dtype": "bf16"}, {"scheduler.batching": "grouped"}),
+        ),
+        (
+            "sm90a_f64k16_f64k16_f64_f64m8_f64m8_32x256x16_1x1_multistage_s2_m8_k1_linear",
+            "in 128 registers each; they have 64 beside 256 columns of an m-major C and D",
+            ({"tile.n": 128}, {"c.major": "n"}, {"d.major": "n"}),
+        ),
+    ],
+)
+def test_what_ptxas_spills_is_refused_and_no_more_than_that(
+    spills: str, says: str, compiles: tuple[dict[str, Value], ...]
+) -> None:
+    fields = fields_of(parse_name(spills))
+    (verdict,) = verdicts(fields)
+    assert says in verdict.says
+    assert all(legal({**fields, **change}) for change in compiles)
+
+
+def test_f16_accumulators_take_half_the_registers() -> None:
+    f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", tile_m=256, tile_n=256, stages=2)
+    assert not legal(f16)
+    assert legal({**f16, "accumulator": "f16"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "says", "fix"),
+    [
+        (
+            {"a.dtype": "bf16", "b.dtype": "bf16"},
+            "mma-sync-quadpair",
+            "A x B is bf16 x bf16; the tensor cores of sm70 multiply f16 x f16 alone",
+            {"arch": "sm80"},
+        ),
+        (
+            {"accumulator": "f16"},
+            "mma-sync-types",
+            "f16 x f16 cannot accumulate in f16, only in f32",
+            {"accumulator": "f32"},
+        ),
+        ({"d.dtype": "bf16"}, "mma-conversion", "D is bf16, to which sm70 cannot convert", {"d.dtype": "f16"}),
+        ({"stages": 3}, "mma-sync-stages", "stages is 3; sm70 has no cp.async, and so 2", {"stages": 2}),
+        ({"tile.k": 64}, "mma-sync-loaded-bytes", "256 threads loads 64 bytes of a stage of A", {"tile.k": 32}),
+        ({"schedule": "gemv"}, "family", "gemv kernels are made for sm80", None),
+    ],
+)
+def test_sm70_multiplies_f16_into_what_it_can_convert_to(
+    fields: dict[str, Value], rule: str, says: str, fix: dict[str, Value] | None
+) -> None:
+    volta = parse_name("sm70_f16k16_f16k16_f32_none_f16n16_128x128x32_1x1_multistage_s2_m8_k1_linear")
+    assert legal(volta)
+    by_rule = {verdict.rule: verdict for verdict in verdicts({**fields_of(volta), **fields})}
+    assert says in by_rule[rule].says
+    if fix is not None:
+        assert by_rule[rule].fix == fix
+
+
+def test_stages_have_room_for_the_sums_of_slices() -> None:
+    odd = parse_name("sm90_bf16k2_bf16k2_f32_none_bf16n4_64x64x64_1x1_multistage_s3_m8_k1_linear")
+    assert legal(odd)
+    (verdict,) = verdicts({**fields_of(odd), "stages": 2})
+    assert verdict.rule == "mma-sync-slices"
+    assert "4 slices of K leave 49,152 bytes of sums where stages were, which have 36,864" in verdict.says
+    assert verdict.fix == {"stages": 3}
+
+
+def test_sums_of_parts_are_not_rounded_to_f16() -> None:
+    f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16", stages=2)
+    assert legal({**f16, "scheduler.decomposition": "split", "scheduler.splits": 3})
+    for decomposition, splits in (("fused", 3), ("stream", 1), ("cluster", 2)):
+        parts: dict[str, Value] = {"scheduler.decomposition": decomposition, "scheduler.splits": splits, "cluster.m": 1}
+        (verdict,) = verdicts({**f16, **parts})
+        assert verdict.rule == "sums-of-parts"
+
+
+def test_a_split_kernel_takes_c_and_d_of_any_alignment() -> None:
+    loose = changed(WITH_C, d_align=2, c_align=4, stages=2)
+    assert {verdict.rule for verdict in verdicts(loose)} == {"tma-alignment"}
+    assert legal({**loose, "scheduler.decomposition": "split", "scheduler.splits": 7})
+
+
+def test_an_absent_c_is_neither_aligned_nor_mended() -> None:
+    (verdict,) = verdicts(changed(LEGAL, d_align=8))
+    assert verdict.fix == {"d.align": 16}
+
+
+def test_every_config_that_validates_can_be_judged() -> None:
+    # The rules' tables must cover every word that a config accepts.
+    assert set(get_args(DTypeName)) == set(DTYPES)
+    config = parse_name(LEGAL)
+    for name, words in WORDS.items():
+        for word in words:
+            if not (word == "none" or name.startswith("c.")):
+                verdicts(config_of({**fields_of(config), name: word}))
+
+
+def test_a_config_and_its_fields_are_judged_alike() -> None:
+    config = parse_name(LEGAL.replace("s4", "s9"))
+    assert isinstance(config, GemmConfig)
+    fields: Fields = fields_of(config)
+    assert [str(v) for v in verdicts(config)] == [str(v) for v in verdicts(fields)]

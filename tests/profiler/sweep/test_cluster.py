@@ -1,0 +1,312 @@
+"""Sweeps over several GPUs: real dask clusters and real processes, in which nothing but the GPU is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import dask
+import psutil
+import pytest
+from tests.profiler.sweep.test_sweep import PLAIN
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import DeviceError
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.measure.worker import Options
+from gemmill.profiler.sweep import cluster
+from gemmill.profiler.sweep.cluster import Cluster, local_gpus
+from gemmill.profiler.sweep.crew import Crew
+from gemmill.profiler.sweep.process import WorkerProcess
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, problem_of, sweep, units
+from gemmill.runtime.launch import driver
+from gemmill.runtime.storage.store import Store
+
+FAULTY, SOUND = PLAIN[:2], PLAIN[2:4]
+CRASHES, HANGS = map(kernel_name, FAULTY)
+SHAPES = [Shape(256 * i, 64, 64) for i in range(1, 7)]  # so many rows that none is measured transposed
+KILLS_ONCE, KILLS_ALWAYS = 1024, 1280
+"""Rows of the problems that kill the dask worker."""
+
+BODY = f"""
+import os, signal, time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.config.names import kernel_name
+from gemmill.profiler.measure.timing import Timing
+from gemmill.profiler.measure.worker import Machine, Outcome, Report, Running
+from gemmill.runtime.storage.artifact import Artifact
+
+def serve(descriptor):
+    connection, gpu = Connection(descriptor), os.environ["CUDA_VISIBLE_DEVICES"]
+    connection.recv()
+    absent = {{"cublaslt": "it is not here"}}
+    connection.send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent=absent))
+    while True:
+        unit = connection.recv()
+        names = [kernel_name(config) for config in unit.configs]
+        for name in names:
+            connection.send(Running(name))
+            assert Artifact.from_bytes(unit.artifacts[name]).name == name
+            if name == {CRASHES!r}:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if name == {HANGS!r}:
+                time.sleep(600)
+        if "DEATHS" in os.environ and "cublaslt-tuned" in unit.baselines:
+            connection.send(Running("cublaslt-tuned"))
+            with open(os.environ["DEATHS"], "a") as deaths:
+                deaths.write("died\\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        connection.send(Running(""))
+        m = unit.problem.m
+        if "FATAL" in os.environ and m in ({KILLS_ONCE}, {KILLS_ALWAYS}):
+            victim = Path(os.environ["FATAL"]) / str(m)
+            if m == {KILLS_ALWAYS} or not victim.exists():
+                victim.write_text(str(os.getpid()))
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(600)
+        timings = [Timing(float(m + index), 1.0, 2.0, 3) for index in range(len(names))]
+        outcomes = (Outcome(name, "final", timing, True) for name, timing in zip(names, timings))
+        connection.send(Report(tuple(outcomes), None))
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Options], WorkerProcess]:
+    """A process that measures on a made-up GPU, whose first kernel crashes and whose second hangs."""
+    (tmp_path / "made_up_gpu.py").write_text(BODY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return partial(WorkerProcess, silence_seconds=5, module="made_up_gpu")
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Callable[..., list[Measurement]]:
+    def run(
+        crew: Crew, configs: Sequence[GemmConfig] = SOUND, records: str = "records.jsonl", listener: Listener = SILENT
+    ) -> list[Measurement]:
+        return sweep(units(configs, SHAPES), tmp_path / records, commit="", crew=crew, listener=listener)
+
+    return run
+
+
+def table(measurements: Sequence[Measurement]) -> dict[tuple[int, str], tuple[str, float | None]]:
+    found: dict[tuple[int, str], tuple[str, float | None]] = {
+        (m.problem.m, m.kernel): (m.stage, m.us) for m in measurements
+    }
+    assert len(found) == len(measurements)
+    return found
+
+
+def processes_end(*pids: int) -> bool:
+    deadline = time.monotonic() + 60
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not any(map(psutil.pid_exists, pids))
+
+
+def test_one_gpu_and_two_give_the_same_table(
+    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
+) -> None:
+    one = swept(Cluster(gpus=["A:0"], process=process), PLAIN[:4], "one.jsonl")
+    said: list[str] = []
+    two = swept(Cluster(gpus=["A:0", "A:1"], process=process), PLAIN[:4], "two.jsonl", Listener(left_out=said.append))
+    assert said == ["not compared with cublaslt: it is not here"]
+    assert {m.driver for m in two} == {"A:0", "A:1"}
+    assert one[0].problem.m == SHAPES[0].m
+    assert two[0].problem.m in (SHAPES[-1].m, SHAPES[-2].m)  # what takes longest comes first
+    assert table(one) == table(two)
+    assert len(two) == len(SHAPES) * 4
+    assert {m.kernel for m in two if m.stage == "failed"} == {CRASHES, HANGS}
+    assert {m.says.rpartition(": ")[2] for m in two if m.kernel == CRASHES} == {"the measuring process died (SIGKILL)"}
+    assert {m.says.rpartition(": ")[2] for m in two if m.kernel == HANGS} == {"it hangs"}
+
+
+def test_a_baseline_that_crashes_is_not_run_again(
+    process: Callable[[Options], WorkerProcess],
+    swept: Callable[..., list[Measurement]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    found = swept(Cluster(gpus=["A:0"], process=process))
+    assert (tmp_path / "deaths").read_text() == "died\n"
+    assert {m.kernel for m in found if m.stage == "failed"} == {"cublaslt-tuned"}
+    assert sum(m.stage == "final" for m in found) == len(SHAPES) * len(SOUND)
+
+
+def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(
+    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
+) -> None:
+    foreign = [config for config in load_manifest(shipped_manifest("mma")).expand() if config.arch == "sm80"][:3]
+    said: list[str] = []
+    found = swept(Cluster(gpus=["A:0"], process=process), [*SOUND, *foreign], listener=Listener(left_out=said.append))
+    assert {m.kernel for m in found} == {kernel_name(config) for config in SOUND}
+    assert said[0] == "3 kernels are not measured: they are for sm80, which A is not"
+
+
+def test_a_dask_worker_that_dies_has_its_unit_measured_again_but_not_for_ever(
+    process: Callable[[Options], WorkerProcess],
+    swept: Callable[..., list[Measurement]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FATAL", str(tmp_path))
+    found = swept(Cluster(gpus=["A:0", "A:1"], process=process))
+    assert len(table(found)) == len(SHAPES) * len(SOUND)
+    failed = {m.problem.m: m.says for m in found if m.stage == "failed"}
+    assert list(failed) == [KILLS_ALWAYS]
+    assert failed[KILLS_ALWAYS].startswith("2 dask workers died while they measured ")
+    # What ran on the GPU ends with its dask worker, though it hangs.
+    assert processes_end(*(int((tmp_path / str(m)).read_text()) for m in (KILLS_ONCE, KILLS_ALWAYS)))
+
+
+def test_a_broken_off_sweep_goes_on_where_it_was(
+    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]], tmp_path: Path
+) -> None:
+    class BreakOff(Exception):
+        pass
+
+    def measured(problem: GemmProblem, measurements: Sequence[Measurement]) -> None:
+        if len(list(read_records(tmp_path / "records.jsonl"))) == 3 * len(SOUND):
+            raise BreakOff
+
+    with pytest.raises(BreakOff):
+        swept(Cluster(gpus=["A:0", "A:1"], process=process), listener=Listener(measured=measured))
+    before = list(read_records(tmp_path / "records.jsonl"))
+    rest = swept(Cluster(gpus=["A:0", "A:1"], process=process))
+    assert len(before) == 3 * len(SOUND)
+    assert len(table([*before, *rest])) == len(SHAPES) * len(SOUND)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Runs dask commands."""
+    with ExitStack() as stack:
+
+        def run(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+            files = ["--no-dashboard", "--scheduler-file", str(tmp_path / "scheduler.json")]
+            started = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "dask", *arguments, *files],
+                    env={**os.environ, **environment},
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+            stack.callback(started.terminate)
+            return started
+
+        yield run
+
+
+def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_when_they_go(
+    process: Callable[[Options], WorkerProcess],
+    swept: Callable[..., list[Measurement]],
+    tmp_path: Path,
+    command: Callable[..., subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = command("scheduler", "--host", "127.0.0.1", "--port", "0")
+    file = tmp_path / "scheduler.json"
+    while not file.exists() or not file.read_text():
+        assert scheduler.poll() is None
+        time.sleep(0.1)
+    address = json.loads(file.read_text())["address"]
+    with pytest.raises(DeviceError, match=f"dask worker {address} --nthreads 1 --resources GPU=1"):
+        swept(Cluster(address, process=process))
+    options = ("--nthreads", "1", "--resources", "GPU=1")
+    workers = [command("worker", *options, CUDA_VISIBLE_DEVICES=gpu) for gpu in ("A:0", "A:1")]
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(address, set_as_default=False) as client:
+        client.wait_for_workers(2)
+    found = swept(Cluster(address, process=process))
+    assert {m.driver for m in found} == {"A:0", "A:1"}
+    assert len(table(found)) == len(SHAPES) * len(SOUND)
+    assert processes_end(*{int(m.cuda) for m in found})
+    assert [worker.poll() for worker in workers] == [None, None]
+
+    def leave(problem: GemmProblem, measurements: Sequence[Measurement]) -> None:
+        while workers:
+            worker = psutil.Process(workers.pop().pid)
+            family = [worker, *worker.children(recursive=True)]
+            for member in family:
+                member.kill()
+            psutil.wait_procs(family)
+
+    monkeypatch.setattr(cluster, "POLL_SECONDS", 1.0)
+    with pytest.raises(DeviceError, match="all dask workers have gone"):
+        swept(Cluster(address, process=process), records="others.jsonl", listener=Listener(measured=leave))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        (["A:0", "A:0"], r"tcp://\S+ and tcp://\S+ share A:0: start each with CUDA_VISIBLE_DEVICES"),
+        (["A:0", "B:1"], r"one model of GPU and one version of gemmill, here (A|B) and \S+: tcp://\S+ has (A|B) and"),
+    ],
+)
+def test_gpus_that_would_spoil_the_table_are_refused(
+    process: Callable[[Options], WorkerProcess],
+    swept: Callable[..., list[Measurement]],
+    tmp_path: Path,
+    gpus: list[str],
+    says: str,
+) -> None:
+    with pytest.raises(DeviceError, match=says):
+        swept(Cluster(gpus=gpus, process=process))
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_without_dask_or_a_scheduler_it_is_said_what_to_do(
+    swept: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "tcp://127.0.0.1:1"
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(DeviceError, match=f"no dask scheduler answers at {nowhere}"),
+    ):
+        swept(Cluster(nowhere))
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(DeviceError, match=r"pip install 'gemmill\[cluster\]'"):
+        swept(Cluster(nowhere))
+
+
+def test_a_budget_is_shared_evenly_by_problems_at_work_at_once() -> None:
+    problems = [problem_of(PLAIN[0], shape) for shape in SHAPES]
+    shares = Shares(6e6)  # seconds: those that pass here do not show
+    first = [shares.take(problem, 6 - i, 4) for i, problem in enumerate(problems[:4])]
+    assert first == pytest.approx([4e6] * 4, rel=1e-4)
+    shares.give_back(problems[0])
+    # One of four is free at once: of 24 million GPU seconds 12 are taken, and two problems are left.
+    assert shares.take(problems[4], 2, 4) == pytest.approx(6e6, rel=1e-4)
+    assert Shares(0).take(problems[0], 6, 4) <= 0
+
+
+@pytest.mark.gpu
+def test_all_gpus_measure_what_one_does(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    if driver.device_count() < 2:
+        pytest.skip("one GPU")
+    options = Options(screen_rounds=2, finalists=2, final_rounds=3)
+    shapes = [Shape(512 * i, 768, 256) for i in range(1, 9)]
+    store = Store(tmp_path / "store")
+    gpus = local_gpus(None)
+    chosen = units(PLAIN[:4], shapes)
+    one, all_ = (
+        sweep(chosen, tmp_path / f"{len(crew)}.jsonl", store=store, options=options, crew=Cluster(gpus=crew))
+        for crew in (gpus[:1], gpus)
+    )
+    assert {(m.problem, m.kernel): m.verified for m in all_} == {(m.problem, m.kernel): m.verified for m in one}
+    assert len(all_) == len(one)
+    assert sweep(chosen, tmp_path / "1.jsonl", store=store, options=options) == []

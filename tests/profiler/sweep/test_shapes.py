@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.errors import RecordError
+from gemmill.library.problem import MAX_EXTENT
+from gemmill.profiler.sweep.shapes import Shape, load_shapes
+
+EXTENTS = st.integers(1, MAX_EXTENT)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "suite.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_lists_and_mappings_mean_the_same(tmp_path: Path) -> None:
+    suite = load_shapes(write(tmp_path, "name: s\nshapes: [[1, 2, 3], [1, 2, 3, 4], {k: 7, m: 5, n: 6}]\n"))
+    assert suite.name == "s"
+    assert suite.shapes == (Shape(1, 2, 3), Shape(1, 2, 3, 4), Shape(5, 6, 7))
+    assert [str(shape) for shape in suite.shapes] == ["1x2x3", "1x2x3x4", "5x6x7"]
+
+
+def test_lists_in_a_mapping_are_cross_products(tmp_path: Path) -> None:
+    suite = load_shapes(write(tmp_path, "shapes: [{k: [7, 8], m: [1, 2], n: 6}, [3, 6, 7]]\n"))
+    assert [str(shape) for shape in suite.shapes] == ["1x6x7", "1x6x8", "2x6x7", "2x6x8", "3x6x7"]
+
+
+def test_a_suite_is_named_after_its_file_unless_it_says_otherwise(tmp_path: Path) -> None:
+    assert load_shapes(write(tmp_path, "shapes: [[1, 2, 3]]\n")).name == "suite"
+
+
+@given(st.lists(st.tuples(EXTENTS, EXTENTS, EXTENTS, EXTENTS), min_size=1, max_size=5, unique=True))
+def test_every_list_of_extents_is_read_as_written(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, int, int, int]]
+) -> None:
+    text = "shapes:\n" + "".join(f"- {list(shape)}\n" for shape in shapes)
+    path = write(tmp_path_factory.mktemp("suite"), text)
+    assert load_shapes(path).shapes == tuple(Shape(*shape) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "says"),
+    [
+        ("- [1, 2, 3]\n", "1:1", "mapping with name and shapes"),
+        ("name: s\n", "1:1: shapes", "at least one shape"),
+        ("shapes: []\n", "1:9: shapes", "at least one shape"),
+        ("shapes: [[1, 2]]\n", "1:10: shapes[0]", "[m, n, k]"),
+        ("shapes: [[1, 2, 3, 4, 5]]\n", "1:10: shapes[0]", "[m, n, k]"),
+        ("shapes: [12]\n", "1:10: shapes[0]", "[m, n, k]"),
+        ("shapes:\n- [1, 0, 3]\n", "2:7: shapes[0][1]", "n is 0; allowed: a whole number from 1 to"),
+        ("shapes:\n- [1, -4, 3]\n", "2:7: shapes[0][1]", "n is -4"),
+        ("shapes:\n- [1, 2, 3000000000]\n", "2:10: shapes[0][2]", "k is 3000000000"),
+        ("shapes:\n- [1, 2, 3]\n- [1, 2, 3, 1]\n", "3:3: shapes[1]", "1x2x3 stands twice"),
+        ("shapes:\n- {m: 1, n: 2}\n", "2:3: shapes[0]", "k missing"),
+        ("shapes:\n- {m: [1, 0], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is 0"),
+        ("shapes:\n- {m: [], n: 2, k: 3}\n", "2:7: shapes[0].m", "m is an empty list"),
+        (f"shapes:\n- {{m: &x {[*range(1, 50)]}, n: *x, k: *x}}\n", "2:3: shapes[0]", "stands for 117,649 shapes"),
+        ("shapes:\n- {m: [1, [2]], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is [2]"),
+        ("shapes:\n- [1, 2, 3]\n- {m: [5, 1], n: 2, k: 3}\n", "3:3: shapes[1]", "1x2x3 stands twice"),
+        ("shapes:\n- {m: [5, 5], n: 2, k: 3}\n", "2:3: shapes[0]", "5x2x3 stands twice"),
+        ("shapes:\n- [[1, 2], 2, 3]\n", "2:4: shapes[0][0]", "m is [1, 2]"),
+        ("shapes:\n- {m: 1, n: 2, k: 3, l: 4}\n", "2:22: shapes[0].l", "unknown key; allowed: m, n, k, batch"),
+        ("shapes: [[1, 2, 3]]\nshape: 1\n", "2:1: shape", "unknown key; allowed: name, shapes"),
+        ("name: 3\nshapes: [[1, 2, 3]]\n", "1:7: name", "3 is not text"),
+        ("shapes: [[1, 2\n", "2:1", ""),
+    ],
+)
+def test_a_fault_is_named_where_it_stands(tmp_path: Path, text: str, place: str, says: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(RecordError) as caught:
+        load_shapes(path)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{path}:{place}")
+    assert says in line
+
+
+@pytest.mark.parametrize("value", ["010", "12:30", "0x10", "1_000", "1e3", "1.0", "yes", "'1'", "null"])
+def test_what_yaml_would_turn_into_another_number_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(RecordError, match=r"suite\.yaml:2:7: shapes\[0\]\[1\]: "):
+        load_shapes(write(tmp_path, f"shapes:\n- [1, {value}, 3]\n"))
+
+
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RecordError) as caught:
+        load_shapes(write(tmp_path, "nam: s\nshapes:\n- [0, 2, x]\n- {m: 1}\n"))
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["1", "3", "3", "4"]
+
+
+def test_a_file_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        load_shapes(tmp_path / "missing.yaml")

@@ -1,0 +1,392 @@
+"""The compiler with real NVRTC, and the pool with real processes that really die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import CompileError
+from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.compile.cubin import Cubin
+from gemmill.runtime.compile.pool import Outcome, compile_many
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.store import Store
+
+SPEC = 'extern "C" __constant__ unsigned spec[] = {128u, 7u};\n'
+STACK = """extern "C" __global__ void kernel(float* o, int n) {
+  float x[64];
+  for (int i = 0; i < 64; ++i) x[i] = o[i];
+  for (int i = 0; i < n; ++i) x[i * 7 % 64] += x[i * 5 % 64];
+  o[0] = x[n % 64] + spec[n % 2];
+}"""
+SPILL = """extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float* o) {
+  float x[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[i] = o[i * threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) o[i * threadIdx.x + 1] = x[63 - i] * x[i] + spec[i % 2];
+}"""
+SERIALISED = """__noinline__ __device__ float twice(float x) { return x * 2.f; }
+extern "C" __global__ void kernel(float* o, unsigned long long a, unsigned long long b) {
+  float d0 = o[0], d1 = o[1], d2 = o[2], d3 = o[3];
+  asm volatile("wgmma.fence.sync.aligned;");
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;"
+               "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0; }"
+               : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "l"(a), "l"(b));
+  d0 = twice(d0);
+  asm volatile("wgmma.commit_group.sync.aligned;");
+  asm volatile("wgmma.wait_group.sync.aligned 0;");
+  o[threadIdx.x] = d0 + d1 + d2 + d3 + spec[0];
+}"""
+PLAIN = 'extern "C" __global__ void kernel(float* o) { o[0] = spec[threadIdx.x]; }'
+
+
+@pytest.fixture(scope="module")
+def config(configs: tuple[GemmConfig, ...]) -> GemmConfig:
+    return configs[0]
+
+
+@pytest.fixture(scope="module")
+def source(config: GemmConfig) -> EmittedSource:
+    return emit(config)
+
+
+@pytest.fixture(scope="module")
+def written(source: EmittedSource) -> Callable[[str], EmittedSource]:
+    """A source of one's own text, exporting ``threads`` and ``stages``."""
+    constants = {"threads": 128, "stages": 7}
+    return lambda text: replace(source, text=SPEC + text, entry="kernel", spec_symbol="spec", constants=constants)
+
+
+def python(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+COMPILE = """
+import sys
+from gemmill.emitters.emit import emit
+from gemmill.library.config.names import parse_name
+from gemmill.runtime.compile.compiler import Compiler
+compiler = Compiler()
+def compiled(name):
+    config = parse_name(name)
+    artifact = compiler.compile(emit(config), config)
+    print(artifact.digest, compiler.stats.pch, flush=True)
+"""
+
+
+def test_resources_are_read_from_the_cubin(artifact: Artifact, source: EmittedSource) -> None:
+    resources = artifact.resources
+    assert 24 <= resources.registers <= 168, "384 threads share 65,536 registers"
+    assert (resources.spill_stores, resources.spill_loads, resources.stack_bytes) == (0, 0, 0)
+    assert resources.dynamic_shared_bytes == source.launch.shared_bytes
+    assert Cubin(artifact.cubin).words(source.spec_symbol) == tuple(source.constants.values())
+
+
+def test_provenance_names_no_place(artifact: Artifact) -> None:
+    assert not [option for option in artifact.provenance.options if "/" in option]
+    assert "--gpu-architecture=sm_90a" in artifact.provenance.options
+    assert b"/work" not in artifact.cubin
+    assert str(Path.home()).encode() not in artifact.cubin
+
+
+def test_the_second_kernel_uses_the_precompiled_header_of_the_first(
+    configs: tuple[GemmConfig, ...], artifacts: tuple[Artifact, ...], tmp_path: Path
+) -> None:
+    names = [kernel_name(config) for config in configs]
+    done = python(COMPILE + "for name in sys.argv[1:]: compiled(name)", *names, TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    digests, outcomes = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert outcomes == ("created", "used")
+    assert digests == tuple(artifact.digest for artifact in artifacts), "another process, the same cubin"
+    assert not list(tmp_path.iterdir()), "nothing stays behind"
+
+
+def test_a_heap_too_small_costs_no_kernel(configs: tuple[GemmConfig, ...], artifact: Artifact, tmp_path: Path) -> None:
+    shrink = "from gemmill.runtime.compile import pch; pch.HEAP_BYTES = 1 << 20\n"
+    done = python(shrink + COMPILE + "compiled(sys.argv[1])", kernel_name(configs[0]), TMPDIR=str(tmp_path))
+    assert done.stdout.split() == [artifact.digest, "heap", "exhausted"], done.stderr
+
+
+def test_precompiled_headers_go_with_an_exception_and_after_a_kill(
+    configs: tuple[GemmConfig, ...], tmp_path: Path
+) -> None:
+    name = kernel_name(configs[0])
+    assert python(COMPILE + "compiled(sys.argv[1]); raise ValueError", name, TMPDIR=str(tmp_path)).returncode == 1
+    assert not list(tmp_path.iterdir())
+
+    kill = COMPILE + "compiled(sys.argv[1]); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert python(kill, name, TMPDIR=str(tmp_path)).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    hour_ago = time.time() - 3600
+    os.utime(left, (hour_ago, hour_ago))
+    assert python(COMPILE + "compiled(sys.argv[1])", name, TMPDIR=str(tmp_path)).returncode == 0
+    assert not list(tmp_path.iterdir()), "the next process cleans up"
+
+
+def test_what_the_workers_of_a_killed_pool_leave_is_removed_but_not_under_a_living_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "GEMMILL_STORE": str(tmp_path / "store")}
+    sweep = "from gemmill.runtime.compile import pch; pch.sweep()"
+    with subprocess.Popen(
+        [sys.executable, "-m", "gemmill", "build", "bf16", "--jobs", "1"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        while not (found := list(tmp_path.glob("gemmill-pool-*/gemmill-pch-*"))):
+            time.sleep(0.05)
+        pool = found[0].parent
+        os.utime(pool, (0, 0))
+        assert python(sweep, TMPDIR=str(tmp_path)).returncode == 0
+        assert found[0].is_dir()
+        process.kill()
+    os.utime(pool, (0, 0))
+    deadline = time.monotonic() + 60
+    while pool.exists() and time.monotonic() < deadline:  # its worker ends by and by
+        assert python(sweep, TMPDIR=str(tmp_path)).returncode == 0
+        if pool.exists():
+            os.utime(pool, (0, 0))
+    assert not pool.exists()
+
+
+def test_precompiled_headers_of_a_living_process_are_left_alone(tmp_path: Path) -> None:
+    hold = "from gemmill.runtime.compile import pch; print(pch.directory(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        held = Path(process.stdout.readline().strip())
+        os.utime(held, (0, 0))
+        sweep = "from gemmill.runtime.compile import pch; pch.directory()"
+        assert python(sweep, TMPDIR=str(tmp_path)).returncode == 0
+        assert held.is_dir()
+        process.communicate("\n")
+    assert not held.exists()
+
+
+def test_a_forked_process_shares_no_precompiled_header(tmp_path: Path) -> None:
+    fork = """
+import os
+from gemmill.runtime.compile import pch
+print(pch.directory(), flush=True)
+if os.fork() == 0:
+    print(pch.directory(), flush=True)
+    raise SystemExit
+os.wait()
+assert pch.directory().is_dir()
+"""
+    done = python(fork, TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_source_that_does_not_compile_leaves_the_compiler_usable(
+    written: Callable[[str], EmittedSource], config: GemmConfig
+) -> None:
+    compiler = Compiler()
+    with pytest.raises(CompileError, match=r'(?s)gemmill\.cu\(2\): error: identifier "nonsense" is undefined'):
+        compiler.compile(written('extern "C" __global__ void kernel() { nonsense; }'), config)
+    assert compiler.compile(written(PLAIN), config).resources.registers > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (STACK, "256 bytes of stack frame"),
+        (SPILL, r"[1-9]\d* bytes of spill stores and [1-9]\d* bytes of spill loads"),
+        (SERIALISED, r"ptxas says: .*C75\d\d"),
+    ],
+)
+def test_slow_code_is_an_error(
+    text: str, says: str, written: Callable[[str], EmittedSource], config: GemmConfig
+) -> None:
+    with pytest.raises(CompileError, match=f"{kernel_name(config)}.*{says}"):
+        Compiler().compile(written(text), config)
+
+
+def test_a_constant_that_differs_is_named(written: Callable[[str], EmittedSource], config: GemmConfig) -> None:
+    wrong = replace(written(PLAIN), constants={"threads": 128, "stages": 8})
+    with pytest.raises(CompileError, match=r"the kernel computes stages = 7, its LaunchSpec says 8"):
+        Compiler().compile(wrong, config)
+    short = replace(written(PLAIN), constants={"threads": 128})
+    with pytest.raises(CompileError, match=r"spec has 2 words, its LaunchSpec 1"):
+        Compiler().compile(short, config)
+    missing = replace(written(PLAIN), spec_symbol="other")
+    with pytest.raises(CompileError, match="no symbol other"):
+        Compiler().compile(missing, config)
+
+
+def test_the_key_changes_with_everything_that_decides_the_cubin(source: EmittedSource, config: GemmConfig) -> None:
+    compiler = Compiler()
+    key = compiler.key(source, config)
+    assert key == Compiler().key(emit(config), config)
+    assert key != compiler.key(replace(source, text=source.text + "\n"), config)
+    assert key != compiler.key(replace(source, headers_digest="0" * 64), config), "an edited header"
+    launch = replace(source.launch, shared_bytes=1)
+    assert key != compiler.key(replace(source, launch=launch), config)
+    for piece in ("nvrtc", "cutlass", "cccl", "cudart"):
+        version: dict[str, Any] = {f"{piece}_version": "0.0.1"}
+        other = Compiler(replace(compiler.toolchain, **version))
+        assert key != other.key(source, config), piece
+    moved = Compiler(replace(compiler.toolchain, include_dirs=(Path("/elsewhere"),)))
+    assert key == moved.key(source, config), "places decide nothing"
+
+
+def test_compile_and_key_agree(artifact: Artifact, source: EmittedSource, config: GemmConfig) -> None:
+    assert artifact.key == Compiler().key(source, config)
+
+
+# The pool.
+
+
+def illegal(config: GemmConfig) -> GemmConfig:
+    return replace(config, stages=50)
+
+
+def children() -> set[int]:
+    """Compiling processes that this one started."""
+    ids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in ids if b"gemmill.runtime.compile.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_a_kernel_that_fails_costs_no_other(configs: tuple[GemmConfig, ...], tmp_path: Path) -> None:
+    asked = [configs[0], illegal(configs[0]), configs[1]]
+    seen: list[Outcome] = []
+    outcomes = compile_many(asked, jobs=1, store=Store(tmp_path), on_done=seen.append)
+    assert [outcome.config for outcome in outcomes] == asked
+    assert sorted(outcome.name for outcome in seen) == sorted(outcome.name for outcome in outcomes)
+    good, bad, other = outcomes
+    assert isinstance(bad.error, CompileError)
+    assert bad.name in str(bad.error)
+    assert bad.artifact is None
+    assert good.artifact is not None
+    assert other.artifact is not None
+    assert (good.pch, other.pch) == ("created", "used")
+    assert not children()
+    again = compile_many([configs[0], configs[1]], jobs=2, store=Store(tmp_path))
+    assert [outcome.cached for outcome in again] == [True, True], "the second build compiles nothing"
+    assert [outcome.artifact for outcome in again] == [good.artifact, other.artifact]
+
+
+def test_nothing_to_compile() -> None:
+    assert compile_many([]) == []
+
+
+def test_a_worker_that_is_killed_is_reported_by_its_kernel(configs: tuple[GemmConfig, ...]) -> None:
+    first = configs[0]
+    asked = [replace(first, stages=stages) for stages in (3, 4, 5, 6)]
+    victims: list[int] = []
+
+    def kill_one(outcome: Outcome) -> None:
+        if not victims:
+            victims.extend(children())
+            os.kill(victims[0], signal.SIGKILL)
+
+    outcomes = compile_many(asked, jobs=2, on_done=kill_one)
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    assert len(victims) == 2
+    assert len(failed) == 1
+    assert failed[0].name in str(failed[0].error)
+    assert "SIGKILL" in str(failed[0].error)
+    assert all(outcome.artifact is not None for outcome in outcomes if outcome not in failed)
+
+
+def test_a_worker_that_raises_tells_how_it_ended(configs: tuple[GemmConfig, ...]) -> None:
+    # The worker's interpreter loses the one function that makes its replies.
+    done = python(
+        "import sys\n"
+        "from gemmill.library.config.names import parse_name\n"
+        "from gemmill.runtime.compile import pool\n"
+        "pool._WORKER = pool._WORKER.replace('; work(', '; del sys.modules[work.__module__]._compiled; work(')\n"
+        "[outcome] = pool.compile_many([parse_name(sys.argv[1])], jobs=1)\n"
+        "print(outcome.error)\n",
+        kernel_name(configs[0]),
+    )
+    assert "died (exit status 1)" in done.stdout
+    assert "NameError" in done.stderr, "its traceback is not lost"
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_no_worker_at_all_is_refused(jobs: int, configs: tuple[GemmConfig, ...]) -> None:
+    with pytest.raises(ValueError, match=f"jobs={jobs}.*at least 1"):
+        compile_many(configs, jobs=jobs)
+
+
+BUILD = """
+import sys
+from dataclasses import replace
+from gemmill.library.config.names import parse_name
+from gemmill.runtime.compile.pool import compile_many
+from gemmill.runtime.storage.store import Store
+configs = [replace(parse_name(sys.argv[2]), stages=stages) for stages in range(2, 12)]
+done = compile_many(configs, jobs=2, store=Store(sys.argv[1]), on_done=lambda outcome: print(outcome.name, flush=True))
+"""
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_leaves_a_sound_store_and_no_process(
+    signal_: signal.Signals, configs: tuple[GemmConfig, ...], tmp_path: Path
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(tmp_path / "store"), kernel_name(configs[0])],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where tests run in the background of a shell, Ctrl-C is ignored, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        process.send_signal(signal_)
+        process.communicate()
+    assert len(workers) == 2
+    if signal_ == signal.SIGINT:
+        assert not list(temporary.iterdir())
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):  # orphans finish their kernel first
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    store = Store(tmp_path / "store")
+    assert store.list()
+    assert store.verify() == {}
+
+
+def test_a_script_without_a_main_guard_runs_once(configs: tuple[GemmConfig, ...], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f'print("begin", flush=True)\n{BUILD.replace("range(2, 12)", "range(4, 5)")}')
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store"), kernel_name(configs[0])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["begin", kernel_name(configs[0])]

@@ -1,0 +1,151 @@
+"""Toolchain and settings: found without a GPU, clashes refused, every missing piece named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from gemmill.emitters.emit import emit
+from gemmill.library.arch import ARCHS
+from gemmill.library.config.names import parse_name
+from gemmill.library.errors import SettingError, ToolchainError
+from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.compile.toolchain import Toolchain, check
+from gemmill.runtime.settings import Settings
+
+
+def run(code: str, **environ: str) -> str:
+    """Output of a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_versions_are_those_of_the_installed_pieces() -> None:
+    toolchain = Toolchain.find()
+    wheels = []
+    for wheel in ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"):
+        try:
+            wheels.append(version(wheel))
+        except PackageNotFoundError:
+            continue
+    if toolchain.found_via["nvrtc"] == "site-packages":
+        assert toolchain.nvrtc_version in wheels
+    if toolchain.found_via["cutlass"] == "cutlass_library":
+        assert version("nvidia-cutlass").startswith(toolchain.cutlass_version)
+    assert set(toolchain.versions) == set(toolchain.found_via)
+
+
+def test_headers_are_where_it_says() -> None:
+    dirs = Toolchain.find().include_dirs
+    for header in ("cute/tensor.hpp", "cuda/std/utility", "cuda_fp16.h"):
+        assert any((path / header).is_file() for path in dirs), header
+
+
+def test_neither_gpu_nor_driver_is_touched() -> None:
+    maps = run(
+        "from gemmill.runtime.compile.toolchain import Toolchain; Toolchain.find()\n"
+        "print('\\n'.join(line for line in open('/proc/self/maps') if '.so' in line))"
+    )
+    assert "libnvrtc" in maps
+    assert "libcuda.so" not in maps
+
+
+@pytest.mark.parametrize(
+    ("cutlass", "cccl", "clashes"),
+    [("4.2.0", "3.2.0", True), ("4.2.1", "3.10.0", True), ("4.2.0", "3.1.4", False), ("4.3.0", "3.2.0", False)],
+)
+def test_cutlass_and_cccl_that_clash(cutlass: str, cccl: str, clashes: bool) -> None:
+    toolchain = replace(Toolchain.find(), cutlass_version=cutlass, cccl_version=cccl)
+    if not clashes:
+        check(toolchain)
+        return
+    with pytest.raises(ToolchainError, match=rf"CUTLASS {cutlass}.*CCCL {cccl}.*nvidia-cuda-cccl<13\.2"):
+        check(toolchain)
+
+
+def test_headers_of_another_cuda_than_nvrtc_are_refused() -> None:
+    found = MappingProxyType({**Toolchain.find().found_via, "cudart": "CUDA_PATH"})
+    toolchain = replace(Toolchain.find(), nvrtc_version="12.9.86", cudart_version="13.0", found_via=found)
+    with pytest.raises(ToolchainError, match=r"NVRTC 12\.9\.86.*CUDA headers 13\.0 \(CUDA_PATH\).*gemmill\[cu12\]"):
+        check(toolchain)
+
+
+def test_targets_that_cuda_has_dropped_are_refused() -> None:
+    found = Toolchain.find()
+    old, new = (replace(found, nvrtc_version=version) for version in ("12.9.86", "13.0.88"))
+    for name, arch in ARCHS.items():
+        old.check_target(arch)
+        if name != "sm70":
+            new.check_target(arch)
+    config = parse_name("sm70_f32k16_f32k16_f32_none_f32n16_64x64x16_1x1_simt_s2_m8_k1_linear")
+    with pytest.raises(ToolchainError, match=r"NVRTC 13\.0\.88 .*sm_70: CUDA 12 is the last.*gemmill\[cu12\]"):
+        Compiler(new).compile(emit(config), config)
+
+
+def test_directories_given_replace_those_found(tmp_path: Path) -> None:
+    found = Toolchain.find()
+    code = (
+        "from gemmill.runtime.compile.toolchain import Toolchain as T; t = T.find(); print(t.include_dirs, t.found_via)"
+    )
+    given = os.pathsep.join(map(str, found.include_dirs))
+    assert run(code, GEMMILL_INCLUDE=given).count("GEMMILL_INCLUDE") == 3
+    with pytest.raises(AssertionError, match=r"ToolchainError: cutlass/version.h of CUTLASS was not found"):
+        run(code, GEMMILL_INCLUDE=str(tmp_path))
+
+
+@pytest.mark.parametrize("module", ["cuda.bindings", "cuda.pathfinder", "elftools"])
+def test_a_missing_package_is_named_with_the_way_out(module: str) -> None:
+    code = f"""
+import sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r} or name.startswith({module + "."!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Gone())
+from gemmill.library.errors import ToolchainError
+from gemmill.runtime.registry import Registry
+try:
+    Registry(manifests=()).get("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear")
+except ToolchainError as error:
+    print(error)
+"""
+    message = run(code)
+    assert module in message
+    assert "pip install 'gemmill[cu12]'" in message
+
+
+def test_settings_that_are_not_set() -> None:
+    assert Settings.read({"PATH": "/bin"}) == Settings(None, None, None, None)
+
+
+def test_settings_are_read() -> None:
+    environ = {"GEMMILL_STORE": "/a", "GEMMILL_STORE_BYTES": "2G", "GEMMILL_JOBS": "3", "GEMMILL_INCLUDE": "/b:/c"}
+    assert Settings.read(environ) == Settings(Path("/a"), 2 << 30, 3, (Path("/b"), Path("/c")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("GEMMILL_STORE", "relative", "absolute path"),
+        ("GEMMILL_STORE", "", "absolute path"),
+        ("GEMMILL_STORE_BYTES", "lots", "500M or 10G"),
+        ("GEMMILL_STORE_BYTES", "-1", "500M or 10G"),
+        ("GEMMILL_JOBS", "0", "1 to 9999"),
+        ("GEMMILL_JOBS", "two", "1 to 9999"),
+        ("GEMMILL_DEBUG", "", "neither 0 nor 1"),
+        ("GEMMILL_STOER", "/a", "GEMMILL_STORE"),
+    ],
+)
+def test_settings_that_mean_nothing_raise(name: str, value: str, rule: str) -> None:
+    with pytest.raises(SettingError, match=rf"{name}.*{rule}"):
+        Settings.read({name: value})

@@ -1,0 +1,186 @@
+"""Grouped operands: what shapes mean, how they are read, and what is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.emitters.emit import launch_spec
+from gemmill.library.arch import GPUS
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.errors import OperandError
+from gemmill.library.manifest.load import load_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.api.grouped import grouped_matmul
+from gemmill.runtime.launch.plan import grid_blocks
+from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.groups import bind_groups, groups_kind
+from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.select.selector import Selector
+
+
+def tensor(*shape: int, dtype: Any = "bf16", transposed: bool = False, **changes: Any) -> TensorView:
+    """A packed tensor at some address; ``transposed`` in its last two extents."""
+    strides, step = [0] * len(shape), 1
+    axes = [*reversed(range(len(shape)))]
+    if transposed:
+        axes[:2] = axes[1::-1]
+    for axis in axes:
+        strides[axis], step = step, step * shape[axis]
+    fields = {"ptr": 1 << 20, "shape": shape, "strides": tuple(strides), "dtype": dtype, "device": 0}
+    return TensorView(**(fields | changes))
+
+
+def groups(count: int, **changes: Any) -> TensorView:
+    return tensor(count, dtype="s32", **({"ptr": 0x5555550} | changes))
+
+
+def bound(kind: str, count: int, a: TensorView, b: TensorView, d: TensorView, **options: Any) -> Gemm:
+    array = options.pop("groups", groups(count))
+    return bind_groups(a, b, d, options.pop("c", None), "f32", groups=array, kind=kind, **options)
+
+
+def test_groups_of_rows_stack_along_m() -> None:
+    gemm = bound("offsets", 4, tensor(300, 64), tensor(4, 64, 80, transposed=True), tensor(300, 80))
+    p = gemm.problem
+    assert (p.m, p.n, p.k, p.batch, p.batching) == (300, 80, 64, 4, "grouped")
+    assert (p.a_major, p.b_major, p.d_major) == ("k", "k", "n")
+    assert (gemm.a.batch_stride, gemm.b.batch_stride, gemm.d.batch_stride) == (0, 64 * 80, 0)
+    assert gemm.groups == 0x5555550
+    assert p.flops == 2 * 300 * 80 * 64
+
+
+def test_slots_are_a_batch() -> None:
+    gemm = bound("counts", 4, tensor(4, 300, 64), tensor(4, 64, 80), tensor(4, 300, 80), c=tensor(300, 80))
+    p = gemm.problem
+    assert (p.m, p.n, p.k, p.batch, p.batching) == (300, 80, 64, 4, "masked")
+    assert gemm.c is not None
+    assert (gemm.a.batch_stride, gemm.c.batch_stride, gemm.d.batch_stride) == (300 * 64, 0, 300 * 80)
+
+
+@given(k=st.integers(0, 300))
+def test_groups_along_k_make_a_batch_of_d(k: int) -> None:
+    gemm = bound("offsets", 4, tensor(300, k, transposed=True), tensor(k, 80), tensor(4, 300, 80, dtype="f32"))
+    p = gemm.problem
+    assert (p.m, p.n, p.k, p.batch, p.batching) == (300, 80, k, 4, "kgrouped")
+    assert (p.a_major, p.b_major) == ("mn", "mn"), "also without any K, where every major would do"
+    assert (gemm.a.batch_stride, gemm.b.batch_stride, gemm.d.batch_stride) == (0, 0, 300 * 80)
+
+
+def test_block_scales_follow_their_operands() -> None:
+    a, b = tensor(300, 256, dtype="e4m3"), tensor(4, 256, 384, dtype="e4m3", transposed=True)
+    scales = {"a_scale": tensor(300, 2, dtype="f32"), "b_scale": tensor(4, 2, 3, dtype="f32")}
+    gemm = bound("offsets", 4, a, b, tensor(300, 384), **scales)
+    assert (gemm.problem.a_scale, gemm.problem.b_scale, gemm.problem.promote) == ("1x128", "128x128", 4)
+    assert gemm.a_scale is not None
+    assert gemm.b_scale is not None
+    assert (gemm.a_scale.batch_stride, gemm.b_scale.batch_stride) == (0, 6)
+
+
+def test_a_gated_epilogue_halves_the_columns_of_groups() -> None:
+    gated = parse("d = silu(gate) * up")
+    a, b = tensor(300, 64), tensor(4, 64, 80)
+    gemm = bound("offsets", 4, a, b, tensor(300, 40), epilogue=gated)
+    assert (gemm.problem.n, gemm.problem.epilogue, gemm.problem.batching) == (80, str(gated), "grouped")
+    with pytest.raises(OperandError, match=r"out has shape \(300, 80\)"):
+        bound("offsets", 4, a, b, tensor(300, 80), epilogue=gated)
+    with pytest.raises(OperandError, match="N must be even"):
+        bound("offsets", 4, a, tensor(4, 64, 81), tensor(300, 40), epilogue=gated)
+    with pytest.raises(OperandError, match="kernels of arrays have none but alpha and beta"):
+        bound("addresses", 0, a, tensor(64, 80), tensor(300, 40), groups=tensor(3, 10, dtype="s32"), epilogue=gated)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        ("offsets", {"groups": groups(3)}, "b has 4 matrices and offsets 3 entries"),
+        ("offsets", {"groups": tensor(4, dtype="f32")}, r"offsets is f32; it must be s32: pass offsets.int\(\)"),
+        ("offsets", {"groups": tensor(2, 2, dtype="s32")}, r"offsets has shape \(2, 2\)"),
+        ("offsets", {"groups": groups(4, strides=(2,))}, "offsets has stride 2.*contiguous"),
+        ("offsets", {"groups": groups(4, device=1)}, "offsets is on GPU 1 and a on GPU 0"),
+        ("offsets", {"b": tensor(4, 72, 80)}, "a has K = 64 columns, b has K = 72 rows"),
+        ("offsets", {"a": tensor(4, 300, 64)}, r"with offsets of 4 groups, a is \(M, K\) and b \(4, K, N\)"),
+        ("offsets", {"d": tensor(4, 300, 80)}, r"out has shape \(4, 300, 80\)"),
+        ("offsets", {"d": tensor(300, 80, writable=False)}, "out is read-only"),
+        ("offsets", {"d": tensor(300, 80, strides=(8, 1))}, "overlap"),
+        ("counts", {}, r"with counts of 4 groups, a is \(4, capacity, K\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind: str, changes: dict[str, Any], says: str) -> None:
+    operands = {"a": tensor(300, 64), "b": tensor(4, 64, 80), "d": tensor(300, 80)}
+    with pytest.raises(OperandError, match=says):
+        bound(kind, 4, **(operands | changes))
+
+
+def test_groups_are_told_apart_by_one_array() -> None:
+    with pytest.raises(OperandError, match="neither offsets nor counts"):
+        grouped_matmul(None, None)
+    with pytest.raises(OperandError, match="offsets and counts are both given"):
+        groups_kind({"offsets": groups(4), "counts": groups(4)})
+
+
+def test_an_array_is_described_by_one_of_its_matrices() -> None:
+    table = tensor(3, 10, dtype="s32")
+    gemm = bound("addresses", 0, tensor(300, 64), tensor(64, 80), tensor(300, 80), groups=table)
+    assert (gemm.problem.m, gemm.problem.batch, gemm.problem.batching) == (300, 5, "array")
+    assert gemm.groups == table.ptr
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"groups": tensor(4, 10, dtype="s32")}, r"addresses is not int64 \(3, matrices\): a row each for a, b, out$"),
+        ({"c": tensor(300, 80)}, r"addresses is not int64 \(4, matrices\).*and c"),
+        ({"groups": tensor(3, 10, dtype="s32", strides=(20, 1))}, "not packed"),
+        ({"a": tensor(2, 300, 64)}, "with addresses, each is one matrix"),
+    ]
+    for changes, says in cases:
+        operands = {"a": tensor(300, 64), "b": tensor(64, 80), "d": tensor(300, 80), "groups": table}
+        with pytest.raises(OperandError, match=says):
+            bound("addresses", 0, **(operands | changes))
+
+
+def test_every_kind_of_groups_is_served_and_the_grid_fits_its_tiles() -> None:
+    configs = {kernel_name(c): c for c in load_manifest("bf16").expand()}
+    selector = Selector(configs, GPUS["NVIDIA H200"], varies=True)
+    gemms = [
+        bound("offsets", 128, tensor(8192, 512), tensor(128, 512, 1024, transposed=swap), tensor(8192, 1024))
+        for swap in (False, True)
+    ]
+    gemms.append(bound("counts", 128, tensor(128, 64, 512), tensor(128, 512, 1024), tensor(128, 64, 1024)))
+    gemms += [
+        bound("offsets", 8, tensor(512, 8192, transposed=True), tensor(8192, 768), tensor(8, 512, 768, dtype=d))
+        for d in ("bf16", "f32")
+    ]
+    gemms += [
+        bound(
+            "addresses", 0, tensor(300, 64), tensor(64, 80), tensor(300, 80), c=c, groups=tensor(rows, 10, dtype="s32")
+        )
+        for rows, c in ((3, None), (4, tensor(300, 80)))
+    ]
+    for gemm in gemms:
+        choice = selector.select(gemm.problem)
+        assert choice.config.scheduler.batching == gemm.problem.batching
+        assert gemm.problem.batching in str(gemm.problem)
+        assert grid_blocks(launch_spec(choice.config), gemm.problem, 132) <= 132
+        if gemm.problem.batching != "array":
+            fused = replace(gemm.problem, epilogue="d = relu(acc + x[n])")
+            assert selector.select(fused).config.epilogue == fused.epilogue
+    choice = selector.select(gemms[0].problem)
+    assert choice.config.tile.m == 64, "64 rows a group are the average"
+
+
+@given(
+    m=st.integers(1, 5000),
+    count=st.integers(1, 300),
+    cuts=st.lists(st.integers(0, 5000), max_size=299),
+    n=st.integers(1, 999),
+)
+def test_a_grid_has_a_block_for_every_tile(m: int, count: int, cuts: list[int], n: int) -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8grouped_k1_linear"
+    problem = GemmProblem(m, n, 64, count, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching="grouped")
+    ends = sorted(min(cut, m) for cut in cuts[: count - 1])
+    sizes = [end - begin for begin, end in zip([0, *ends], [*ends, m], strict=True)]
+    tiles = sum(-(-size // 256) for size in sizes) * -(-n // 256)
+    assert grid_blocks(launch_spec(parse_name(name)), problem, 1 << 20) >= 2 * tiles

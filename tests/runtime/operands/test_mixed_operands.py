@@ -1,0 +1,126 @@
+"""Narrow operands: bytes read as what they hold, groups of scales, and the transposed problem that kernels solve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.binding import Gemm, bind, unpacked
+from gemmill.runtime.operands.tensors import TensorView
+
+
+def tensor(dtype: Any, *shape: int, t: bool = False, at: int = 0) -> TensorView:
+    """A contiguous tensor on GPU 0; ``t``: transposed in its last two extents."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    view = TensorView(4096 + at, shape, tuple(strides), dtype, 0)
+    if not t:
+        return view
+    return TensorView(view.ptr, (*shape[:-2], *shape[:-3:-1]), (*strides[:-2], *strides[:-3:-1]), dtype, 0)
+
+
+def gemm(**changes: Any) -> Gemm:
+    """bf16 activations (16, 256) times u4 weights for 64 columns, with scales of groups of 64."""
+    operands: dict[str, Any] = {
+        "a": tensor("bf16", 16, 256),
+        "b": unpacked("b", tensor("u8", 64, 128, t=True), "u4", 256),
+        "d": tensor("bf16", 16, 64),
+        "c": None,
+        "b_scale": tensor("bf16", 4, 64),
+    }
+    return bind(accumulator="f32", **(operands | changes))
+
+
+def test_a_narrow_b_is_solved_as_the_transposed_problem() -> None:
+    found = gemm(b_zero=tensor("bf16", 4, 64, at=512), c=tensor("f32", 16, 64, at=1024))
+    p = found.problem
+    assert (p.m, p.n, p.k, p.batch) == (64, 16, 256, 1)
+    assert (p.a_dtype, p.a_major, p.a_scale, p.a_align) == ("u4", "k", "1x64z", 16)
+    assert (p.b_dtype, p.b_major, p.b_scale) == ("bf16", "k", "none")
+    assert (p.c_dtype, p.c_major, p.d_major) == ("f32", "m", "m")
+    assert found.a.stride == 256
+    assert found.b.stride == 256
+    assert found.zero is not None
+    assert found.zero.ptr == 4096 + 512
+    names = {x: found.name(x) for x in ("a", "b", "c", "d", "scale", "zero")}
+    assert names == {"a": "b", "b": "a", "c": "c", "d": "out", "scale": "b_scale", "zero": "b_zero"}
+
+
+def test_a_narrow_a_is_solved_as_it_is() -> None:
+    found = bind(
+        tensor("s8", 64, 256),
+        tensor("f16", 16, 256, t=True),
+        tensor("f16", 64, 16),
+        None,
+        "f32",
+        a_scale=tensor("f16", 2, 64, t=True),
+    )
+    p = found.problem
+    assert (p.m, p.n, p.a_dtype, p.a_scale, p.d_major) == (64, 16, "s8", "1x128", "n")
+    assert found.name("scale") == "a_scale"
+    assert found.scale is not None
+    assert found.scale.stride == 64
+
+
+def test_two_elements_lie_in_a_byte_along_k() -> None:
+    view = unpacked("b", tensor("s8", 3, 64, 20, t=True), "s4", 39)
+    assert (view.dtype, view.shape, view.strides) == ("s4", (3, 39, 64), (2560, 1, 40))
+    assert unpacked("b", tensor("u8", 64, 20, t=True), "u4", 17).shape == (40, 64)
+    assert unpacked("a", tensor("u8", 64, 20), "u4", 40).shape == (64, 40)
+    assert unpacked("b", tensor("u8", 64, 20, t=True), "e4m3", 20).dtype == "e4m3"
+
+
+@pytest.mark.parametrize(
+    ("k", "count", "scaling"),
+    [(256, 2, "1x128"), (256, 4, "1x64"), (256, 8, "1x32"), (200, 7, "1x32"), (30, 1, "1x128")],
+)
+def test_the_group_follows_from_the_scales(k: int, count: int, scaling: str) -> None:
+    b = unpacked("b", tensor("u8", 64, -(-k // 2), t=True), "u4", k)
+    found = gemm(a=tensor("bf16", 16, k), b=b, b_scale=tensor("bf16", count, 64))
+    assert found.problem.a_scale == scaling
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"b_scale": tensor("bf16", 3, 64)}, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
+        ({"b_scale": tensor("f16", 4, 64)}, "must be bf16"),
+        ({"b_scale": tensor("bf16", 64, 4, t=True)}, "neighbours of one group must be contiguous"),
+        ({"b_scale": tensor("bf16", 2, 4, 64)}, "does not broadcast"),
+        ({"b_scale": None, "b_zero": tensor("bf16", 4, 64)}, "without b_scale"),
+        ({"b_zero": tensor("bf16", 2, 64)}, "b_zero is bf16"),
+        ({"a_scale": tensor("bf16", 4, 64)}, "the wider operand"),
+        ({"b": tensor("bf16", 64, 256, t=True), "b_scale": None, "b_zero": tensor("bf16", 4, 64)}, "narrower"),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        gemm(**changes)
+
+
+def test_a_batch_of_weights_has_a_batch_of_scales() -> None:
+    a, d = tensor("bf16", 3, 16, 256), tensor("bf16", 3, 16, 64)
+    batched = unpacked("b", tensor("u8", 3, 64, 128, t=True), "u4", 256)
+    found = gemm(a=a, b=batched, d=d, b_scale=tensor("bf16", 3, 4, 64))
+    assert (found.problem.batch, found.scale and found.scale.batch_stride) == (3, 256)
+    with pytest.raises(OperandError, match="each matrix of a batch has its own"):
+        gemm(a=a, b=batched, d=d)
+    # Shared weights: the batch is more rows of the activations.
+    shared = gemm(a=a, d=d)
+    assert (shared.problem.batch, shared.problem.n) == (1, 48)
+
+
+@pytest.mark.parametrize(
+    ("view", "dtype", "says"),
+    [
+        (tensor("bf16", 64, 128), "u4", "cannot be read as u4"),
+        (tensor("u8", 64, 128), "bf16", "cannot be read as bf16"),
+        (tensor("u8", 128, 64), "u4", "must be contiguous"),
+    ],
+)
+def test_bytes_that_do_not_hold_it_are_refused(view: TensorView, dtype: Any, says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        unpacked("b", view, dtype, 256)

@@ -1,0 +1,165 @@
+"""Tensors of other libraries, read without a GPU: the exporters here are real DLPack and CUDA array interface data."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.tensors import from_cuda_array_interface, view
+
+CUDA, CPU = 2, 1
+FLOAT, BFLOAT, INT = 2, 4, 0
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_new_capsule.restype = ctypes.py_object
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor, as dlpack.h lays it out."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    )
+
+
+class Exporter:
+    """An object with ``__dlpack__`` whose memory claims to be on GPU 3."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (4, 8),
+        strides: tuple[int, ...] | None = None,
+        *,
+        code: int = BFLOAT,
+        bits: int = 16,
+        lanes: int = 1,
+        offset: int = 0,
+        version: tuple[int, int] | None = (1, 0),
+        flags: int = 0,
+        device: int = CUDA,
+    ) -> None:
+        self.device = device
+        self.version = version
+        self.streams: list[object] = []
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        self._strides = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
+        tensor = Tensor(0x7F0000000000, device, 3, len(shape), code, bits, lanes, self._shape, self._strides, offset)
+        self._managed = Versioned((ctypes.c_uint32 * 2)(*(version or (0, 0))), None, None, flags, tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 3
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> object:
+        self.streams.append(stream)
+        if self.version is None:
+            if options:
+                raise TypeError("max_version")
+            return _new_capsule(ctypes.addressof(self._managed) + Versioned.tensor.offset, b"dltensor", None)
+        return _new_capsule(ctypes.addressof(self._managed), b"dltensor_versioned", None)
+
+
+@pytest.mark.parametrize("version", [None, (1, 0), (1, 1)])
+def test_dlpack_gives_address_shape_strides_and_device(version: tuple[int, int] | None) -> None:
+    seen = view(Exporter((4, 8), (32, 1), offset=64, version=version), "a")
+    assert (seen.ptr, seen.shape, seen.strides) == (0x7F0000000000 + 64, (4, 8), (32, 1))
+    assert (seen.dtype, seen.device, seen.writable) == ("bf16", 3, True)
+
+
+def test_dlpack_without_strides_is_row_major() -> None:
+    assert view(Exporter((2, 3, 5)), "a").strides == (15, 5, 1)
+
+
+@pytest.mark.parametrize(("given", "told"), [(0, 1), (2, 2), (0x5500, 0x5500)])
+def test_dlpack_producers_are_told_the_stream(given: int, told: int) -> None:
+    exporter = Exporter()
+    view(exporter, "a", given)
+    assert exporter.streams[-1] == told, "DLPack writes the legacy default stream as 1; 0 is not allowed"
+
+
+def test_view_keeps_the_tensor_alive() -> None:
+    exporter = Exporter()
+    before = sys.getrefcount(exporter)
+    seen = view(exporter, "a")
+    assert sys.getrefcount(exporter) > before
+    del seen
+    assert sys.getrefcount(exporter) == before
+
+
+def test_read_only_dlpack_is_not_writable() -> None:
+    assert not view(Exporter(flags=1), "a").writable
+
+
+@pytest.mark.parametrize(
+    ("exporter", "says"),
+    [
+        (Exporter(code=FLOAT, bits=128), "code 2, 128 bits"),
+        (Exporter(code=INT, bits=16), "code 0, 16 bits"),
+        (Exporter(lanes=4), "4 lanes"),
+        (Exporter(version=(2, 0)), "DLPack 2.0"),
+        (Exporter(device=CPU), "copy it there first"),
+        (np.zeros((4, 4), np.float16), "copy it there first"),
+        ([[1.0]], r"builtins\.list"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(exporter: object, says: str) -> None:
+    with pytest.raises(OperandError, match=rf"^weights .*{says}|^weights: .*{says}"):
+        view(exporter, "weights")
+
+
+def interface(**changes: Any) -> dict[str, Any]:
+    return {"shape": (4, 8), "typestr": "<f2", "data": (4096, False), "strides": None, "version": 3} | changes
+
+
+def test_cuda_array_interface_strides_are_bytes() -> None:
+    seen = from_cuda_array_interface(interface(strides=(64, 2)), "a", 1, None)
+    assert (seen.ptr, seen.shape, seen.strides, seen.dtype, seen.device) == (4096, (4, 8), (32, 1), "f16", 1)
+    assert from_cuda_array_interface(interface(), "a", 1, None).strides == (8, 1)
+    assert not from_cuda_array_interface(interface(data=(4096, True)), "a", 1, None).writable
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"typestr": "<c8"}, "<c8"),
+        ({"strides": (63, 2)}, "63"),
+        ({"mask": object()}, "masked"),
+        ({"typestr": "|V2"}, "bf16"),
+    ],
+)
+def test_cuda_array_interface_refusals(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        from_cuda_array_interface(interface(**changes), "a", 0, None)
+
+
+def test_layouts_differ_only_where_strides_are_followed() -> None:
+    base = view(Exporter((1, 8), (8, 1)), "a")
+    assert base.same_layout(view(Exporter((1, 8), (999, 1), offset=16), "a"))
+    assert not base.same_layout(view(Exporter((1, 8), (8, 2)), "a"))
+    assert not base.same_layout(view(Exporter((1, 8), (8, 1), code=FLOAT), "a"))

@@ -1,0 +1,44 @@
+"""Kernels that a pack needs for given problems."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.runtime.select.cover import cover, regrets
+
+TIMES = st.dictionaries(
+    st.integers(0, 9),
+    st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 4), min_size=1),
+    max_size=8,
+)
+
+
+@given(TIMES, st.sampled_from([0.0, 0.03, 0.5, 2.0]))
+def test_every_problem_is_served_within_the_bound_by_few_kernels(
+    times: dict[int, dict[str, float]], regret: float
+) -> None:
+    chosen = cover(times, regret)
+    assert len(set(chosen)) == len(chosen)
+    assert all(loss is not None and loss <= regret + 1e-9 for loss in regrets(times, chosen).values())
+    fewest = next(
+        count
+        for count in itertools.count()
+        for some in itertools.combinations("abcdef", count)
+        if all(loss is not None and loss <= regret for loss in regrets(times, some).values())
+    )
+    assert len(chosen) <= fewest * (1 + sum(1 / i for i in range(2, len(times) + 1)))
+
+
+def test_the_widest_comes_first_and_of_equals_the_faster() -> None:
+    times = {
+        "large": {"x": 1.0, "y": 1.02, "z": 1.01},
+        "wide": {"x": 2.0, "y": 1.0, "z": 1.0},
+        "small": {"w": 1.0, "y": 9.0},
+    }
+    assert cover(times, 0.03) == ["z", "w"]
+    assert cover(times, 0) == ["w", "x", "y"]
+    assert regrets(times, ["z"]) == {"large": 1.01 - 1, "wide": 0, "small": None}
+    assert cover({}, 0) == []

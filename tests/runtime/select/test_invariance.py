@@ -1,0 +1,196 @@
+"""The same bits whatever M: one kernel for every M, whatever the layouts; and what is refused for the sake of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.runtime.operands.test_groups import bound
+from tests.runtime.operands.test_groups import tensor as packed
+from tests.runtime.operands.test_mixed_operands import tensor
+from tests.runtime.operands.test_operands import Array, carry_out, problems, read
+
+from gemmill.library.arch import GPUS
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.errors import OperandError, UnsupportedProblemError
+from gemmill.library.manifest.load import load_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.api.matmul import matmul, plan
+from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.epilogues import read_epilogue
+from gemmill.runtime.select.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
+from gemmill.runtime.select.selector import TYPICAL_ROWS, Selector
+
+H200 = GPUS["NVIDIA H200"]
+
+
+@pytest.fixture(scope="module")
+def selector() -> Selector:
+    sets = ("bf16", "mma", "simt", "tf32", "mixed")
+    return Selector({kernel_name(config): config for name in sets for config in load_manifest(name).expand()}, H200)
+
+
+# Selection.
+
+extents = st.integers(1, 20_000)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 40_000), st.integers(1, 64)), min_size=2, max_size=4),
+    n=extents,
+    k=st.integers(0, 20_000),
+    align=st.sampled_from([2, 16]),
+    sm_count=st.sampled_from([None, 20]),
+)
+def test_one_kernel_serves_every_m_and_batch(
+    selector: Selector, rows: list[tuple[int, int]], n: int, k: int, align: int, sm_count: int | None
+) -> None:
+    alike = GemmProblem(1, n, k, 1, "bf16", "k", "bf16", "mn", "f32", "bf16", "n", a_align=align)
+    choices = [selector.select(replace(alike, m=m, batch=batch), sm_count, "m") for m, batch in rows]
+    assert len({(choice.name, choice.swapped) for choice in choices}) == 1
+    assert choices[0].config.scheduler.decomposition == "tiles"
+    assert "batch-invariant" in choices[0].reason
+    assert choices[0].name not in dict(choices[0].runners_up)
+
+
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (512, 7168), (64, 64)])
+def test_it_is_the_one_that_is_fast_on_average(selector: Selector, n: int, k: int) -> None:
+    alike = GemmProblem(1, n, k, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+    times = [selector.times(replace(alike, m=m)) for m in TYPICAL_ROWS]
+    whole = [name for name in times[0] if selector.configs[name].scheduler.decomposition == "tiles"]
+    mean = {name: float(np.mean([np.log(own[name]) for own in times])) for name in whole}
+    choice = selector.select(alike, None, "m")
+    assert mean[choice.name] == pytest.approx(min(mean.values()))
+    assert choice.predicted_us >= min(times[0].values())
+
+
+def test_of_a_transposed_problem_n_is_left_out(selector: Selector) -> None:
+    problem = GemmProblem(4096, 1, 4096, 1, "s8", "k", "bf16", "k", "f32", "bf16", "m")
+    choices = {selector.select(replace(problem, n=n), None, "n").name for n in (1, 7, 300, 5000)}
+    assert len(choices) == 1
+    assert len({selector.select(replace(problem, n=n)).name for n in (1, 7, 300, 5000)}) > 1
+
+
+def test_without_a_kernel_that_keeps_k_together_the_error_says_so() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k4fused_linear"
+    shared = parse_name(name)
+    problem = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+    with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between blocks"):
+        Selector({name: shared}, H200).select(problem, None, "m")
+    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between blocks \(fused\); name one"):
+        refuse_shared_k(shared)
+
+
+# Layouts.
+
+
+@given(problems())
+def test_what_it_is_chosen_for_is_the_same_matmul(problem: dict[str, tuple[Array, Array]]) -> None:
+    arrays = {name: array for name, (array, _) in problem.items()}
+    memory = {name: held for name, (_, held) in problem.items()}
+    try:
+        a, b, d = (read(arrays[name]) for name in "abd")
+        given = bind(a, b, d, read(arrays["c"]) if "c" in arrays else None, "f32")
+        gemm = of_any_rows(given)
+    except OperandError:
+        return
+    p = gemm.problem
+    assert (p.a_major, p.d_major, p.c_major or "n") == ("k", "n", "n")
+    for name in "abcd":
+        assert getattr(p, f"{name}_align") <= getattr(given.problem, f"{name}_align") or 1 in (p.n, p.k)
+    expected = np.matmul(arrays["a"], arrays["b"]) + arrays.get("c", np.float32(0))
+    carry_out(gemm, memory)
+    assert np.array_equal(arrays["d"], expected)
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (64, 65), (33, 64), (1, 65), (1, 1)])
+@pytest.mark.parametrize("b_dtype", ["bf16", "s8"])
+def test_packed_operands_have_one_layout_whatever_m_and_batch(n: int, k: int, b_dtype: DTypeName) -> None:
+    def alike(m: int, *batch: int) -> GemmProblem:
+        b = tensor(b_dtype, *batch, n, k, t=True)
+        gemm = of_any_rows(
+            bind(tensor("bf16", *batch, m, k), b, tensor("bf16", *batch, m, n), tensor("f32", *batch, m, n), "f32")
+        )
+        assert gemm.is_transposed == (b_dtype == "s8")
+        return replace(gemm.problem, batch=1, **({"n": 1} if gemm.is_transposed else {"m": 1}))  # type: ignore[arg-type]
+
+    assert len({alike(m) for m in (1, 2, 7, 64)} | {alike(m, 3) for m in (1, 5)}) == 1
+
+
+def test_layouts_that_depend_on_m_are_refused() -> None:
+    def binding(**changes: Any) -> None:
+        operands = {"a": tensor("bf16", 8, 64), "b": tensor("bf16", 64, 32), "d": tensor("bf16", 8, 32), "c": None}
+        of_any_rows(bind(accumulator="f32", **(operands | changes)))
+
+    binding()
+    with pytest.raises(
+        OperandError, match=r"a is not contiguous along K, or its rows overlap, .* depends on M: lay it"
+    ):
+        binding(a=tensor("bf16", 64, 8, t=True))
+    with pytest.raises(OperandError, match="out is not contiguous along N"):
+        binding(d=tensor("bf16", 32, 8, t=True))
+    with pytest.raises(OperandError, match="c is not contiguous along N"):
+        binding(c=tensor("bf16", 32))
+    with pytest.raises(OperandError, match="of a are multiples of no more than 2 bytes, those of packed rows of 16"):
+        binding(a=tensor("bf16", 8, 64, at=2))
+
+
+# Calls.
+
+
+class Few:
+    """A tensor of no elements, which needs no GPU."""
+
+    def __init__(self, *shape: int, type: str = "<f2") -> None:  # noqa: A002
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": type, "data": (0, False), "version": 3}
+
+
+OPERANDS = Few(0, 8), Few(8, 8)
+
+
+@pytest.mark.parametrize("option", ["deterministic", "batch_invariant"])
+@pytest.mark.parametrize("call", [matmul, plan])
+def test_sums_in_an_epilogue_are_refused(call: Any, option: str) -> None:
+    arguments: dict[str, Any] = {"out": Few(0, 8), "rows": Few(0, type="<f4"), option: True}
+    with pytest.raises(
+        OperandError, match=rf"{option}: `rows\[m\] = sum\(d\)` adds up atomically, .* as in `rows\[m, n\]"
+    ):
+        call(*OPERANDS, epilogue="d = acc; rows[m] = sum(d)", **arguments)
+
+
+def test_maxima_and_minima_are_deterministic() -> None:
+    refuse_atomic_sums(read_epilogue("d = acc; top[m] = max(d); low = min(d); aux[m, n] = d"), "deterministic")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"autotune": 0}, "autotune is 0; it must be a positive integer"),
+        ({"autotune": True}, "autotune is True"),
+        ({"autotune": 4, "deterministic": True}, "autotune and deterministic are both given, but kernels sum in"),
+        ({"autotune": 4, "batch_invariant": True}, "autotune and batch_invariant are both given"),
+        ({"autotune": 4, "kernel": "x"}, "kernel names the kernel, and autotune looks for the fastest"),
+        ({"quick": True, "kernel": "x"}, "quick chooses a kernel at once, and kernel is given, which"),
+        ({"quick": True, "autotune": 4}, "and autotune is given, which chooses otherwise: pass one of them"),
+        ({"quick": True, "sm_count": 16}, "and sm_count is given"),
+        ({"quick": True, "batch_invariant": True}, "and batch_invariant is given"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        matmul(*OPERANDS, out=Few(0, 8), **options)
+    with pytest.raises(OperandError, match=says):
+        plan(*OPERANDS, out=Few(0, 8), **options)
+
+
+def test_groups_along_k_are_refused_and_groups_of_rows_are_not() -> None:
+    rows = bound("offsets", 4, packed(300, 64), packed(4, 64, 80), packed(300, 80))
+    assert of_any_rows(rows).problem == rows.problem
+    along_k = bound("offsets", 4, packed(64, 300, transposed=True), packed(300, 80), packed(4, 64, 80))
+    with pytest.raises(OperandError, match="groups along K share the K of the call"):
+        of_any_rows(along_k)

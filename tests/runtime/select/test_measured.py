@@ -1,0 +1,104 @@
+"""What was measured and ships: tables of kernels that serve their problems, preferred to the model alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import RecordError
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select import measured, shipped
+from gemmill.runtime.select.decisions import Decision
+from gemmill.runtime.select.measured import FORMATS
+from gemmill.runtime.select.selector import Selector, needs_swap, runs_transposed
+
+FILES = sorted(shipped.FOLDER.glob("*.measured.json"))
+PROBLEM = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+ELSEWHERE = replace(PROBLEM, k=4224)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, GemmConfig]:
+    return {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand()}
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict[str, GemmConfig]:
+    sets = ("bf16", "f16", "fp8", "int8", "tf32")
+    return {kernel_name(c): c for own in sets for c in load_manifest(shipped_manifest(own)).expand()}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
+    path: Path, everything: dict[str, GemmConfig]
+) -> None:
+    content = json.loads(path.read_text())
+    assert content["gpu"] in GPUS
+    assert shipped.path_of(content["gpu"], "measured") == path
+    assert set(content["kernels"]) <= set(everything)
+    tables = measured.measured(content["gpu"])
+    assert tables is not None
+    for table in content["tables"]:
+        assert tuple(table["formats"]) == FORMATS
+        for extents in table["problems"]:
+            m, n, k, *_ = map(int, extents.split("x"))
+            problem = GemmProblem(m=m, n=n, k=k, **table["formats"])
+            found = tables.times(problem)
+            assert found
+            assert [us for us, _ in found] == sorted(us for us, _ in found)
+            for _, name in found:
+                assert needs_swap(everything[name], problem) is runs_transposed(everything[name], problem)
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if measured.measured(gpu.name)], ids=lambda gpu: gpu.name)
+def test_the_fastest_kernel_that_was_measured_is_chosen(gpu: Gpu, kernels: dict[str, GemmConfig]) -> None:
+    tables = measured.measured(gpu.name)
+    assert tables is not None
+    (us, first), *others = tables.times(PROBLEM)
+    selector = Selector(kernels, gpu)
+    choice = selector.select(PROBLEM)
+    assert (choice.name, choice.predicted_us, choice.source) == (first, us, "measured")
+    assert choice.runners_up == tuple((name, us) for us, name in others)
+    found = selector.candidates(PROBLEM, 1 + len(others))
+    assert [c.name for c in found] == [first, *(name for _, name in others)]
+    # The model's own, of all kernels.
+    assert len(selector.times(PROBLEM)) > len(kernels) / 20
+
+
+def test_the_model_is_asked_where_nothing_was_measured(kernels: dict[str, GemmConfig]) -> None:
+    selector = Selector(kernels, DEFAULT_GPU)
+    for choice in (
+        selector.select(ELSEWHERE),
+        selector.select(replace(PROBLEM, a_align=8)),
+        selector.select(PROBLEM, 100),
+        selector.select(PROBLEM, None, "m"),
+        Selector(kernels, GPUS["NVIDIA H100 PCIe"]).select(PROBLEM),
+    ):
+        assert choice.source == "model"
+
+
+def test_the_model_is_asked_where_the_fastest_kernel_is_missing(kernels: dict[str, GemmConfig]) -> None:
+    fastest = Selector(kernels, DEFAULT_GPU).select(PROBLEM).name
+    without = {name: config for name, config in kernels.items() if name != fastest}
+    assert Selector(without, DEFAULT_GPU).select(PROBLEM).source == "model"
+
+
+def test_a_caller_s_own_measurements_come_before(kernels: dict[str, GemmConfig]) -> None:
+    shipped = Selector(kernels, DEFAULT_GPU).select(PROBLEM)
+    slower = next(name for name in kernels if name not in (shipped.name, *(name for name, _ in shipped.runners_up)))
+    own = Decision(problem=PROBLEM, gpu=DEFAULT_GPU.name, kernel=slower, us=1e6)
+    assert Selector(kernels, DEFAULT_GPU, [own]).select(PROBLEM).name == slower
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    shipped.path_of("Some GPU", "measured").write_text('{"version": 99}')
+    with pytest.raises(RecordError, match="version 99"):
+        measured.measured("Some GPU")

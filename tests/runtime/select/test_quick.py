@@ -1,0 +1,184 @@
+"""Trees that decide at once: walked as they are written, near the model they stand in for, and asked only where they
+can answer."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.library.arch import DEFAULT_GPU, GPUS
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.epilogues.parse import canonical
+from gemmill.library.errors import RecordError, UnsupportedProblemError
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select import quick, shipped
+from gemmill.runtime.select.measured import FORMATS
+from gemmill.runtime.select.quick import EXTENTS, FIGURES, TILES, Tree, extents_of, tiles_a_wave
+from gemmill.runtime.select.selector import Selector, faults
+
+FILES = sorted(shipped.FOLDER.glob("*.quick.json"))
+H200 = GPUS["NVIDIA H200"]
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry(gpu=H200)
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict[str, GemmConfig]:
+    sets = ("bf16", "f16", "fp8", "int8", "tf32")
+    return {kernel_name(c): c for own in sets for c in load_manifest(shipped_manifest(own)).expand()}
+
+
+def problem(m: int, n: int, k: int, types: str = "bf16") -> GemmProblem:
+    return GemmProblem(m, n, k, 1, types, "k", types, "k", "f32", types, "n")  # type: ignore[arg-type]
+
+
+UNMEASURED = problem(1234, 4096, 4608)
+
+# Nested: a kernel, or what is compared, with what, and the trees to the left and to the right.
+nested = st.recursive(
+    st.integers(0, 99),
+    lambda below: st.tuples(st.sampled_from(FIGURES), st.floats(0, 1e6), below, below),
+    max_leaves=40,
+)
+
+
+def nodes_of(tree: Any) -> list[Any]:
+    if isinstance(tree, int):
+        return [tree]
+    figure, threshold, left, right = tree
+    return [[figure, threshold], *nodes_of(left), *nodes_of(right)]
+
+
+@given(tree=nested, m=st.integers(1, 1 << 18), n=st.integers(1, 1 << 18), k=st.integers(1, 1 << 18))
+def test_a_tree_is_walked_as_it_is_written(tree: Any, m: int, n: int, k: int) -> None:
+    walked = Tree.of({"kernels": [["", False]] * 100, "nodes": nodes_of(tree)})
+    figures = [*extents_of(m, n, k), *(tiles_a_wave(m, n, tile, 132) for tile in range(len(TILES)))]
+    values = dict(zip(FIGURES, figures, strict=True))
+    while not isinstance(tree, int):
+        figure, threshold, left, right = tree
+        tree = right if values[figure] > threshold else left
+    assert walked.kernel(m, n, k, 132) == tree
+
+
+def test_waves_are_counted() -> None:
+    tile = FIGURES.index("128x256") - len(EXTENTS)
+    assert tiles_a_wave(128, 256, tile, 132) == 1
+    assert tiles_a_wave(129, 256, tile, 132) == 2
+    assert tiles_a_wave(11 * 128, 12 * 256, tile, 132) == 132
+    assert tiles_a_wave(19 * 128, 7 * 256, tile, 132) == 133 / 2
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
+    path: Path, everything: Mapping[str, GemmConfig]
+) -> None:
+    content = json.loads(path.read_text())
+    model = shipped.path_of(content["gpu"], "trees")
+    assert content["grown of"] == hashlib.sha256(model.read_bytes()).hexdigest(), (
+        f"{model.name} was fitted anew: grow these again (benchmarks/quick.py)"
+    )
+    for table in content["tables"]:
+        own = GemmProblem(m=256, n=256, k=256, **table["formats"])
+        for name, swapped in table["kernels"]:
+            assert not faults(everything[name], own.transposed if swapped else own)
+        leaves = {node for node in table["nodes"] if isinstance(node, int)}
+        assert leaves == set(range(len(table["kernels"])))
+
+
+@pytest.mark.parametrize(("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in quick.grown(gpu)], ids=str)
+def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, formats: tuple[Any, ...]) -> None:
+    chance, registry = random.Random(0), Registry(gpu=GPUS[gpu])
+    reached: list[float] = []
+    while len(reached) < 100:
+        m, n, k = (64 * round(2 ** chance.uniform(least, 8)) for least in (0, 3, 3))
+        fields = dict(zip(FORMATS, formats, strict=True))
+        asked = GemmProblem(m=m, n=n, k=k, **fields)
+        choice = registry.select(asked, quick=True)
+        if choice.source != "measured":
+            assert choice.source == "quick"
+            assert not faults(choice.config, asked.transposed if choice.swapped else asked)
+            ranked = {c.name: c.us for c in registry.candidates(asked, 1000)}
+            reached.append(min(ranked.values()) / ranked[choice.name])
+    assert math.prod(reached) ** (1 / len(reached)) > 0.965
+    assert min(reached) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("types", "epilogue"),
+    [
+        (("f16", "f16"), "linear"),
+        (("bf16", "bf16"), "d = gelu(alpha * acc + bias[n])"),
+        (("e4m3", "f16"), "d = acc * x[m] * y[n]"),
+        (("f16", "f16"), "d = silu(gate) * up"),
+    ],
+)
+def test_types_and_epilogues_are_those_asked_for(registry: Registry, types: tuple[Any, Any], epilogue: str) -> None:
+    ab, d = types
+    sources = set()
+    for m, n, k in itertools.product((5, 100, 1234, 6000), (1536, 4160), (4608, 2112)):
+        asked = replace(problem(m, n, k, ab), d_dtype=d, epilogue=canonical(epilogue))
+        choice = registry.select(asked, quick=True)
+        sources.add(choice.source)
+        assert not faults(choice.config, asked.transposed if choice.swapped else asked)
+        assert (choice.config.a.dtype, choice.config.d.dtype) == types
+        assert choice.name in {candidate.name for candidate in registry.candidates(asked, 1000)}
+    # Some kernels have no room for an expression, and those of the transposed problem pair no columns: the model then.
+    assert "quick" in sources or "gate" in epilogue
+    assert sources == {"quick"} or epilogue != "linear"
+
+
+def test_the_model_decides_where_no_tree_can(registry: Registry, everything: Mapping[str, GemmConfig]) -> None:
+    assert registry.select(UNMEASURED, quick=True).source == "quick"
+    assert registry.select(UNMEASURED).source == "model"
+    others = (
+        replace(UNMEASURED, batch=3),
+        replace(UNMEASURED, b_align=2),
+        replace(UNMEASURED, c_dtype="bf16", c_major="n"),
+        replace(UNMEASURED, d_dtype="f32"),
+        replace(UNMEASURED, k=quick.GROWN_EXTENT + 64),
+        replace(UNMEASURED, m=0),
+    )
+    for other in others:
+        assert registry.select(other, quick=True) == registry.select(other)
+    assert registry.select(UNMEASURED, 100, quick=True) == registry.select(UNMEASURED, 100)
+    elsewhere = Registry(gpu=replace(DEFAULT_GPU, name="NVIDIA H20"))
+    assert elsewhere.select(UNMEASURED, quick=True).source == "model"
+    named = registry.select(UNMEASURED, quick=True).name
+    without = Selector({name: config for name, config in everything.items() if name != named}, H200)
+    assert without.select(UNMEASURED, quick=True).source == "model"
+
+
+def test_measurements_come_first(registry: Registry) -> None:
+    shape = problem(4096, 4096, 4096)
+    assert registry.select(shape, quick=True).source == "measured"
+    assert registry.select(shape, quick=True) == registry.select(shape)
+
+
+def test_what_nothing_serves_is_refused_all_the_same(registry: Registry) -> None:
+    gated = replace(UNMEASURED, n=4097, epilogue=canonical("d = silu(gate) * up"))
+    with pytest.raises(UnsupportedProblemError, match="n is 4097; an epilogue of pairs of columns needs an even one"):
+        registry.select(gated, quick=True)
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    shipped.path_of("NVIDIA Next", "quick").write_text(json.dumps({"version": 0}))
+    with pytest.raises(RecordError, match="version 0, not 1"):
+        quick.grown("NVIDIA Next")
