@@ -13,9 +13,10 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from gemmill.library.config.field import Value as Value
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.table import GROUPS, PARTS, TABLE
 
-Value = str | int
 Fields = Mapping[str, Value]
 """Values by field name; a rule may be given only the fields it declares."""
 Reader = str | Callable[[Fields], Any]
@@ -52,51 +53,18 @@ def part(function: Callable[[Fields], _Result]) -> Callable[[Fields], _Result]:
     return read
 
 
-FIELD_NAMES: tuple[str, ...] = (
-    "arch",
-    "a.dtype",
-    "a.major",
-    "a.align",
-    "a.scale",
-    "b.dtype",
-    "b.major",
-    "b.align",
-    "b.scale",
-    "accumulator",
-    "promote",
-    "c.dtype",
-    "c.major",
-    "c.align",
-    "d.dtype",
-    "d.major",
-    "d.align",
-    "tile.m",
-    "tile.n",
-    "tile.k",
-    "cluster.m",
-    "cluster.n",
-    "schedule",
-    "stages",
-    "scheduler.raster",
-    "scheduler.swizzle",
-    "scheduler.splits",
-    "scheduler.decomposition",
-    "scheduler.batching",
-    "epilogue",
-)
-"""Every leaf of a config in the order of its name; C's are ``"none"`` and 0 where a config has no C."""
+FIELD_NAMES: tuple[str, ...] = tuple(TABLE)
+"""Every leaf of a config in the order of its members; C's are ``"none"`` and 0 where a config has no C."""
 
-
-_C = ("c.dtype", "c.major", "c.align")
-_NO_C: Fields = MappingProxyType(dict(zip(_C, ("none", "none", 0), strict=True)))
-_BUT_C = tuple(name for name in FIELD_NAMES if name not in _C)
-_read_c, _read_but_c = attrgetter(*_C), attrgetter(*_BUT_C)
+_NO_C: Fields = MappingProxyType({row.name: row.absent for row in GROUPS["c"] if row.absent is not None})
+_BUT_C = tuple(name for name in FIELD_NAMES if name not in _NO_C)
+_read_c, _read_but_c = attrgetter(*_NO_C), attrgetter(*_BUT_C)
 
 
 def fields_of(config: GemmConfig) -> dict[str, Value]:
     """The fields of one config, in the order of :data:`FIELD_NAMES`."""
     leaves = dict(zip(_BUT_C, _read_but_c(config), strict=True))
-    leaves |= _NO_C if config.c is None else zip(_C, _read_c(config), strict=True)
+    leaves |= _NO_C if config.c is None else zip(_NO_C, _read_c(config), strict=True)
     return {name: leaves[name] for name in FIELD_NAMES}
 
 
@@ -121,6 +89,12 @@ def parts_of(fields: Fields) -> dict[str, Any]:
     if fields.get("c.dtype") == "none":
         parts["c"] = None
     return parts
+
+
+def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` makes them: the parts that have
+    classes become those. Nothing is checked but the names of fields; TypeError for one that is missing or unknown."""
+    return {name: PARTS[name](**part) if type(part) is dict else part for name, part in parts.items()}
 
 
 @cache

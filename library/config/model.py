@@ -1,6 +1,7 @@
 """The config of one kernel: frozen, hashable, split by decision. A config that validates may still break a rule.
 
-The classes are plain dataclasses, which pydantic validates where configs come in
+Its members are the rows of the table of fields (:mod:`gemmill.library.config.table`): each says type, default, doc,
+place in a kernel's name. The classes are plain dataclasses, which pydantic validates where configs come in
 (:func:`gemmill.library.config.fields.config_of`): a program whose kernels come from packs starts without it.
 """
 
@@ -9,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from gemmill.library.arch import ARCHS, Arch, ArchName
+from gemmill.library.config.field import EpilogueText, Field, Positive
 from gemmill.library.dtypes import DTYPES, DType, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, canonical
-from gemmill.library.errors import ExpressionError
-
-if TYPE_CHECKING:
-    from pydantic_core import CoreSchema
+from gemmill.library.epilogues.parse import LINEAR
 
 MajorAB = Literal["k", "mn", "any"]
 MajorCD = Literal["n", "m", "any"]
@@ -27,44 +25,6 @@ RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "split", "fused", "stream", "cluster"]
 BatchingName = Literal["strided", "array", "grouped", "masked", "kgrouped"]
 Promotion = Literal[0, 4]
-
-
-class _AtLeastOne:
-    """Has pydantic take integers of at least 1, and nothing else for one."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        return core_schema.int_schema(gt=0, strict=True)
-
-
-class _Canonical:
-    """Has pydantic take canonical texts of epilogues."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        from pydantic_core import PydanticCustomError, core_schema
-
-        def check(text: str) -> str:
-            try:
-                spelling = canonical(text)
-            except ExpressionError as error:
-                raise PydanticCustomError(
-                    "epilogue", "{reason}", {"reason": str(error), "column": error.column}
-                ) from None
-            if spelling != text:
-                raise PydanticCustomError(
-                    "epilogue", "is not canonical; write {spelling}", {"spelling": repr(spelling)}
-                )
-            return text
-
-        return core_schema.no_info_after_validator_function(check, core_schema.str_schema(strict=True))
-
-
-Positive = Annotated[int, _AtLeastOne()]
-"""An integer of at least 1."""
-EpilogueText = Annotated[str, _Canonical()]
-"""The canonical text of an epilogue: ``linear`` or an expression (:mod:`gemmill.library.epilogues.parse`)."""
-
 
 FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
 FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
@@ -77,14 +37,31 @@ FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
 class InputOperand:
     """A (M x K) or B (N x K)."""
 
-    dtype: DTypeName
-    """Element type in memory."""
-    major: MajorAB
-    """The contiguous extent: ``k``, or ``mn`` (M for A, N for B); ``any``: strides along both extents are read."""
-    align: Positive = 16
-    """Alignment in bytes of base address and strides as the kernel reads it; see :meth:`GemmConfig.least_aligns`."""
-    scale: ScaleName = "none"
-    """Block scales that multiply it: elements along M or N, and along K, that share one; ``z``: and a zero point."""
+    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16")]
+    major: Annotated[
+        MajorAB,
+        Field(
+            doc="The contiguous extent.",
+            means={"mn": "M for A, N for B", "any": "none need be: strides along both extents are read"},
+            example="k",
+        ),
+    ]
+    align: Annotated[
+        Positive,
+        Field(
+            doc="Alignment in bytes of base address and strides as the kernel reads it. Operands of less are realigned "
+            "first where the kernel has TMA."
+        ),
+    ] = 16
+    scale: Annotated[
+        ScaleName,
+        Field(
+            doc="Block scales that multiply it: how many elements along M or N, and along K, share one; z: and a zero "
+            "point.",
+            token="s{}",
+            unsaid=True,
+        ),
+    ] = "none"
 
     @property
     def type(self) -> DType:
@@ -96,12 +73,19 @@ class InputOperand:
 class OutputOperand:
     """C or D (M x N)."""
 
-    dtype: DTypeName
-    """Element type in memory."""
-    major: MajorCD
-    """The contiguous extent: ``n`` (row-major) or ``m`` (column-major); ``any``: strides along both are followed."""
-    align: Positive = 16
-    """Alignment in bytes of base address and strides as the kernel reads C, or writes D at its best."""
+    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16")]
+    major: Annotated[
+        MajorCD,
+        Field(
+            doc="The contiguous extent.",
+            means={"n": "row-major", "m": "column-major", "any": "none need be: strides along both are followed"},
+            example="n",
+        ),
+    ]
+    align: Annotated[
+        Positive,
+        Field(doc="Alignment in bytes of base address and strides as the kernel reads C, or writes D at its best."),
+    ] = 16
 
     @property
     def type(self) -> DType:
@@ -111,40 +95,71 @@ class OutputOperand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Extents of the output tile that one block (one warpgroup under pingpong) computes, and of one stage along K."""
+    """Output tile of one CTA (of one warpgroup under pingpong) along M and N, and depth of a stage along K."""
 
-    m: Positive
-    n: Positive
-    k: Positive
+    m: Annotated[Positive, Field(doc="Rows of the output tile.", example=128)]
+    n: Annotated[Positive, Field(doc="Columns of the output tile.", example=256, token="x{}")]
+    k: Annotated[Positive, Field(doc="Depth of a stage of the pipeline.", example=64, token="x{}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Blocks of a cluster along M and N. A is multicast along N, B along M."""
+    """CTAs of a cluster along M and N. A is multicast along N, B along M."""
 
-    m: Positive = 1
-    n: Positive = 1
+    m: Annotated[Positive, Field(doc="CTAs along M, to which B is multicast.", example=2)] = 1
+    n: Annotated[Positive, Field(doc="CTAs along N, to which A is multicast.", token="x{}")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """Order in which the persistent blocks walk the output tiles."""
+    """Order in which persistent CTAs walk the output tiles, and how they share K and batches."""
 
-    raster: RasterName = "m"
-    """The extent along which consecutive tiles lie."""
-    swizzle: Positive = 1
-    """Tiles across the raster direction that are walked as one band, for L2 reuse."""
-    splits: Positive = 1
-    """Parts that K is split into; 1 but for ``split``, ``fused`` and ``cluster``."""
-    decomposition: DecompositionName = "tiles"
-    """``tiles``: a block sums all of K. ``split``: parts of K, added up by a second kernel. ``fused``: the same, added
-    up by the block that finishes a tile. ``stream``: blocks without a tile of the last wave take parts of the others'
-    K (stream-K).
-    ``cluster``: as many blocks as parts form a cluster, add up through its shared memory, and store a share each."""
-    batching: BatchingName = "strided"
-    """How the matrices of a batch are found. ``strided``: at one stride. ``array``: at an array of addresses.
-    ``grouped``: A and D one after the other along M, at offsets. ``masked``: in slots of equal capacity along M, with
-    counts of rows. ``kgrouped``: A and B one after the other along K, at offsets."""
+    raster: Annotated[RasterName, Field(doc="Raster order: the extent along which consecutive tiles lie.")] = "m"
+    swizzle: Annotated[
+        Positive,
+        Field(
+            doc="Swizzle size: tiles across the raster order that are walked as one group, for L2 reuse.",
+            example=8,
+        ),
+    ] = 1
+    splits: Annotated[
+        Positive,
+        Field(
+            doc="Slices that K is split into; 1 but where the decomposition is split, fused or cluster.",
+            token="k{}",
+            part="splits",
+        ),
+    ] = 1
+    decomposition: Annotated[
+        DecompositionName,
+        Field(
+            doc="How CTAs share K.",
+            means={
+                "tiles": "data-parallel: a CTA sums all of K of its tiles",
+                "split": "split-K, parallel: slices of K, which a second kernel adds up",
+                "fused": "split-K, serial: slices of K, added up by the CTA that finishes a tile",
+                "stream": "stream-K: CTAs without a tile of the last wave take shares of the others' K",
+                "cluster": "cluster split-K: as many CTAs as slices form a cluster, add up through its shared memory, "
+                "and store a share each",
+            },
+            unsaid=True,
+            part="splits",
+        ),
+    ] = "tiles"
+    batching: Annotated[
+        BatchingName,
+        Field(
+            doc="How the matrices of a batch are found.",
+            means={
+                "strided": "at one stride",
+                "array": "at an array of addresses",
+                "grouped": "A and D one after the other along M, at offsets",
+                "masked": "in groups of equal capacity along M, with counts of rows",
+                "kgrouped": "A and B one after the other along K, at offsets",
+            },
+            unsaid=True,
+        ),
+    ] = "strided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,27 +170,53 @@ class GemmConfig:
     what it is asked for.
     """
 
-    arch: ArchName
-    """Compilation target."""
+    arch: Annotated[ArchName, Field(doc="Compilation target.")] = "sm90a"
     a: InputOperand
     b: InputOperand
-    accumulator: DTypeName
-    """Type the products are summed in."""
-    promote: Promotion = 0
-    """WGMMAs after which fp8 sums, which the tensor cores keep in 14 bits or so, move to f32 registers; 0: never."""
-    c: OutputOperand | None
+    accumulator: Annotated[DTypeName, Field(doc="Type the products are summed in.", example="f32")]
+    promote: Annotated[
+        Promotion,
+        Field(
+            doc="WGMMAs after which fp8 sums, which the tensor cores keep in 14 bits or so, move to f32 registers; 0: "
+            "never.",
+            token="p{}",
+            unsaid=True,
+            part="accumulator",
+        ),
+    ] = 0
+    c: OutputOperand | None = None
     """The added matrix; None for kernels that take no C."""
     d: OutputOperand
     tile: Tile
-    cluster: Cluster
-    schedule: ScheduleName
-    """``cooperative``: two or three consumer warpgroups share a tile. ``pingpong``: two take turns, a tile each.
-    ``multistage``: mma.sync behind a cp.async pipeline. ``simt``: FMAs. ``gemv``: dot products, for a few rows."""
-    stages: Positive
-    """Stages of the shared-memory pipeline of A and B tiles."""
-    scheduler: Scheduler
-    epilogue: EpilogueText = LINEAR
-    """What is done to each sum before it is stored. ``linear``: D = alpha * acc + beta * C."""
+    cluster: Cluster = Cluster()
+    schedule: Annotated[
+        ScheduleName,
+        Field(
+            doc="How the warps of a CTA share the work.",
+            means={
+                "cooperative": "two or three consumer warpgroups share a tile",
+                "pingpong": "two consumer warpgroups take turns, a tile each",
+                "multistage": "mma.sync behind a pipeline of cp.async",
+                "simt": "multiply-adds",
+                "gemv": "dot products, for a few rows",
+            },
+            example="cooperative",
+        ),
+    ]
+    stages: Annotated[
+        Positive,
+        Field(
+            doc="Stages of the shared-memory pipeline of A and B tiles (gemv: vectors of B in flight a thread).",
+            example=4,
+            token="s{}",
+            auto=True,
+        ),
+    ]
+    scheduler: Scheduler = Scheduler()
+    epilogue: Annotated[
+        EpilogueText,
+        Field(doc="What is done to each sum before it is stored; linear: D = alpha * A @ B + beta * C."),
+    ] = LINEAR
 
     @property
     def family(self) -> FamilyName:
@@ -200,23 +241,3 @@ class GemmConfig:
     def target(self) -> Arch:
         """Row of the arch table."""
         return ARCHS[self.arch]
-
-
-_PARTS: Mapping[str, type] = MappingProxyType(
-    {
-        "a": InputOperand,
-        "b": InputOperand,
-        "c": OutputOperand,
-        "d": OutputOperand,
-        "tile": Tile,
-        "cluster": Cluster,
-        "scheduler": Scheduler,
-    }
-)
-"""The class of each part of a config that is no single value."""
-
-
-def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` makes them: the parts that have
-    classes become those. Nothing is checked but the names of fields; TypeError for one that is missing or unknown."""
-    return {name: _PARTS[name](**part) if type(part) is dict else part for name, part in parts.items()}

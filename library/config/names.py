@@ -1,82 +1,119 @@
 """Kernel names: every config has exactly one, and a name parses back to exactly that config.
 
-``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear`` reads: arch, A, B (dtype, major,
-alignment), accumulator, C, D, tile, cluster, schedule, stages, raster and swizzle, splits of K, epilogue. What is
-unusual is appended to its part: block scales of an operand (``e4m3k16s1x128``), promotion (``f32p4``), batching
-(``m8grouped``), the decomposition of K (``k4split``). An epilogue other than ``linear`` is spelled out, with capital
-letters for what is no letter or digit (``xdEreluPaccQ``). Names are C identifiers.
+``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear``: parts between underscores, each
+the tokens of some fields as the table of fields has them (``docs/names.md``). What is unusual is appended to its part:
+block scales of an operand (``e4m3k16s1x128``), promotion (``f32p4``), batching (``m8grouped``), the decomposition of K
+(``k4split``). An epilogue other than ``linear`` is spelled out, with capital letters for what is no letter or digit
+(``xdEreluPaccQ``). Names are C identifiers.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from gemmill.library.config.domains import are_valid
-from gemmill.library.config.fields import Value, config_of, parts_of
-from gemmill.library.config.model import GemmConfig, InputOperand, OutputOperand, made_of
-from gemmill.library.dtypes import DTYPES
-from gemmill.library.epilogues.encoding import decode, encode
+from gemmill.library.config.field import Value
+from gemmill.library.config.fields import config_of, made_of, parts_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.table import TABLE, Row
+from gemmill.library.epilogues import encoding
 from gemmill.library.errors import ConfigError, ExpressionError
 
-_INT = "([1-9][0-9]{0,17})"
-_DTYPE = f"({'|'.join(DTYPES)})"
-_AB = f"{_DTYPE}(k|mn|any){_INT}(?:s([0-9x]+z?))?"
-_CD = f"{_DTYPE}(n|m|any){_INT}"
+ABSENT = "none"
+"""The part of a name of an operand that is not there."""
 
-_PARTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("arch", "([a-z][a-z0-9]*)", ("arch",), "sm90a"),
-    ("A", _AB, ("a.dtype", "a.major", "a.align", "a.scale"), "bf16k16"),
-    ("B", _AB, ("b.dtype", "b.major", "b.align", "b.scale"), "bf16k16"),
-    ("accumulator", f"{_DTYPE}(?:p{_INT})?", ("accumulator", "promote"), "f32"),
-    ("C", f"(?:none|{_CD})", ("c.dtype", "c.major", "c.align"), "none or bf16n16"),
-    ("D", _CD, ("d.dtype", "d.major", "d.align"), "bf16n16"),
-    ("tile", f"{_INT}x{_INT}x{_INT}", ("tile.m", "tile.n", "tile.k"), "128x256x64"),
-    ("cluster", f"{_INT}x{_INT}", ("cluster.m", "cluster.n"), "2x1"),
-    ("schedule", "([a-z]+)", ("schedule",), "cooperative"),
-    ("stages", f"s{_INT}", ("stages",), "s4"),
-    (
-        "scheduler",
-        f"(m|n){_INT}([a-z]+)?",
-        ("scheduler.raster", "scheduler.swizzle", "scheduler.batching"),
-        "m8",
-    ),
-    ("splits", f"k{_INT}([a-z]+)?", ("scheduler.splits", "scheduler.decomposition"), "k1"),
-    ("epilogue", "(linear|x[a-zA-Z0-9]+)", ("epilogue",), "linear"),
-)
-"""For each part of a name: what it is, its pattern, the fields in the pattern's groups, an example."""
 
-_UNSAID: dict[str, Value] = {
-    "promote": 0,
-    "c.align": 0,
-    "scheduler.batching": "strided",
-    "scheduler.decomposition": "tiles",
-}
-"""Values of what a name leaves out; ``none`` for the other fields."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a name: what stands between two underscores."""
+
+    name: str
+    rows: tuple[Row, ...]
+    """The fields whose tokens it joins."""
+
+    @property
+    def group(self) -> str:
+        """The member of a config that it tells of."""
+        return self.rows[0].group
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may be :data:`ABSENT`."""
+        return self.rows[0].absent is not None
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression of it, with a group for each field."""
+        tokens = "".join(map(_pattern, self.rows, (*self.rows[1:], None)))
+        return f"(?:{ABSENT}|{tokens})" if self.is_optional else tokens
+
+    @property
+    def example(self) -> str:
+        """It in the name of a usual kernel."""
+        usual = "".join(said(row, row.example) for row in self.rows)
+        return f"{ABSENT} or {usual}" if self.is_optional else usual
+
+
+def said(row: Row, value: Value) -> str:
+    """The token of a field in a name."""
+    if row.field.unsaid and value == row.default:
+        return ""
+    return row.field.token.format(encoding.encode(str(value)) if row.is_open else value)
+
+
+def _pattern(row: Row, following: Row | None) -> str:
+    """The regular expression of a token. Of the last word of a part it is loose: a wrong one is refused by name."""
+    if row.is_open:
+        value = encoding.PATTERN
+    elif row.type is int:
+        value = "[1-9][0-9]{0,17}"
+    elif following is None:
+        value = "[a-z][a-z0-9]*" if row.field.token.startswith("{") else "[a-z0-9]+"
+    else:
+        value = "|".join(map(str, row.values))
+    token = row.field.token.format(f"({value})")
+    return f"(?:{token})?" if row.field.unsaid else token
+
+
+def _grouped() -> Iterator[Part]:
+    names = dict.fromkeys(row.part for row in TABLE.values())
+    for name in names:
+        yield Part(name, tuple(row for row in TABLE.values() if row.part == name))
+
+
+PARTS: tuple[Part, ...] = tuple(_grouped())
+"""The parts of a name, in their order."""
+_PATTERNS = tuple(part.pattern for part in PARTS)
 
 
 def kernel_name(config: GemmConfig) -> str:
     """The name of a config."""
-    tile, cluster, scheduler = config.tile, config.cluster, config.scheduler
-    return "_".join(
-        (
-            config.arch,
-            _operand(config.a),
-            _operand(config.b),
-            config.accumulator + (f"p{config.promote}" if config.promote else ""),
-            _operand(config.c),
-            _operand(config.d),
-            f"{tile.m}x{tile.n}x{tile.k}",
-            f"{cluster.m}x{cluster.n}",
-            config.schedule,
-            f"s{config.stages}",
-            f"{scheduler.raster}{scheduler.swizzle}{_unless(scheduler.batching, 'strided')}",
-            f"k{scheduler.splits}{_unless(scheduler.decomposition, 'tiles')}",
-            encode(config.epilogue),
-        )
-    )
+    return "_".join([_said(place, read(config)) for place, read in _READ])
+
+
+def _reader(part: Part) -> Callable[[GemmConfig], Any]:
+    """What reads the fields of a part of a config; None where it is not there."""
+    read = attrgetter(*(row.name for row in part.rows))
+    is_there = attrgetter(part.group)
+    return (lambda config: None if is_there(config) is None else read(config)) if part.is_optional else read
+
+
+_READ = tuple((place, _reader(part)) for place, part in enumerate(PARTS))
+
+
+@lru_cache(4096)
+def _said(place: int, values: Any) -> str:
+    """The part of a name at a place that says these values, or this one."""
+    if values is None:
+        return ABSENT
+    rows = PARTS[place].rows
+    return "".join(map(said, rows, values if isinstance(values, tuple) else (values,)))
 
 
 def parse_name(name: str) -> GemmConfig:
@@ -108,16 +145,25 @@ def formats(name: str) -> tuple[Value, Value, Value]:
 
 def _parts(name: str) -> list[str]:
     parts = name.split("_")
-    if len(parts) != len(_PARTS):
+    if len(parts) != len(PARTS):
         raise ConfigError(
-            f"it has {len(parts)} parts between underscores; a name has {len(_PARTS)}: "
-            + ", ".join(what for what, *_ in _PARTS)
+            f"it has {len(parts)} parts between underscores; a name has {len(PARTS)}: "
+            + ", ".join(part.name for part in PARTS)
         )
     return parts
 
 
-_PIECES = ((0, 6), (6, 7), (7, 8), (8, 9), (9, 10), (10, 12), (12, 13))
-"""Parts of a name that :func:`_piece` reads together: of those of formats, a set of kernels has few."""
+def _pieces() -> Iterator[tuple[int, int]]:
+    """Parts of a name that :func:`_piece` reads together: those that tell of one member of a config, and of formats, of
+    which a set of kernels has few, all."""
+    whole = next(place for place, part in enumerate(PARTS) if part.group == "d") + 1
+    yield 0, whole
+    for _, places in itertools.groupby(range(whole, len(PARTS)), key=lambda place: PARTS[place].group):
+        first, *rest = places
+        yield first, first + len(rest) + 1
+
+
+_PIECES = tuple(_pieces())
 
 
 @lru_cache(4096)
@@ -153,32 +199,24 @@ def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:
     return fields
 
 
-def _fields_of_part(place: int, part: str) -> dict[str, Value]:
-    what, pattern, names, example = _PARTS[place]
-    match = re.fullmatch(pattern, part)
+def _fields_of_part(place: int, text: str) -> dict[str, Value]:
+    part = PARTS[place]
+    match = re.fullmatch(_PATTERNS[place], text)
     if match is None:
-        raise ConfigError(f"{part!r} is no {what}, which looks like {example}")
-    if names == ("epilogue",):
-        try:
-            return {"epilogue": decode(part)}
-        except ExpressionError as error:
-            raise ConfigError(f"its epilogue {part!r}: {error}") from None
-    said = dict(zip(names, match.groups(), strict=True))
-    for field, text in said.items():
-        if text is not None and text == _UNSAID.get(field):
-            raise ConfigError(f"{part!r} spells out {text!r}, which names leave out")
-    return {
-        field: _UNSAID.get(field, "none") if text is None else int(text) if text.isdecimal() else text
-        for field, text in said.items()
-    }
+        raise ConfigError(f"{text!r} is no {part.name}, which looks like {part.example}")
+    if part.is_optional and text == ABSENT:
+        return {row.name: row.absent for row in part.rows if row.absent is not None}
+    return {row.name: _value(row, token, text) for row, token in zip(part.rows, match.groups(), strict=True)}
 
 
-def _operand(operand: InputOperand | OutputOperand | None) -> str:
-    if operand is None:
-        return "none"
-    scale = f"s{operand.scale}" if isinstance(operand, InputOperand) and operand.scale != "none" else ""
-    return f"{operand.dtype}{operand.major}{operand.align}{scale}"
-
-
-def _unless(word: str, usual: str) -> str:
-    return "" if word == usual else word
+def _value(row: Row, token: str | None, part: str) -> Value:
+    """The value that a token says, None for one that is left out."""
+    if token is None:
+        assert row.default is not None, f"{row.name} is always said"
+        return row.default
+    if row.field.unsaid and token == str(row.default):
+        raise ConfigError(f"{part!r} spells out {token!r}, which names leave out")
+    try:
+        return encoding.decode(token) if row.is_open else row.type(token)
+    except ExpressionError as error:
+        raise ConfigError(f"its {row.name} {part!r}: {error}") from None

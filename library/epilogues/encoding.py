@@ -8,6 +8,8 @@ from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.errors import ExpressionError
 
 _PREFIX = "x"
+PATTERN = f"{LINEAR}|{_PREFIX}[a-zA-Z0-9]+"
+"""The regular expression that such parts match."""
 _CAPITALS = {
     " ": "S",
     "_": "U",

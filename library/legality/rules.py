@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gemmill.library.config.domains import WORDS, one_of
+from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields, Value, fields_of
 from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.config.table import TABLE
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.arithmetic import FP8
 from gemmill.library.families.direct import FP8_ARCHS
@@ -203,10 +204,8 @@ def _merged_domains() -> dict[str, tuple[Value, ...]]:
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{name: tuple(word for word in words if word != "none") for name, words in WORDS.items()},
-        **{name: WORDS[name] for name in ("a.scale", "b.scale")},
+        **{row.name: row.values for row in TABLE.values() if row.values},
         **_merged_domains(),
-        "promote": (0, 4),
         "scheduler.swizzle": SWIZZLES,
         "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),
     }

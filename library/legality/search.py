@@ -13,24 +13,24 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Value
+from gemmill.library.config.table import TABLE
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import DOMAINS, RULES
 
-ORDER: tuple[str, ...] = (
+_FIRST: tuple[str, ...] = (
     *("schedule", "arch", "a.dtype", "b.dtype", "accumulator", "promote", "tile.k", "a.scale", "b.scale", "tile.n"),
     *("a.major", "b.major", "d.dtype", "d.major", "c.dtype", "c.major", "a.align", "b.align", "c.align", "d.align"),
     *("tile.m", "cluster.m", "cluster.n", "scheduler.decomposition", "scheduler.splits", "scheduler.batching"),
     *("scheduler.raster", "scheduler.swizzle", "epilogue", "stages"),
 )
+ORDER = (*_FIRST, *(name for name in FIELD_NAMES if name not in _FIRST))
 """The fields in the order in which they are decided: what is multiplied first, and what a rule ties together nearby."""
 STEPS = 20_000
 """Values tried before a search gives up."""
 RESTARTS = 50
 """Times that a draw starts anew, with its share of the steps: after an unlucky start, that beats going on."""
 
-assert set(ORDER) == set(FIELD_NAMES)
-
-_ABSENT: Mapping[str, Value] = {"c.dtype": "none", "c.major": "none", "c.align": 0}
+_ABSENT: Mapping[str, Value] = {row.name: row.absent for row in TABLE.values() if row.absent is not None}
 
 
 def _whole_c(f: Fields) -> str | None:

@@ -1,15 +1,18 @@
 """The schema of manifests: what the keys of the YAML mean. Editors get it as JSON Schema.
 
 Wherever one value is expected a list may stand, and the set holds the cross product. Optional parts fall back to the
-manifest's ``defaults``, then to gemmill's own.
+manifest's ``defaults``, then to gemmill's own. Parts of a config and their leaves are those of the table of fields.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,22 +25,14 @@ from pydantic import (
     PlainValidator,
     Tag,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from gemmill.library.arch import ArchName
-from gemmill.library.config.model import (
-    BatchingName,
-    DecompositionName,
-    MajorAB,
-    MajorCD,
-    RasterName,
-    ScaleName,
-    ScheduleName,
-)
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.config.names import said
+from gemmill.library.config.table import GROUPS, PARTS, Row
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest import expression
@@ -127,32 +122,16 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class InputSpec(Spec):
-    """A (M x K) or B (N x K)."""
+class Choices(Spec):
+    """Base of the models that are made of the table of fields: a tuple of choices for each member, or None."""
 
-    dtype: OneOrMore[DTypeName] | None = None
-    """Element type in memory."""
-    major: OneOrMore[MajorAB] | None = None
-    """The contiguous extent: k, or mn (M for A, N for B); any: no extent need be contiguous."""
-    align: OneOrMore[Positive] | None = None
-    """Bytes that base address and strides are a multiple of; 16."""
-    scale: OneOrMore[ScaleName] | None = None
-    """Elements along M or N, and along K, that share a scale (z: and a zero point); none."""
+    def __getitem__(self, name: str) -> tuple[Any, ...] | None:
+        choices: tuple[Any, ...] | None = getattr(self, name)
+        return choices
 
 
-class OutputSpec(Spec):
-    """C or D (M x N)."""
-
-    dtype: OneOrMore[DTypeName] | None = None
-    """Element type in memory."""
-    major: OneOrMore[MajorCD] | None = None
-    """The contiguous extent: n (row-major) or m (column-major); any: no extent need be contiguous."""
-    align: OneOrMore[Positive] | None = None
-    """Bytes that base address and strides are a multiple of; 16."""
-
-
-class _Extents(Spec):
-    """Extents that may be written as one word, ``2x1``."""
+class Extents(Choices):
+    """Base of those that may be written as one word, ``2x1``, as in the name of a kernel."""
 
     @model_validator(mode="before")
     @classmethod
@@ -175,37 +154,6 @@ class _Extents(Spec):
         return {"anyOf": [word, mapping], "description": mapping.pop("description", "")}
 
 
-class TileSpec(_Extents):
-    """Output tile of one block along M and N, and depth of a stage along K: ``128x256x64`` or a mapping."""
-
-    m: OneOrMore[Positive] | None = None
-    n: OneOrMore[Positive] | None = None
-    k: OneOrMore[Positive] | None = None
-
-
-class ClusterSpec(_Extents):
-    """Blocks of a cluster along M and N: ``2x1`` or a mapping."""
-
-    m: OneOrMore[Positive] | None = None
-    n: OneOrMore[Positive] | None = None
-
-
-class SchedulerSpec(Spec):
-    """Order in which persistent blocks walk the output tiles."""
-
-    raster: OneOrMore[RasterName] | None = None
-    """The extent along which consecutive tiles lie; m."""
-    swizzle: OneOrMore[Positive] | None = None
-    """Tiles across the raster direction that are walked as one band; 1."""
-    splits: OneOrMore[Positive] | None = None
-    """Parts that K is split into; 1."""
-    decomposition: OneOrMore[DecompositionName] | None = None
-    """tiles, the default: a block sums all of K; split: a second kernel adds up parts of K; fused: the same in one
-    kernel; stream: stream-K; cluster: the blocks of a cluster add up parts of K in their shared memory."""
-    batching: OneOrMore[BatchingName] | None = None
-    """How the matrices of a batch are found: strided, the default; array; grouped, masked or kgrouped."""
-
-
 def _no_matrix(value: object) -> object:
     if value in ("none", "same"):
         return value
@@ -214,45 +162,79 @@ def _no_matrix(value: object) -> object:
     )
 
 
-C = Annotated[
-    Annotated[OutputSpec, Tag("matrix")]
-    | Annotated[
+def _or_word(part: type[Spec]) -> Any:
+    """A part that need not be there: ``none``; ``same``: as D; or a mapping."""
+    word = Annotated[
         Literal["none", "same"],
         PlainValidator(_no_matrix),
         WithJsonSchema({"enum": ["none", "same"]}),
         Tag("word"),
-    ],
-    Discriminator(lambda value: "matrix" if isinstance(value, dict | OutputSpec) else "word"),
-]
-"""``none``; ``same``: dtype, major and alignment of D; or a mapping."""
+    ]
+    tell = Discriminator(lambda value: "matrix" if isinstance(value, dict | part) else "word")
+    return Annotated[Annotated[part, Tag("matrix")] | word, tell]
 
 
-class SetSpec(Spec):
-    """Choices for each part of a config. Left out: the default, or any where a preset matches."""
+def _choice(row: Row) -> Any:
+    """What a manifest may say of a field."""
+    if row.is_open:
+        return EpilogueSpec
+    if row.field.auto:
+        return Stages
+    return Literal[row.values] if row.values else Positive
 
-    arch: OneOrMore[ArchName] | None = None
-    """Compilation target; sm90a."""
-    a: OneOrMore[InputSpec] | None = None
-    b: OneOrMore[InputSpec] | None = None
-    accumulator: OneOrMore[DTypeName] | None = None
-    """Type the products are summed in."""
-    promote: OneOrMore[Literal[0, 4]] | None = None
-    """WGMMAs after which fp8 sums move to f32 registers; 0, the default: never."""
-    c: OneOrMore[C] | None = None
-    """The added matrix: none (the default), same (as D), or a mapping."""
-    d: OneOrMore[OutputSpec] | None = None
-    tile: OneOrMore[TileSpec] | None = None
-    cluster: OneOrMore[ClusterSpec] | None = None
-    """1x1 by default."""
-    schedule: OneOrMore[ScheduleName] | None = None
-    """cooperative: the consumer warpgroups share a tile; pingpong: they take turns, a tile each; multistage: mma.sync;
-    simt: FMAs; gemv: dot products."""
-    stages: OneOrMore[Stages] | None = None
-    """Depth of the shared-memory pipeline; auto, the default: as deep as fits."""
-    scheduler: OneOrMore[SchedulerSpec] | None = None
-    epilogue: OneOrMore[EpilogueSpec] | None = None
-    """What is done to each sum before it is stored, as in ``d = relu(acc + bias[n])``; linear, the default: D = alpha *
-    A @ B + beta * C."""
+
+def _described(row: Row) -> str:
+    """The doc of a field with its default."""
+    default = "auto" if row.field.auto else row.default
+    return row.doc if default is None else f"{row.doc} Default: {default}."
+
+
+def _made(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[Any, str]]) -> Any:
+    """The model of choices of these types, each with its description."""
+    members = {
+        key: (Annotated[OneOrMore[kind] | None, Field(description=text or None)], None)  # type: ignore[valid-type]
+        for key, (kind, text) in types.items()
+    }
+    return create_model(name, __base__=base, __doc__=doc, **members)  # type: ignore[call-overload]
+
+
+@cache
+def _part(kind: type) -> type[Choices]:
+    """The model of a class of the config's that has leaves. Where all are extents, a word will do."""
+    rows = next(rows for group, rows in GROUPS.items() if PARTS.get(group) is kind)
+    extents = all(row.field.token in ("{}", "x{}") and row.type is int for row in rows)
+    doc, example = inspect.cleandoc(kind.__doc__ or ""), "".join(said(row, row.example) for row in rows)
+    model: type[Choices] = _made(
+        f"{kind.__name__.removesuffix('Operand')}Spec",
+        Extents if extents else Choices,
+        f"{doc} ``{example}`` or a mapping." if extents else doc,
+        {row.leaf: (_choice(row), _described(row)) for row in rows},
+    )
+    return model
+
+
+PART_MODELS: Mapping[str, type[Choices]] = {group: _part(kind) for group, kind in PARTS.items()}
+"""The model of each part of a config that is a mapping."""
+
+
+def _member(group: str, rows: tuple[Row, ...]) -> tuple[Any, str]:
+    if not rows[0].leaf:
+        return _choice(rows[0]), _described(rows[0])
+    model = PART_MODELS[group]
+    if rows[0].absent is None:
+        return model, ""
+    return _or_word(model), "The added matrix: none (the default), same (as D), or a mapping."
+
+
+if TYPE_CHECKING:
+    SetSpec = Choices
+else:
+    SetSpec = _made(
+        "SetSpec",
+        Choices,
+        "Choices for each part of a config. Left out: the default, or any where a preset matches.",
+        {group: _member(group, rows) for group, rows in GROUPS.items()},
+    )
 
 
 class FilteredSet(SetSpec):

@@ -8,9 +8,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gemmill.library.config.domains import one_of, suggest
 from gemmill.library.manifest import schema
 from gemmill.library.manifest.document import INVALID, Document, Location
+from gemmill.library.wording import one_of, suggest
 
 Model = TypeVar("Model", bound=schema.Spec)
 
@@ -18,13 +18,7 @@ _MODELS: dict[str, type[schema.Spec]] = {
     "sets": schema.FilteredSet,
     "defaults": schema.SetSpec,
     "match": schema.SetSpec,
-    "a": schema.InputSpec,
-    "b": schema.InputSpec,
-    "c": schema.OutputSpec,
-    "d": schema.OutputSpec,
-    "tile": schema.TileSpec,
-    "cluster": schema.ClusterSpec,
-    "scheduler": schema.SchedulerSpec,
+    **schema.PART_MODELS,
 }
 """The model of the mappings under a key."""
 

@@ -11,8 +11,8 @@ from functools import cached_property
 import zstandard
 
 from gemmill.library.config.domains import are_valid
-from gemmill.library.config.fields import config_of, fields_of
-from gemmill.library.config.model import GemmConfig, made_of
+from gemmill.library.config.fields import config_of, fields_of, made_of
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.launch import LaunchSpec
 

@@ -11,6 +11,7 @@ import pytest
 
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.parts import Need
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.footprint import auto_stages
@@ -39,37 +40,11 @@ GUARD_BYTES = 4096
 """Memory before and after every operand that nothing may touch."""
 
 _DEFAULTS: Mapping[str, Value] = {
-    "arch": "sm90a",
-    "a.dtype": "bf16",
-    "a.major": "k",
-    "a.align": 16,
-    "a.scale": "none",
-    "b.dtype": "bf16",
-    "b.major": "k",
-    "b.align": 16,
-    "b.scale": "none",
-    "accumulator": "f32",
-    "promote": 0,
-    "c.dtype": "none",
-    "c.major": "none",
-    "c.align": 0,
-    "d.dtype": "bf16",
-    "d.major": "n",
-    "d.align": 16,
-    "tile.m": 128,
-    "tile.n": 128,
-    "tile.k": 64,
-    "cluster.m": 1,
-    "cluster.n": 1,
-    "schedule": "cooperative",
-    "scheduler.raster": "m",
-    "scheduler.swizzle": 1,
-    "scheduler.splits": 1,
-    "scheduler.decomposition": "tiles",
-    "scheduler.batching": "strided",
-    "epilogue": "linear",
+    row.name: row.absent if row.absent is not None else row.example if row.default is None else row.default
+    for row in TABLE.values()
+    if not row.field.auto
 }
-
+"""A plain kernel: the defaults of the table of fields, its examples where there is no default, no C."""
 
 _NATURAL: Mapping[str, tuple[str, str]] = {
     "tf32": ("f32", "f32"),

@@ -8,48 +8,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gemmill.library.config.domains import WORDS, are_valid
-from gemmill.library.config.fields import FIELD_NAMES, Value, config_of, fields_of, parts_of
-from gemmill.library.config.model import Cluster, GemmConfig, InputOperand, OutputOperand, Scheduler, Tile, made_of
+from gemmill.library.config.fields import FIELD_NAMES, Value, config_of, fields_of, made_of, parts_of
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.config.table import GROUPS, TABLE, Row
 from gemmill.library.errors import ConfigError
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
 
-# Any config that validates, legal or not.
-EXTENT = st.integers(1, 10**9)
-DTYPE = st.sampled_from([*DTYPES])
-INPUT = st.builds(
-    InputOperand,
-    dtype=DTYPE,
-    major=st.sampled_from(WORDS["a.major"]),
-    align=EXTENT,
-    scale=st.sampled_from(WORDS["a.scale"]),
-)
-OUTPUT = st.builds(OutputOperand, dtype=DTYPE, major=st.sampled_from(["n", "m", "any"]), align=EXTENT)
-CONFIGS = st.builds(
-    GemmConfig,
-    arch=st.sampled_from(WORDS["arch"]),
-    a=INPUT,
-    b=INPUT,
-    accumulator=DTYPE,
-    promote=st.sampled_from([0, 4]),
-    c=st.none() | OUTPUT,
-    d=OUTPUT,
-    tile=st.builds(Tile, m=EXTENT, n=EXTENT, k=EXTENT),
-    cluster=st.builds(Cluster, m=EXTENT, n=EXTENT),
-    schedule=st.sampled_from(WORDS["schedule"]),
-    stages=EXTENT,
-    scheduler=st.builds(
-        Scheduler,
-        raster=st.sampled_from(["m", "n"]),
-        swizzle=EXTENT,
-        splits=EXTENT,
-        decomposition=st.sampled_from(WORDS["scheduler.decomposition"]),
-        batching=st.sampled_from(WORDS["scheduler.batching"]),
-    ),
-    epilogue=st.just("linear"),
-)
+
+def values(row: Row) -> st.SearchStrategy[Value]:
+    return st.sampled_from(row.values) if row.values else st.integers(1, 10**9)
+
+
+# Any config that validates, legal or not; of whatever fields the table has.
+WITH_C = st.fixed_dictionaries({row.name: values(row) for row in TABLE.values()})
+NO_C = {row.name: row.absent for row in GROUPS["c"] if row.absent is not None}
+CONFIGS = st.builds(lambda fields, absent: config_of(fields | absent), WITH_C, st.sampled_from([{}, NO_C]))
 
 
 @given(CONFIGS)
@@ -148,3 +123,10 @@ def test_text_is_a_name_or_a_config_error(name: str) -> None:
     except ConfigError:
         return
     assert kernel_name(config) == name
+
+
+def test_the_table_explains_the_words_that_there_are_and_gives_usual_values() -> None:
+    for row in TABLE.values():
+        assert row.field.means.keys() <= set(row.values), row.name
+        assert row.example in row.values or (row.type is int and not row.values), row.name
+        assert row.field.doc.endswith("."), row.name
