@@ -31,7 +31,7 @@ sets:
     cluster: ["1x1", "2x1", "1x2", "2x2"]
     schedule: [cooperative, pingpong]
     stages: auto
-    scheduler: {raster: [m, n], swizzle: [1, 4, 8]}
+    scheduler: {raster: [m, n], swizzle_size: [1, 4, 8]}
 """
 FILTER = "tile.n >= 128 and schedule == 'pingpong'"
 

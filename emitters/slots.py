@@ -24,7 +24,7 @@ def slots(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
         "tile_k": config.tile.k,
         "stages": config.stages,
         "raster": config.scheduler.raster.upper(),
-        "swizzle": config.scheduler.swizzle,
+        "swizzle": config.scheduler.swizzle_size,
         "spec_symbol": f"{launch.entry}_spec",
         "entry": launch.entry,
     }

@@ -1,4 +1,4 @@
-"""Exceptions a user can meet. Each message names the thing, the value, the rule and the way out."""
+"""Exceptions and warnings a user can meet. Each message names the thing, the value, the rule and the way out."""
 
 from __future__ import annotations
 
@@ -61,3 +61,7 @@ class ExpressionError(GemmillError):
 
 class SettingError(GemmillError):
     """An environment variable has a value that means nothing, or a name that is no setting."""
+
+
+class RenamedWarning(FutureWarning):
+    """Something is called by a former name, which is still read. The message says the present one."""

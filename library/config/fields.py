@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gemmill.library.config.field import Value as Value
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import GROUPS, PARTS, TABLE
+from gemmill.library.config.table import FORMER, GROUPS, PARTS, TABLE
 
 Fields = Mapping[str, Value]
 """Values by field name; a rule may be given only the fields it declares."""
@@ -93,8 +93,14 @@ def parts_of(fields: Fields) -> dict[str, Any]:
 
 def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` makes them: the parts that have
-    classes become those. Nothing is checked but the names of fields; TypeError for one that is missing or unknown."""
-    return {name: PARTS[name](**part) if type(part) is dict else part for name, part in parts.items()}
+    classes become those. Nothing is checked but the names of fields, former ones included; TypeError for one that is
+    missing or unknown."""
+    return {name: PARTS[name](**_present(name, part)) if type(part) is dict else part for name, part in parts.items()}
+
+
+def _present(group: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves by their present names."""
+    return {FORMER.get(f"{group}.{leaf}", f".{leaf}").rpartition(".")[2]: value for leaf, value in leaves.items()}
 
 
 @cache

@@ -115,11 +115,12 @@ class Scheduler:
     """Order in which persistent CTAs walk the output tiles, and how they share K and batches."""
 
     raster: Annotated[RasterName, Field(doc="Raster order: the extent along which consecutive tiles lie.")] = "m"
-    swizzle: Annotated[
+    swizzle_size: Annotated[
         Positive,
         Field(
             doc="Swizzle size: tiles across the raster order that are walked as one group, for L2 reuse.",
             example=8,
+            was=("swizzle",),
         ),
     ] = 1
     splits: Annotated[

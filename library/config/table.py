@@ -100,3 +100,7 @@ PARTS: Mapping[str, type] = MappingProxyType(
     {group: kind for group, hint, _ in _members(GemmConfig) if (kind := _class(hint)) is not None}
 )
 """The class of each member of a config that has leaves."""
+FORMER: Mapping[str, str] = MappingProxyType(
+    {".".join(filter(None, (row.leaf and row.group, old))): row.name for row in TABLE.values() for old in row.field.was}
+)
+"""The present names of fields by their former ones."""

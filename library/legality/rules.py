@@ -69,8 +69,8 @@ def _family(f: Fields) -> str | None:
 
 
 def _swizzle(f: Fields) -> str | None:
-    swizzle = integer(f, "scheduler.swizzle")
-    return None if swizzle in SWIZZLES else f"swizzle is {swizzle}; it must be {one_of(SWIZZLES)}"
+    swizzle = integer(f, "scheduler.swizzle_size")
+    return None if swizzle in SWIZZLES else f"swizzle_size is {swizzle}; it must be {one_of(SWIZZLES)}"
 
 
 def _splits(f: Fields) -> str | None:
@@ -154,7 +154,12 @@ EPILOGUE_C = Rule(
 
 RULES: tuple[Rule, ...] = (
     Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
-    Rule("scheduler-swizzle", ("scheduler.swizzle",), _swizzle, "gemmill: widths of the tile scheduler's bands"),
+    Rule(
+        "scheduler-swizzle",
+        ("scheduler.swizzle_size",),
+        _swizzle,
+        "gemmill: sizes of the groups that the tile scheduler walks",
+    ),
     Rule(
         "decomposition",
         ("scheduler.decomposition", "schedule"),
@@ -206,7 +211,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
         **{row.name: row.values for row in TABLE.values() if row.values},
         **_merged_domains(),
-        "scheduler.swizzle": SWIZZLES,
+        "scheduler.swizzle_size": SWIZZLES,
         "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),
     }
 )

@@ -21,7 +21,7 @@ _FIRST: tuple[str, ...] = (
     *("schedule", "arch", "a.dtype", "b.dtype", "accumulator", "promote", "tile.k", "a.scale", "b.scale", "tile.n"),
     *("a.major", "b.major", "d.dtype", "d.major", "c.dtype", "c.major", "a.align", "b.align", "c.align", "d.align"),
     *("tile.m", "cluster.m", "cluster.n", "scheduler.decomposition", "scheduler.splits", "scheduler.batching"),
-    *("scheduler.raster", "scheduler.swizzle", "epilogue", "stages"),
+    *("scheduler.raster", "scheduler.swizzle_size", "epilogue", "stages"),
 )
 ORDER = (*_FIRST, *(name for name in FIELD_NAMES if name not in _FIRST))
 """The fields in the order in which they are decided: what is multiplied first, and what a rule ties together nearby."""

@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from gemmill.library.config.domains import OPEN, WORDS, one_of, suggest
+from gemmill.library.config.domains import OPEN, WORDS
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Value
+from gemmill.library.config.table import FORMER
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
+from gemmill.library.manifest.renamed import warn
+from gemmill.library.wording import one_of, suggest
 
 Type = Literal["int", "str", "bool"]
 
@@ -204,6 +207,9 @@ class _Compiler:
 
     def field(self, node: ast.Name | ast.Attribute) -> str:
         name = ast.unparse(node)
+        if name in FORMER:
+            warn(f"{name} in {self.source.decode()!r} is now called {FORMER[name]}")
+            name = FORMER[name]
         if name not in FIELD_NAMES:
             if any(name in words for words in WORDS.values()):
                 raise self.error(node, f"{name!r} is no field; text takes quotes: '{name}'")

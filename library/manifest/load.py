@@ -17,6 +17,7 @@ from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.kernelset import Candidates, KernelSet, Preset
+from gemmill.library.manifest.renamed import rename
 from gemmill.library.manifest.schema import FilteredSet, Manifest, PresetSpec
 from gemmill.library.manifest.validation import validated
 
@@ -79,6 +80,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
     are raised together as a ManifestError.
     """
     document = read_document(path)
+    rename(document)
     data = document.data
     if not isinstance(data, dict):
         if not document.faults:

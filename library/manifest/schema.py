@@ -28,6 +28,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -183,18 +184,16 @@ def _choice(row: Row) -> Any:
     return Literal[row.values] if row.values else Positive
 
 
-def _described(row: Row) -> str:
-    """The doc of a field with its default."""
+def _info(row: Row) -> FieldInfo:
+    """What editors get told of a field: its doc with its default, and its former names, which they accept."""
     default = "auto" if row.field.auto else row.default
-    return row.doc if default is None else f"{row.doc} Default: {default}."
+    doc = row.doc if default is None else f"{row.doc} Default: {default}."
+    return FieldInfo(description=doc, json_schema_extra={"was": [*row.field.was]})
 
 
-def _made(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[Any, str]]) -> Any:
-    """The model of choices of these types, each with its description."""
-    members = {
-        key: (Annotated[OneOrMore[kind] | None, Field(description=text or None)], None)  # type: ignore[valid-type]
-        for key, (kind, text) in types.items()
-    }
+def _made(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[Any, FieldInfo]]) -> Any:
+    """The model of choices of these types."""
+    members = {key: (Annotated[OneOrMore[kind] | None, info], None) for key, (kind, info) in types.items()}  # type: ignore[valid-type]
     return create_model(name, __base__=base, __doc__=doc, **members)  # type: ignore[call-overload]
 
 
@@ -208,7 +207,7 @@ def _part(kind: type) -> type[Choices]:
         f"{kind.__name__.removesuffix('Operand')}Spec",
         Extents if extents else Choices,
         f"{doc} ``{example}`` or a mapping." if extents else doc,
-        {row.leaf: (_choice(row), _described(row)) for row in rows},
+        {row.leaf: (_choice(row), _info(row)) for row in rows},
     )
     return model
 
@@ -217,13 +216,13 @@ PART_MODELS: Mapping[str, type[Choices]] = {group: _part(kind) for group, kind i
 """The model of each part of a config that is a mapping."""
 
 
-def _member(group: str, rows: tuple[Row, ...]) -> tuple[Any, str]:
+def _member(group: str, rows: tuple[Row, ...]) -> tuple[Any, FieldInfo]:
     if not rows[0].leaf:
-        return _choice(rows[0]), _described(rows[0])
+        return _choice(rows[0]), _info(rows[0])
     model = PART_MODELS[group]
     if rows[0].absent is None:
-        return model, ""
-    return _or_word(model), "The added matrix: none (the default), same (as D), or a mapping."
+        return model, FieldInfo()
+    return _or_word(model), FieldInfo(description="The added matrix: none (the default), same (as D), or a mapping.")
 
 
 if TYPE_CHECKING:
@@ -282,7 +281,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _terse(node: Any) -> Any:
-    """Without generated titles, and without null, which manifests do not hold."""
+    """Without generated titles, without null, which manifests do not hold, and with former names of fields."""
     if isinstance(node, list):
         return [_terse(item) for item in node]
     if not isinstance(node, dict):
@@ -292,6 +291,9 @@ def _terse(node: Any) -> Any:
         choices = [choice for choice in kept.pop("anyOf") if choice != {"type": "null"}]
         choices = [c for choice in choices for c in choice.get("anyOf", [choice])]
         kept |= choices[0] if len(choices) == 1 else {"anyOf": choices}
+    for name, member in [*kept.get("properties", {}).items()]:
+        for old in member.pop("was", ()):
+            kept["properties"][old] = {**member, "deprecationMessage": f"is now called {name}"}
     return kept
 
 

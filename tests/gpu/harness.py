@@ -136,9 +136,9 @@ FAMILY: tuple[GemmConfig, ...] = (
     kernel(stages=2),
     kernel(schedule="pingpong", stages=2),
     # Order of tiles.
-    kernel("128x128x64", cluster="2x1", scheduler__raster="n", scheduler__swizzle=4),
-    kernel("128x128x64", "pingpong", "1x2", scheduler__raster="m", scheduler__swizzle=8),
-    kernel("64x64x64", "pingpong", scheduler__raster="n", scheduler__swizzle=2),
+    kernel("128x128x64", cluster="2x1", scheduler__raster="n", scheduler__swizzle_size=4),
+    kernel("128x128x64", "pingpong", "1x2", scheduler__raster="m", scheduler__swizzle_size=8),
+    kernel("64x64x64", "pingpong", scheduler__raster="n", scheduler__swizzle_size=2),
     # Majors of A and B, with and without multicast.
     kernel(a__major="mn"),
     kernel(b__major="mn"),

@@ -259,7 +259,7 @@ class Columns(NamedTuple):
             cluster_k=cluster_k,
             blocks=cluster_m * cluster_n * cluster_k,
             splits=splits,
-            swizzle=column([c.scheduler.swizzle for c in configs]),
+            swizzle=column([c.scheduler.swizzle_size for c in configs]),
             raster_m=np.array([c.scheduler.raster == "m" for c in configs]),
             pingpong=np.array([c.schedule == "pingpong" for c in configs]),
             split=split,

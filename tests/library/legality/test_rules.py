@@ -26,7 +26,7 @@ WILD: Mapping[str, st.SearchStrategy[Value]] = {
     "n": st.integers(1, 600),
     "k": st.integers(1, 300),
     "stages": st.integers(1, 40),
-    "swizzle": st.integers(1, 40),
+    "swizzle_size": st.integers(1, 40),
     "splits": st.integers(1, 5),
 }
 """Legal and illegal values of the integer fields, by their last word."""
@@ -172,7 +172,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"tile.k": 60}, "tile-k", "tile K is 60", {"tile.k": 64}),
         ({"cluster.m": 3}, "cluster-shape", "cluster is 3x1; it must be 1, 2 or 4 along", {"cluster.m": 4}),
         ({"cluster.m": 4, "cluster.n": 4}, "cluster-shape", "cluster is 4x4; it must have at most 8", {"cluster.m": 2}),
-        ({"scheduler.swizzle": 3}, "scheduler-swizzle", "swizzle is 3", {"scheduler.swizzle": 4}),
+        ({"scheduler.swizzle_size": 3}, "scheduler-swizzle", "swizzle_size is 3", {"scheduler.swizzle_size": 4}),
         ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
         (
             {"scheduler.splits": 300, "scheduler.decomposition": "split"},

@@ -44,7 +44,12 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
     ("tile.m", "tile.n", "tile.k"): [(128, 256, 64), (64, 64, 64), (192, 192, 64), (256, 256, 64), (100, 40, 128)],
     ("cluster.m", "cluster.n"): [(1, 1), (2, 1), (1, 2), (4, 1)],
     ("schedule",): [("cooperative",), ("pingpong",)],
-    ("scheduler.raster", "scheduler.swizzle", "scheduler.splits"): [("m", 1, 1), ("m", 3, 1), ("n", 8, 1), ("n", 1, 2)],
+    ("scheduler.raster", "scheduler.swizzle_size", "scheduler.splits"): [
+        ("m", 1, 1),
+        ("m", 3, 1),
+        ("n", 8, 1),
+        ("n", 1, 2),
+    ],
     ("scheduler.decomposition", "scheduler.batching"): [
         ("tiles", "strided"),
         ("stream", "strided"),
@@ -194,7 +199,7 @@ BIG = {
             "cluster": {"m": [1, 2], "n": [1, 2]},
             "schedule": ["cooperative", "pingpong"],
             "stages": [2, 3, 4, 5, 6, 7],
-            "scheduler": {"raster": ["m", "n"], "swizzle": [1, 2, 4, 8, 16]},
+            "scheduler": {"raster": ["m", "n"], "swizzle_size": [1, 2, 4, 8, 16]},
             "where": "tile.m * tile.n <= 128 * 256 and a.major == b.major",
         }
     ],
@@ -209,7 +214,7 @@ def test_two_million_candidates_are_counted_without_being_made(tmp_path: Path) -
     assert count.candidates == 2 * 2 * 2 * 4 * (4 * 16 * 3) * 4 * 2 * 6 * 10 == 2_949_120
     assert count.filtered + sum(count.refused_by_rule.values()) + count.legal == count.candidates
     # Independent axes multiply: raster and swizzle decide nothing.
-    narrow = kernel_set.count(where="scheduler.raster == 'm' and scheduler.swizzle == 4")
+    narrow = kernel_set.count(where="scheduler.raster == 'm' and scheduler.swizzle_size == 4")
     assert narrow.legal * 10 == count.legal > 100_000
     assert kernel_name(next(kernel_set.expand())).startswith("sm90a_")
 

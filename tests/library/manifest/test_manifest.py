@@ -49,7 +49,7 @@ def test_defaults_complete_a_set(tmp_path: Path) -> None:
 
 
 def test_lists_are_cross_products_the_last_field_varying_fastest(tmp_path: Path) -> None:
-    text = GOOD + "    cluster: [1x1, {m: 2, n: [1, 2]}]\n    scheduler: {swizzle: [1, 8], raster: [n, m]}\n"
+    text = GOOD + "    cluster: [1x1, {m: 2, n: [1, 2]}]\n    scheduler: {swizzle_size: [1, 8], raster: [n, m]}\n"
     found = [name.split("_") for name in names(load(tmp_path, text))]
     assert [(name[7], name[10]) for name in found] == [
         (cluster, order) for cluster in ("1x1", "2x1", "2x2") for order in ("n1", "n8", "m1", "m8")
@@ -69,7 +69,7 @@ def test_c_can_be_none_or_as_d_or_spelt_out(tmp_path: Path) -> None:
 
 
 def test_leaves_are_completed_one_by_one(tmp_path: Path) -> None:
-    text = GOOD + "    d: [{major: m}, {dtype: f32}]\n    scheduler: {swizzle: 4}\n"
+    text = GOOD + "    d: [{major: m}, {dtype: f32}]\n    scheduler: {swizzle_size: 4}\n"
     assert [name.split("_")[5] for name in names(load(tmp_path, text))] == ["bf16m16", "f32n16"]
 
 

@@ -127,7 +127,7 @@ def test_editors_accept_the_shipped_manifests(name: str) -> None:
         {"cluster": {"m": 0}},
         {"schedule": []},
         {"schedule": ["pingpong", "pingpong"]},
-        {"scheduler": {"swizzle": None}},
+        {"scheduler": {"swizzle_size": None}},
     ],
 )
 def test_editors_mark_what_the_loader_refuses(part: dict[str, object]) -> None:

@@ -220,7 +220,7 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
         f"  {', '.join(operands)}, accumulated in {config.accumulator}",
         f"  tile {config.tile.m}x{config.tile.n}x{config.tile.k}, cluster {config.cluster.m}x{config.cluster.n}, "
         f"{config.schedule}, {config.stages} stages, raster along {config.scheduler.raster}, "
-        f"swizzle {config.scheduler.swizzle}, {config.epilogue} epilogue",
+        f"swizzle {config.scheduler.swizzle_size}, {config.epilogue} epilogue",
     ]
     if config.scheduler.splits > 1:
         lines.append(f"  K in {config.scheduler.splits} parts ({config.scheduler.decomposition})")
