@@ -1,5 +1,5 @@
-"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model, or where
-a decision is wanted at once a tree that stands in for it.
+"""The selector: which kernel a problem goes to, and why. It prefers measurements and otherwise asks the model, or for
+quick selection a decision tree that stands in for it.
 
 Rules are imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
 """
@@ -28,10 +28,10 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.select.cost import model
 from gemmill.runtime.select.cost.model import BOUNDS, Columns, Estimate, estimate
+from gemmill.runtime.select.decision_tree import LARGEST_EXTENT, Tree, trees_of
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.measured import Measured, formats_of, measured
-from gemmill.runtime.select.quick import GROWN_EXTENT, Tree, grown
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.model import Integers
@@ -74,9 +74,9 @@ class Choice:
     reason: str
     """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
     predicted_us: float
-    """Time to expect, in microseconds: measured or modelled, as ``source`` says. NaN of a choice at once."""
+    """Time to expect, in microseconds: measured or modelled, as ``source`` says. NaN of a quick selection."""
     runners_up: tuple[tuple[str, float], ...]
-    """The next best kernels and their times in microseconds; none of a choice at once."""
+    """The next best kernels and their times in microseconds; none of a quick selection."""
     source: Literal["measured", "model", "quick"]
     """What the choice rests on."""
     swapped: bool = False
@@ -139,8 +139,8 @@ class _Group(NamedTuple):
         return [*found.values()][:count]
 
 
-class _AtOnce(NamedTuple):
-    """What decides at once on problems of some formats."""
+class _QuickChoices(NamedTuple):
+    """The quick selections for problems of some formats."""
 
     tree: Tree
     choices: dict[int, Choice | None]
@@ -189,7 +189,7 @@ class Selector:
         for decision in decisions:
             if decision.kernel in configs and figures(decision.gpu).name == gpu.name:
                 self._measured[decision.problem][decision.kernel] = decision
-        self._at_once: dict[tuple[Any, ...], _AtOnce | None] = {}
+        self._quick_choices: dict[tuple[Any, ...], _QuickChoices | None] = {}
         """By all of a problem but its extents."""
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
@@ -214,7 +214,7 @@ class Selector:
         if sm_count is None and invariant_to is None:
             if times := self.measured_on(problem):
                 return self._by_measurement(problem, times)
-            if quick and (choice := self._choose_at_once(problem)) is not None:
+            if quick and (choice := self._choose_by_tree(problem)) is not None:
                 return choice
         group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
@@ -404,15 +404,15 @@ class Selector:
             return {}
         return _named(with_types(config, a_dtype, b_dtype, c_dtype, c_major, d_dtype) for config in most.values())
 
-    def _choose_at_once(self, problem: GemmProblem) -> Choice | None:
+    def _choose_by_tree(self, problem: GemmProblem) -> Choice | None:
         """What a tree names; None where there is none for the formats of a problem, or for its extents, or where the
         kernel is not here."""
         m, n, k = problem.m, problem.n, problem.k
-        if not (0 < m <= GROWN_EXTENT and 0 < n <= GROWN_EXTENT and 0 < k <= GROWN_EXTENT):
+        if not (0 < m <= LARGEST_EXTENT and 0 < n <= LARGEST_EXTENT and 0 < k <= LARGEST_EXTENT):
             return None
         key = formats_of(problem)
-        if (found := self._at_once.get(key)) is None and key not in self._at_once:
-            found = self._at_once[key] = self._tree_for(problem)
+        if (found := self._quick_choices.get(key)) is None and key not in self._quick_choices:
+            found = self._quick_choices[key] = self._tree_for(problem)
         if found is None or (found.gated and n % 2):
             return None
         kernel = found.tree.kernel(m, n, k, self.gpu.sms)
@@ -420,10 +420,10 @@ class Selector:
             found.choices[kernel] = self._named_by(found.tree, kernel, problem)
         return found.choices[kernel]
 
-    def _tree_for(self, problem: GemmProblem) -> _AtOnce | None:
-        """The tree that was grown for the formats of a problem without its epilogue."""
-        table = grown(self.gpu.name).get(formats_of(replace(problem, epilogue=LINEAR)))
-        return None if table is None else _AtOnce(Tree.of(table), {}, is_gated(problem.epilogue))
+    def _tree_for(self, problem: GemmProblem) -> _QuickChoices | None:
+        """The tree that was trained for the formats of a problem without its epilogue."""
+        table = trees_of(self.gpu.name).get(formats_of(replace(problem, epilogue=LINEAR)))
+        return None if table is None else _QuickChoices(Tree.of(table), {}, is_gated(problem.epilogue))
 
     def _named_by(self, tree: Tree, kernel: int, problem: GemmProblem) -> Choice | None:
         """The choice of a kernel of a tree, with the types and the epilogue of a problem; None where it is not here."""
@@ -439,7 +439,7 @@ class Selector:
         own = kernel_name(config)
         if own not in self.configs and not (self._varies and name in self.configs):
             return None
-        reason = f"a tree that stands in for the model of {self.gpu.name} names it at once"
+        reason = f"the decision tree that stands in for the model of {self.gpu.name} names it"
         return Choice(own, config, reason + in_words(config, problem, swapped), nan, (), "quick", swapped)
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:

@@ -77,7 +77,10 @@ def select(
         bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="As matmul(..., quick=True) decides: by a tree where nothing was measured.")
+        bool,
+        typer.Option(
+            "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
+        ),
     ] = False,
     gpu: OnGpu = None,
     top: Top = 1,
