@@ -4,7 +4,8 @@ A kernel is persistent: as many clusters as the GPU holds walk the output tiles,
 every round lasts as long as one tile. A tile is a loop over K, in which the tensor cores, the loads from L2 and the
 latency of those loads compete and the slowest sets the pace, and an epilogue, which pingpong hides behind the other
 warpgroup's loop. DRAM and power bound the whole. All of it is one numpy expression over the kernels.
-Where a GPU was measured, trees that were fitted to what came out correct it (:mod:`gemmill.runtime.select.cost.trees`).
+Where a GPU was measured, a residual model that was fitted to what came out corrects it
+(:mod:`gemmill.runtime.select.cost.residual`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gemmill.library.legality.resources import (
 )
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
-from gemmill.runtime.select.cost import model_parts, trees
+from gemmill.runtime.select.cost import model_parts, residual
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -423,7 +424,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
         serving: indices of those that can; None: all.
     """
     figures, others = analytic(columns, problem, gpu)
-    found = trees.fitted(gpu.name) if problem.batching == "strided" else None
+    found = residual.fitted(gpu.name) if problem.batching == "strided" else None
     if found is None:
         return _with_copies(figures, columns, problem, gpu)
     rows = features(columns, figures, others, problem, gpu)

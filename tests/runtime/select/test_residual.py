@@ -1,4 +1,4 @@
-"""The trees that correct the model: evaluated as they are written down, used for GPUs that were measured."""
+"""The residual model, trees that correct the analytic one: evaluated as they are written, used for measured GPUs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import shipped
-from gemmill.runtime.select.cost import model, trees
-from gemmill.runtime.select.cost.trees import Trees
+from gemmill.runtime.select.cost import model, residual
+from gemmill.runtime.select.cost.residual import ResidualModel
 
 NAMES = ("M", "N", "waves")
 KERNELS = list(load_manifest(shipped_manifest("bf16")).expand(preset="quick"))
@@ -50,14 +50,14 @@ def test_trees_sum_the_leaves_that_each_kernel_reaches(content: dict[str, Any], 
         return float(tree["values"][place])
 
     expected = [sum(leaf(tree, kernel) for tree in content["trees"]) for kernel in kernels]
-    found = Trees.of(json.loads(json.dumps(content)))(np.array(kernels).T)
+    found = ResidualModel.of(json.loads(json.dumps(content)))(np.array(kernels).T)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("path", sorted(shipped.FOLDER.glob("*.trees.json")), ids=lambda path: path.stem)
 def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     content = json.loads(path.read_text())
-    assert content["version"] == trees.VERSION
+    assert content["version"] == residual.VERSION
     assert content["gpu"] in GPUS
     assert shipped.path_of(content["gpu"], "trees") == path
     columns = model.Columns.of(PLAIN)
