@@ -310,7 +310,7 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
             members = [name for name in own if needs_swap(configs[name], problem) is swapped]
             if not members:
                 continue
-            columns = model.Columns.of([configs[name] for name in members], swapped)
+            columns = model.FeatureTable.of([configs[name] for name in members], swapped)
             figures, others = model.analytic(columns, problem, gpu)
             found = model.features(columns, figures, others, problem, gpu)
             us = [own[name].us * (1 if own[name].stage == "final" else scale) for name in members]

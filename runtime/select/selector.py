@@ -27,7 +27,7 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.select.cost import model
-from gemmill.runtime.select.cost.model import BOUNDS, Columns, Estimate, estimate
+from gemmill.runtime.select.cost.model import BOUNDS, Estimate, FeatureTable, estimate
 from gemmill.runtime.select.decision_tree import LARGEST_EXTENT, Tree, trees_of
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
@@ -101,14 +101,14 @@ class _Group(NamedTuple):
     configs: tuple[GemmConfig, ...]
     aligns: Integers
     """Alignments in bytes of A, B, C and D that a problem must have for each kernel."""
-    columns: Columns
+    columns: FeatureTable
 
     @classmethod
     def of(cls, configs: Mapping[str, GemmConfig], swapped: bool = False) -> _Group:
         """Kernels by name, for problems as they are or transposed, where A and B change places."""
         order = [1, 0, 2, 3] if swapped else [0, 1, 2, 3]
         aligns = np.array([config.least_aligns() for config in configs.values()])[:, order]
-        return cls(tuple(configs), tuple(configs.values()), aligns, Columns.of([*configs.values()], swapped))
+        return cls(tuple(configs), tuple(configs.values()), aligns, FeatureTable.of([*configs.values()], swapped))
 
     @classmethod
     def joined(cls, groups: Sequence[_Group]) -> _Group:
@@ -117,7 +117,7 @@ class _Group(NamedTuple):
             tuple(itertools.chain.from_iterable(group.names for group in groups)),
             tuple(itertools.chain.from_iterable(group.configs for group in groups)),
             np.concatenate([group.aligns for group in groups]),
-            Columns.joined([group.columns for group in groups]),
+            FeatureTable.joined([group.columns for group in groups]),
         )
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:

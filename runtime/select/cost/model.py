@@ -150,7 +150,7 @@ _CROSSING_SECTORS = 0.63
 """Sectors more of the adjacent vectors of four threads, where these do not stay in L1 and rows do not begin sectors."""
 
 
-class Columns(NamedTuple):
+class FeatureTable(NamedTuple):
     """Figures of kernels, one array element a kernel; prepared once."""
 
     tile_m: Floats
@@ -217,7 +217,7 @@ class Columns(NamedTuple):
     eight rows. The others serve what these cannot, or compete among themselves."""
 
     @classmethod
-    def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> Columns:
+    def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> FeatureTable:
         """The figures of configs, for problems as they are or transposed."""
 
         def column(values: list[float]) -> Floats:
@@ -293,7 +293,7 @@ class Columns(NamedTuple):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Columns]) -> Columns:
+    def joined(cls, parts: Sequence[FeatureTable]) -> FeatureTable:
         """The figures of kernels of several."""
         return cls(*(np.concatenate(figures, axis=-1) for figures in zip(*parts, strict=True)))
 
@@ -414,7 +414,7 @@ class Estimate(NamedTuple):
     """Index into :data:`BOUNDS`."""
 
 
-def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Estimate:
+def estimate(columns: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Estimate:
     """Predict the time of every kernel for one problem whose extents are all at least 1.
 
     Args:
@@ -442,7 +442,7 @@ def estimate(columns: Columns, problem: GemmProblem, gpu: Gpu, serving: Integers
     return _with_copies(figures._replace(us=us), columns, problem, gpu)
 
 
-def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem, gpu: Gpu) -> Estimate:
+def _with_copies(figures: Estimate, k: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first: of
     what is read and written, as the launch of the kernel hides behind it."""
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
@@ -454,7 +454,7 @@ def _with_copies(figures: Estimate, k: Columns, problem: GemmProblem, gpu: Gpu) 
     return figures._replace(us=figures.us + (2 - kept) * size / gpu.dram_gbps / 1000)
 
 
-def copied(k: Columns, problem: GemmProblem) -> Bools:
+def copied(k: FeatureTable, problem: GemmProblem) -> Bools:
     """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
     a, b, c = problem.a_align, problem.b_align, problem.c_align
     return np.asarray(np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,))) < k.aligns[:3])
@@ -490,7 +490,7 @@ FEATURES = (
 
 
 def features(
-    columns: Columns, figures: Estimate, others: Mapping[str, Floats], problem: GemmProblem, gpu: Gpu
+    columns: FeatureTable, figures: Estimate, others: Mapping[str, Floats], problem: GemmProblem, gpu: Gpu
 ) -> dict[str, Floats]:
     """What trees may ask of each kernel, by name, from what :func:`analytic` returns; M and N are those it sees."""
     k, each = columns, np.ones_like(columns.tile)
@@ -524,7 +524,7 @@ def features(
     }
 
 
-def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate, dict[str, Floats]]:
+def analytic(columns: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate, dict[str, Floats]]:
     """The analytic model alone, and further figures by name.
 
     ``loads``: of a step, over its MMAs. ``DRAM``, ``power``: over all of the time. ``filled M``, ``filled N``: the part
@@ -626,7 +626,7 @@ def analytic(columns: Columns, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate
     }
 
 
-def _row_cycles(k: Columns, problem: GemmProblem, inside: Floats) -> Floats:
+def _row_cycles(k: FeatureTable, problem: GemmProblem, inside: Floats) -> Floats:
     """Clocks in which TMA loads the rows of boxes of a step, as far as the constants, which were fitted to wide rows
     within lines, do not have it; ``inside``: parts of tiles that lie in the problem. Operands are taken for packed, but
     those that are copied: their rows begin lines."""
@@ -651,7 +651,7 @@ def _norm(times: Floats, sharpness: float) -> Floats:
 
 
 def _dram_bytes(
-    k: Columns,
+    k: FeatureTable,
     problem: GemmProblem,
     m: Floats,
     n: Floats,

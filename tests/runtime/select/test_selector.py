@@ -24,7 +24,7 @@ from gemmill.library.legality.rules import legal
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.cost.model import Columns, analytic, estimate
+from gemmill.runtime.select.cost.model import FeatureTable, analytic, estimate
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.select.measured import measured
@@ -110,7 +110,7 @@ def test_a_choice_is_the_best_of_all_kernels_judged_one_by_one(
 ) -> None:
     asked = problem(*size)
     times = {
-        (name, way is not asked): float(estimate(Columns.of([config], way is not asked), asked, H200).us[0])
+        (name, way is not asked): float(estimate(FeatureTable.of([config], way is not asked), asked, H200).us[0])
         for name, config in kernels.items()
         for way in (asked, asked.transposed)
         if not faults(config, way)
@@ -145,7 +145,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("size", MEASURED)
 def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> None:
-    columns = Columns.of([parse_name(name) for name in KERNELS])
+    columns = FeatureTable.of([parse_name(name) for name in KERNELS])
     gemm = problem(*size)
     predicted = gemm.flops / estimate(columns, gemm, H200).us / 1e6
     measured = np.array(MEASURED[size])
@@ -375,7 +375,7 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
 
 def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:
     name = "sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear"
-    columns = Columns.of([parse_name(name)])
+    columns = FeatureTable.of([parse_name(name)])
     alone, shared = (analytic(columns, problem(16, n, 4100), H200)[0] for n in (2048, 4096))
     assert alone.waves == shared.waves == 1
     assert alone.utilisation == pytest.approx(128 / 132)
@@ -478,7 +478,7 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
 
 def _us(name: str, asked: GemmProblem) -> float:
     """What the analytic model says of one kernel."""
-    figures, _ = analytic(Columns.of([parse_name(name)]), asked, H200)
+    figures, _ = analytic(FeatureTable.of([parse_name(name)]), asked, H200)
     return float(figures.us[0])
 
 
