@@ -306,11 +306,11 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
             continue
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
         parts = []
-        for swapped in (False, True):
-            members = [name for name in own if needs_swap(configs[name], problem) is swapped]
+        for swap_ab in (False, True):
+            members = [name for name in own if needs_swap(configs[name], problem) is swap_ab]
             if not members:
                 continue
-            columns = model.FeatureTable.of([configs[name] for name in members], swapped)
+            columns = model.FeatureTable.of([configs[name] for name in members], swap_ab)
             figures, others = model.analytic(columns, problem, gpu)
             found = model.features(columns, figures, others, problem, gpu)
             us = [own[name].us * (1 if own[name].stage == "final" else scale) for name in members]

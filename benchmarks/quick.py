@@ -175,7 +175,7 @@ def ask(gpu: str, table: int, seed: int) -> Asked:
             continue  # no tree is asked
         found = registry.candidates(problem, NAMED)
         us = np.array([candidate.us for candidate in found])
-        own = [kernels.setdefault((candidate.name, candidate.swapped), len(kernels)) for candidate in found]
+        own = [kernels.setdefault((candidate.name, candidate.swap_ab), len(kernels)) for candidate in found]
         fastest[len(extents), : us.size], behind[len(extents), : us.size] = own, np.log(us / us[0])
         extents.append((m, n, k))
     return Asked(np.array(extents), [*kernels], fastest, behind)

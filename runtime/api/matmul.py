@@ -718,7 +718,7 @@ def _choose(
     else:
         rows: Rows = "n" if gemm.is_transposed else "m"
         choice = registry.select(gemm.problem, sm_count, rows if options.batch_invariant else None, options.quick)
-    return gemm, choice, launcher(choice.name, choice.swapped)
+    return gemm, choice, launcher(choice.name, choice.swap_ab)
 
 
 def _check_promises(options: Options, epilogue: Epilogue, is_array: bool) -> None:
@@ -797,7 +797,7 @@ def _time(
         error = failed.get(candidate.name)
         if error is None:
             try:
-                launchers[candidate] = launcher(candidate.name, candidate.swapped)
+                launchers[candidate] = launcher(candidate.name, candidate.swap_ab)
                 continue
             except (CompileError, UnsupportedProblemError, DeviceError) as refusal:
                 error = refusal

@@ -66,7 +66,7 @@ class Tree(NamedTuple):
                 waiting.append(at)
             elif waiting:
                 target[waiting.pop()] = at + 1
-        return cls([(name, swapped) for name, swapped in content["kernels"]], figure, threshold, target)
+        return cls([(name, swap_ab) for name, swap_ab in content["kernels"]], figure, threshold, target)
 
 
 _UNKNOWN = (None,) * len(TILES)

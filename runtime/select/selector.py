@@ -7,6 +7,7 @@ Rules are imported where they are asked, so that a program whose problems its ke
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,8 +80,13 @@ class Choice:
     """The next best kernels and their times in microseconds; none of a quick selection."""
     source: Literal["measured", "model", "quick"]
     """What the choice rests on."""
-    swapped: bool = False
+    swap_ab: bool = False
     """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+
+    @property
+    def swapped(self) -> bool:
+        """The earlier name of :attr:`swap_ab`."""
+        return _renamed(self)
 
 
 class Candidate(NamedTuple):
@@ -88,10 +94,20 @@ class Candidate(NamedTuple):
 
     name: str
     """Kernel name."""
-    swapped: bool
-    """As :attr:`Choice.swapped`."""
+    swap_ab: bool
+    """As :attr:`Choice.swap_ab`."""
     us: float
     """Microseconds to expect."""
+
+    @property
+    def swapped(self) -> bool:
+        """The earlier name of :attr:`swap_ab`."""
+        return _renamed(self)
+
+
+def _renamed(found: Choice | Candidate) -> bool:
+    warnings.warn(f"{type(found).__name__}.swapped is called swap_ab", DeprecationWarning, stacklevel=3)
+    return found.swap_ab
 
 
 class _Group(NamedTuple):
@@ -104,11 +120,11 @@ class _Group(NamedTuple):
     columns: FeatureTable
 
     @classmethod
-    def of(cls, configs: Mapping[str, GemmConfig], swapped: bool = False) -> _Group:
+    def of(cls, configs: Mapping[str, GemmConfig], swap_ab: bool = False) -> _Group:
         """Kernels by name, for problems as they are or transposed, where A and B change places."""
-        order = [1, 0, 2, 3] if swapped else [0, 1, 2, 3]
+        order = [1, 0, 2, 3] if swap_ab else [0, 1, 2, 3]
         aligns = np.array([config.least_aligns() for config in configs.values()])[:, order]
-        return cls(tuple(configs), tuple(configs.values()), aligns, FeatureTable.of([*configs.values()], swapped))
+        return cls(tuple(configs), tuple(configs.values()), aligns, FeatureTable.of([*configs.values()], swap_ab))
 
     @classmethod
     def joined(cls, groups: Sequence[_Group]) -> _Group:
@@ -218,12 +234,12 @@ class Selector:
                 return choice
         group, serving = self._serving(problem, sm_count)
         if min(problem.m, problem.n, problem.batch) == 0:
-            name, config, swapped = (
+            name, config, swap_ab = (
                 group.names[serving[0]],
                 group.configs[serving[0]],
-                group.columns.swapped[serving[0]],
+                group.columns.swap_ab[serving[0]],
             )
-            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", bool(swapped))
+            return Choice(name, config, "there is nothing to compute", 0.0, (), "model", bool(swap_ab))
         if invariant_to is not None:
             return self._for_all(problem, group, sm_count, invariant_to)
         gpu = self._gpu_of(sm_count)
@@ -245,8 +261,8 @@ class Selector:
         group, serving = self._serving(problem, sm_count)
         figures = estimate(group.columns, problem, self._gpu_of(sm_count), serving)
         for i in _fastest(group, serving, figures, count):
-            name, swapped = group.names[i], bool(group.columns.swapped[i])
-            found.setdefault(name, Candidate(name, swapped, float(figures.us[i])))
+            name, swap_ab = group.names[i], bool(group.columns.swap_ab[i])
+            found.setdefault(name, Candidate(name, swap_ab, float(figures.us[i])))
         return [*found.values()][:count]
 
     def measured_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
@@ -347,7 +363,7 @@ class Selector:
         families."""
         groups = [_Group.of(configs) for configs in self._members_for(problem, preferred)]
         if problem.can_transpose:
-            groups += (_Group.of(configs, swapped=True) for configs in self._members_for(problem.transposed, preferred))
+            groups += (_Group.of(configs, swap_ab=True) for configs in self._members_for(problem.transposed, preferred))
         return groups
 
     def _more_precise(self, problem: GemmProblem, preferred: bool) -> list[_Group]:
@@ -427,10 +443,10 @@ class Selector:
 
     def _named_by(self, tree: Tree, kernel: int, problem: GemmProblem) -> Choice | None:
         """The choice of a kernel of a tree, with the types and the epilogue of a problem; None where it is not here."""
-        name, swapped = tree.kernels[kernel]
-        if swapped and not problem.can_transpose:
+        name, swap_ab = tree.kernels[kernel]
+        if swap_ab and not problem.can_transpose:
             return None
-        p = problem.transposed if swapped else problem
+        p = problem.transposed if swap_ab else problem
         config: GemmConfig | None = with_types(parse_name(name), p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
         if config is not None and p.epilogue != LINEAR:
             config = with_epilogue(config, p.epilogue)
@@ -440,16 +456,16 @@ class Selector:
         if own not in self.configs and not (self._varies and name in self.configs):
             return None
         reason = f"the decision tree that stands in for the model of {self.gpu.name} names it"
-        return Choice(own, config, reason + in_words(config, problem, swapped), nan, (), "quick", swapped)
+        return Choice(own, config, reason + in_words(config, problem, swap_ab), nan, (), "quick", swap_ab)
 
     def _by_measurement(self, problem: GemmProblem, times: Sequence[tuple[float, str]]) -> Choice:
         (us, best), *others = times
         config = self._config(best)
-        swapped = runs_transposed(config, problem)
+        swap_ab = runs_transposed(config, problem)
         types = "" if best in self.configs else " with types alike"
         reason = f"fastest of {len(times)} kernels measured for this problem{types} on {self.gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
-        return Choice(best, config, reason + in_words(config, problem, swapped), us, runners_up, "measured", swapped)
+        return Choice(best, config, reason + in_words(config, problem, swap_ab), us, runners_up, "measured", swap_ab)
 
     def _for_all(self, problem: GemmProblem, group: _Group, sm_count: int | None, rows: Rows) -> Choice:
         """The kernel for problems that differ in M and batch alone, with its time for this one."""
@@ -543,10 +559,10 @@ def _choice(
 ) -> Choice:
     """A choice by the model of the first of some kernels, the others its runners-up; ``why`` begins its reason."""
     best, *others = ranked
-    config, swapped = group.configs[best], bool(group.columns.swapped[best])
-    reason = why + _reason(config, figures, best, problem, gpu) + in_words(config, problem, swapped)
+    config, swap_ab = group.configs[best], bool(group.columns.swap_ab[best])
+    reason = why + _reason(config, figures, best, problem, gpu) + in_words(config, problem, swap_ab)
     runners_up = tuple((group.names[i], float(figures.us[i])) for i in others)
-    return Choice(group.names[best], config, reason, float(figures.us[best]), runners_up, "model", swapped)
+    return Choice(group.names[best], config, reason, float(figures.us[best]), runners_up, "model", swap_ab)
 
 
 def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
@@ -686,12 +702,12 @@ def copied(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
     return tuple(x for x, operand in operands if operand and getattr(problem, f"{x}_align") < operand.align)
 
 
-def in_words(config: GemmConfig, problem: GemmProblem, swapped: bool) -> str:
+def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
     """What a reason adds for a kernel that runs the transposed problem, or copies of operands."""
-    words = "; it runs D^T = B^T A^T, with A and B swapped" if swapped else ""
+    words = "; it runs D^T = B^T A^T, with A and B swapped" if swap_ab else ""
     if _is_aligned(problem):
         return words
-    names, problem = ("BAC", problem.transposed) if swapped else ("ABC", problem)
+    names, problem = ("BAC", problem.transposed) if swap_ab else ("ABC", problem)
     if found := sorted(names["abc".index(x)] for x in copied(config, problem)):
         words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
     return words

@@ -207,7 +207,7 @@ class FeatureTable(NamedTuple):
     """Part of B that a kernel of the gemv family loads once more where its rows do not begin sectors."""
     blocks_per_sm: Floats
     """Blocks that share an SM where the problem has as many; but for gemv and mma.sync one."""
-    swapped: Bools
+    swap_ab: Bools
     """Whether the kernel runs the transposed problem."""
     stages: Floats
     fused: Floats
@@ -217,7 +217,7 @@ class FeatureTable(NamedTuple):
     eight rows. The others serve what these cannot, or compete among themselves."""
 
     @classmethod
-    def of(cls, configs: Sequence[GemmConfig], swapped: bool = False) -> FeatureTable:
+    def of(cls, configs: Sequence[GemmConfig], swap_ab: bool = False) -> FeatureTable:
         """The figures of configs, for problems as they are or transposed."""
 
         def column(values: list[float]) -> Floats:
@@ -286,7 +286,7 @@ class FeatureTable(NamedTuple):
             stream_cycles=column([cycles for cycles, _ in streams]),
             stream_crossing=column([crossing for _, crossing in streams]),
             blocks_per_sm=column([_blocks_per_sm(c) for c in configs]),
-            swapped=np.full(len(configs), swapped),
+            swap_ab=np.full(len(configs), swap_ab),
             stages=stages,
             fused=np.where(fused, splits, 1.0),
             fitted=wgmma & (bytes_a == bytes_b) & np.array([_multiplies_as_loaded(c) for c in configs]),
@@ -448,7 +448,7 @@ def _with_copies(figures: Estimate, k: FeatureTable, problem: GemmProblem, gpu: 
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
         return figures
     a, b, c = (_copied_bytes(problem, name) for name in "abc")
-    own = np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,)))
+    own = np.where(k.swap_ab, ((b,), (a,), (c,)), ((a,), (b,), (c,)))
     size = np.where(copied(k, problem), own, 0).sum(axis=0) * problem.batch
     kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _COPY_KEPT, 0)
     return figures._replace(us=figures.us + (2 - kept) * size / gpu.dram_gbps / 1000)
@@ -457,7 +457,7 @@ def _with_copies(figures: Estimate, k: FeatureTable, problem: GemmProblem, gpu: 
 def copied(k: FeatureTable, problem: GemmProblem) -> Bools:
     """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
     a, b, c = problem.a_align, problem.b_align, problem.c_align
-    return np.asarray(np.where(k.swapped, ((b,), (a,), (c,)), ((a,), (b,), (c,))) < k.aligns[:3])
+    return np.asarray(np.where(k.swap_ab, ((b,), (a,), (c,)), ((a,), (b,), (c,))) < k.aligns[:3])
 
 
 def _copied_bytes(problem: GemmProblem, operand: str) -> int:
@@ -495,8 +495,8 @@ def features(
     """What trees may ask of each kernel, by name, from what :func:`analytic` returns; M and N are those it sees."""
     k, each = columns, np.ones_like(columns.tile)
     return {
-        "M": np.where(k.swapped, problem.n, problem.m),
-        "N": np.where(k.swapped, problem.m, problem.n),
+        "M": np.where(k.swap_ab, problem.n, problem.m),
+        "N": np.where(k.swap_ab, problem.m, problem.n),
         "K": problem.k * each,
         "batch": problem.batch * each,
         "bytes": k.bytes_b,
@@ -533,7 +533,7 @@ def analytic(columns: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Est
     """
     uneven, strided = problem.batching == "grouped", problem.batching == "strided"
     k, problem = columns, problem.typical()
-    m, n = (np.where(k.swapped, float(y), float(x)) for x, y in ((problem.m, problem.n), (problem.n, problem.m)))
+    m, n = (np.where(k.swap_ab, float(y), float(x)) for x, y in ((problem.m, problem.n), (problem.n, problem.m)))
 
     # Tiles and waves.
     large = np.where(k.blocks <= 4, np.floor(gpu.clusters_of_4 * 4 / k.blocks), gpu.clusters_of_8)
@@ -583,7 +583,7 @@ def analytic(columns: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Est
 
     # The gemv family moves B from memory to registers, and does nothing else that takes time.
     if k.stream_cycles.any():
-        align = np.where(k.swapped, problem.a_align, problem.b_align)
+        align = np.where(k.swap_ab, problem.a_align, problem.b_align)
         crosses = (problem.k * k.bytes_b % tma.SECTOR > 0) | (align < tma.ALIGNMENT)
         crossing = np.where(crosses, k.stream_crossing, 0)
         moved_ns = sharing * k.tile_n * k.tile_k * k.bytes_b * (1 + crossing) / _STREAM_GBPS
@@ -634,7 +634,7 @@ def _row_cycles(k: FeatureTable, problem: GemmProblem, inside: Floats) -> Floats
     b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
     cycles = k.narrow * _ROW_CYCLES
     if a or b:
-        cycles = np.maximum(cycles, np.where(k.swapped, ((b,), (a,)), ((a,), (b,))))
+        cycles = np.maximum(cycles, np.where(k.swap_ab, ((b,), (a,)), ((a,), (b,))))
     return np.asarray((k.step_rows * inside * cycles).sum(axis=0))
 
 

@@ -96,8 +96,8 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
     )
     for table in content["tables"]:
         own = GemmProblem(m=256, n=256, k=256, **table["formats"])
-        for name, swapped in table["kernels"]:
-            assert not faults(everything[name], own.transposed if swapped else own)
+        for name, swap_ab in table["kernels"]:
+            assert not faults(everything[name], own.transposed if swap_ab else own)
         leaves = {node for node in table["nodes"] if isinstance(node, int)}
         assert leaves == set(range(len(table["kernels"])))
 
@@ -115,7 +115,7 @@ def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, format
         choice = registry.select(asked, quick=True)
         if choice.source != "measured":
             assert choice.source == "quick"
-            assert not faults(choice.config, asked.transposed if choice.swapped else asked)
+            assert not faults(choice.config, asked.transposed if choice.swap_ab else asked)
             ranked = {c.name: c.us for c in registry.candidates(asked, 1000)}
             reached.append(min(ranked.values()) / ranked[choice.name])
     assert math.prod(reached) ** (1 / len(reached)) > 0.965
@@ -138,7 +138,7 @@ def test_types_and_epilogues_are_those_asked_for(registry: Registry, types: tupl
         asked = replace(problem(m, n, k, ab), d_dtype=d, epilogue=canonical(epilogue))
         choice = registry.select(asked, quick=True)
         sources.add(choice.source)
-        assert not faults(choice.config, asked.transposed if choice.swapped else asked)
+        assert not faults(choice.config, asked.transposed if choice.swap_ab else asked)
         assert (choice.config.a.dtype, choice.config.d.dtype) == types
         assert choice.name in {candidate.name for candidate in registry.candidates(asked, 1000)}
     # Some kernels have no room for an expression, and those of the transposed problem pair no columns: the model then.

@@ -52,7 +52,7 @@ def test_one_kernel_serves_every_m_and_batch(
 ) -> None:
     alike = GemmProblem(1, n, k, 1, "bf16", "k", "bf16", "mn", "f32", "bf16", "n", a_align=align)
     choices = [selector.select(replace(alike, m=m, batch=batch), sm_count, "m") for m, batch in rows]
-    assert len({(choice.name, choice.swapped) for choice in choices}) == 1
+    assert len({(choice.name, choice.swap_ab) for choice in choices}) == 1
     assert choices[0].config.scheduler.decomposition == "tiles"
     assert "batch-invariant" in choices[0].reason
     assert choices[0].name not in dict(choices[0].runners_up)

@@ -116,7 +116,7 @@ def test_a_choice_is_the_best_of_all_kernels_judged_one_by_one(
         if not faults(config, way)
     }
     choice = selector.select(asked)
-    assert choice.predicted_us == pytest.approx(times[choice.name, choice.swapped], rel=1e-9)
+    assert choice.predicted_us == pytest.approx(times[choice.name, choice.swap_ab], rel=1e-9)
     assert choice.predicted_us == pytest.approx(min(times.values()), rel=1e-9)
 
 
@@ -200,6 +200,13 @@ def test_kernels_for_another_gpu_are_not_offered(kernels: dict[str, GemmConfig])
     blackwell = replace(DEFAULT_GPU, name="NVIDIA B200", capability=(10, 0))
     with pytest.raises(UnsupportedProblemError, match=r"made for NVIDIA B200 \(compute capability 10\.0\)"):
         Selector(kernels, blackwell).select(problem(64, 64, 64))
+
+
+def test_the_earlier_name_of_swap_ab_is_still_read(selector: Selector) -> None:
+    asked = problem(333, 444, 555)
+    for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
+        with pytest.warns(DeprecationWarning, match="swapped is called swap_ab"):
+            assert found.swapped is found.swap_ab
 
 
 # Measurements.
@@ -298,7 +305,7 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
             **operands,
         )
         choice = everything.select(asked)
-        assert faults(choice.config, asked.transposed if choice.swapped else asked) == []
+        assert faults(choice.config, asked.transposed if choice.swap_ab else asked) == []
 
 
 def test_hopper_s_own_kernels_are_preferred_wherever_they_serve(everything: Selector) -> None:
@@ -367,7 +374,7 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
     assert asked.b_align == align
     choice = everything.select(asked)
     assert choice.config.family == "mma"
-    assert not choice.swapped
+    assert not choice.swap_ab
     assert choice.config.tile.m >= rows
     assert choice.config.tile.n <= 32
     assert "copied" not in choice.reason
@@ -402,11 +409,11 @@ def test_a_kernel_that_serves_only_the_transpose_is_chosen_as_such() -> None:
     name = "sm90a_bf16k16_bf16k16_f32_none_bf16m16_64x8x64_1x1_pingpong_s16_m8_k1_linear"
     config = parse_name(name)
     choice = Selector({name: config}, H200).select(problem(5, 4096, 4096))
-    assert (choice.name, choice.swapped) == (name, True)
+    assert (choice.name, choice.swap_ab) == (name, True)
     assert "64 tiles of 64x8" in choice.reason
     assert "swapped" in choice.reason
     as_it_is = replace(problem(4096, 5, 4096), d_major="m")
-    assert not Selector({name: config}, H200).select(as_it_is).swapped
+    assert not Selector({name: config}, H200).select(as_it_is).swap_ab
     assert needs_swap(config, problem(5, 4096, 4096)) is True
     assert needs_swap(config, as_it_is) is False
     assert needs_swap(config, replace(as_it_is, a_major="mn")) is None
@@ -419,7 +426,7 @@ def test_a_measured_kernel_runs_as_it_was_measured() -> None:
     choice = Selector(
         {name: parse_name(name)}, H200, [Decision(problem=few, gpu=H200.name, kernel=name, us=7.0)]
     ).select(few)
-    assert (choice.source, choice.swapped, choice.predicted_us) == ("measured", True, 7.0)
+    assert (choice.source, choice.swap_ab, choice.predicted_us) == ("measured", True, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +440,7 @@ def test_a_measured_kernel_that_keeps_more_of_the_sums_is_turned_where_d_is(name
     asked = GemmProblem.packed((rows, 4096, 4096, 1), ("e4m3", "k"), ("e4m3", "k"), "f16", None, ("bf16", "n"))
     selector = Selector({name: parse_name(name)}, H200, [Decision(problem=asked, gpu=H200.name, kernel=name, us=7.0)])
     for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
-        assert (found.name, found.swapped) == (name, rows == 16)
+        assert (found.name, found.swap_ab) == (name, rows == 16)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
@@ -445,7 +452,7 @@ def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, 
     assert choice.predicted_us < 45
     assert choice.config.tile.m == 8 or choice.config.tile.n <= 64
     if choice.config.family == "gemv":
-        assert choice.swapped == columns_few
+        assert choice.swap_ab == columns_few
     elif align == 2:
         assert choice.reason.endswith(", which TMA cannot move, is copied first")
 
@@ -541,7 +548,7 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
     )
     fixed = Selector(kernels, H200)
     choice = varied.select(asked)
-    assert needs_swap(choice.config, asked) is choice.swapped
+    assert needs_swap(choice.config, asked) is choice.swap_ab
     assert legal(choice.config)
     assert choice.name == kernel_name(choice.config) not in kernels
     assert choice.predicted_us < fixed.select(asked).predicted_us
@@ -569,8 +576,8 @@ def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d
     assert choice.name == kernel_name(choice.config) not in configs
     assert choice.config.family == "wgmma"
     assert legal(choice.config)
-    assert needs_swap(choice.config, asked) is choice.swapped
-    first, second = (choice.config.b, choice.config.a) if choice.swapped else (choice.config.a, choice.config.b)
+    assert needs_swap(choice.config, asked) is choice.swap_ab
+    first, second = (choice.config.b, choice.config.a) if choice.swap_ab else (choice.config.a, choice.config.b)
     assert (first.dtype, second.dtype, choice.config.d.dtype) == (a[0], b[0], d)
     assert all(choice.predicted_us < us for us in Selector(configs, H200).times(asked).values())
     with pytest.raises(UnsupportedProblemError):  # not of these types
@@ -596,10 +603,10 @@ def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a:
     measured, choice = selector.select(shipped), selector.select(asked)
     assert (measured.source, choice.source) == ("measured", "measured")
     assert "with types alike" in choice.reason
-    assert (choice.predicted_us, choice.swapped) == (measured.predicted_us, measured.swapped)
+    assert (choice.predicted_us, choice.swap_ab) == (measured.predicted_us, measured.swap_ab)
     assert choice.name == kernel_name(choice.config) not in configs
     assert legal(choice.config)
-    assert needs_swap(choice.config, asked) is choice.swapped
+    assert needs_swap(choice.config, asked) is choice.swap_ab
     assert choice.config.tile == measured.config.tile
     assert selector.candidates(asked, 2)[0].name == choice.name
     # Nobody can compile for whom nothing varies.

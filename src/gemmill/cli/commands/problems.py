@@ -109,7 +109,7 @@ def select(
         (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
     ][:top]
     if as_json:
-        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
+        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swap_ab")}
         output.print_json(
             {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
         )
