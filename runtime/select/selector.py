@@ -143,7 +143,7 @@ class _Group(NamedTuple):
         offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
         serves = (self.aligns <= offered).all(axis=1)
         if sm_count is not None:
-            serves &= ~model.copied(self.columns, problem).any(axis=0)
+            serves &= ~model.realigned(self.columns, problem).any(axis=0)
             serves &= (self.columns.blocks <= sm_count) & ~self.columns.split
         return np.flatnonzero(serves)
 
@@ -695,7 +695,7 @@ def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
     return needs_swap(config, problem) is True if major == "any" else major != problem.d_major
 
 
-def copied(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
+def realigned(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
     """Which of ``a``, ``b`` and ``c`` of a problem are copied into aligned memory before a kernel that runs it as it
     is; ``problem.transposed`` for one that runs the transpose."""
     operands = zip("abc", (config.a, config.b, config.c), strict=True)
@@ -708,7 +708,7 @@ def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
     if _is_aligned(problem):
         return words
     names, problem = ("BAC", problem.transposed) if swap_ab else ("ABC", problem)
-    if found := sorted(names["abc".index(x)] for x in copied(config, problem)):
+    if found := sorted(names["abc".index(x)] for x in realigned(config, problem)):
         words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
     return words
 

@@ -78,7 +78,7 @@ _LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 _ELEMENTS_PER_CYCLE = 1.5
 """What a block stores of a D that TMA cannot store."""
-_COPY_KEPT = 0.45
+_REALIGNED_KEPT = 0.45
 """Part of the time of writing a copy into aligned memory that is regained where it stays in L2."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
@@ -426,7 +426,7 @@ def estimate(columns: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Int
     figures, others = analytic(columns, problem, gpu)
     found = residual.fitted(gpu.name) if problem.batching == "strided" else None
     if found is None:
-        return _with_copies(figures, columns, problem, gpu)
+        return _with_realignment(figures, columns, problem, gpu)
     rows = features(columns, figures, others, problem, gpu)
     members = np.arange(figures.us.size) if serving is None else serving
     near = figures.us[members] <= CORRECTED * figures.us[members].min()
@@ -439,28 +439,28 @@ def estimate(columns: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Int
         us[asked] *= factors
         # What the fastest of these loses, as to slow memory, those that no tree knows lose as well.
         us[~columns.fitted] *= max(1.0, factors[us[asked].argmin()])
-    return _with_copies(figures._replace(us=us), columns, problem, gpu)
+    return _with_realignment(figures._replace(us=us), columns, problem, gpu)
 
 
-def _with_copies(figures: Estimate, k: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Estimate:
+def _with_realignment(figures: Estimate, k: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """The estimate with the time in which operands that are less aligned than a kernel reads them are copied first: of
     what is read and written, as the launch of the kernel hides behind it."""
     if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns[:3].max():
         return figures
-    a, b, c = (_copied_bytes(problem, name) for name in "abc")
+    a, b, c = (_realigned_bytes(problem, name) for name in "abc")
     own = np.where(k.swap_ab, ((b,), (a,), (c,)), ((a,), (b,), (c,)))
-    size = np.where(copied(k, problem), own, 0).sum(axis=0) * problem.batch
-    kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _COPY_KEPT, 0)
+    size = np.where(realigned(k, problem), own, 0).sum(axis=0) * problem.batch
+    kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _REALIGNED_KEPT, 0)
     return figures._replace(us=figures.us + (2 - kept) * size / gpu.dram_gbps / 1000)
 
 
-def copied(k: FeatureTable, problem: GemmProblem) -> Bools:
+def realigned(k: FeatureTable, problem: GemmProblem) -> Bools:
     """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
     a, b, c = problem.a_align, problem.b_align, problem.c_align
     return np.asarray(np.where(k.swap_ab, ((b,), (a,), (c,)), ((a,), (b,), (c,))) < k.aligns[:3])
 
 
-def _copied_bytes(problem: GemmProblem, operand: str) -> int:
+def _realigned_bytes(problem: GemmProblem, operand: str) -> int:
     """Bytes of a copy of a matrix of an operand, in sectors; 0 where there is no C."""
     if (dtype := getattr(problem, f"{operand}_dtype")) is None:
         return 0
