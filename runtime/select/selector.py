@@ -25,17 +25,17 @@ from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, with_alike
 from gemmill.library.epilogues.parse import LINEAR, canonical, is_gated, serves, unstaged
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.legality.resources import TMA_ALIGN
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.runtime.launch import tma
-from gemmill.runtime.select.cost import model
-from gemmill.runtime.select.cost.model import BOUNDS, Estimate, FeatureTable, estimate
+from gemmill.runtime.select.cost.model import FeatureTable, estimate
+from gemmill.runtime.select.cost.roofline import BOUNDS, Estimate
 from gemmill.runtime.select.decision_tree import LARGEST_EXTENT, Tree, trees_of
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.measured import Measured, formats_of, measured
 
 if TYPE_CHECKING:
-    from gemmill.runtime.select.cost.model import Integers
+    from gemmill.runtime.select.cost.arrays import Integers
 
 RUNNERS_UP = 4
 """Most runners-up that a choice names."""
@@ -143,8 +143,8 @@ class _Group(NamedTuple):
         offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
         serves = (self.aligns <= offered).all(axis=1)
         if sm_count is not None:
-            serves &= ~model.realigned(self.columns, problem).any(axis=0)
-            serves &= (self.columns.blocks <= sm_count) & ~self.columns.split
+            serves &= ~self.columns.realigned(problem).any(axis=0)
+            serves &= (self.columns.tiling.ctas <= sm_count) & ~self.columns.has_second_kernel
         return np.flatnonzero(serves)
 
     def best(self, order: Iterable[int], count: int) -> list[int]:
@@ -508,7 +508,7 @@ class Selector:
             group, serving = found
             return UnsupportedProblemError(
                 f"no kernel serves {problem} on {sm_count} SMs: those that serve it are in clusters of at least "
-                f"{group.columns.blocks[serving].min():.0f} blocks, or reduce in a second kernel or copy operands "
+                f"{group.columns.tiling.ctas[serving].min():.0f} blocks, or reduce in a second kernel or copy operands "
                 "first, which keeps to no bound; raise sm_count or leave it out"
             )
         plain = replace(problem, epilogue=LINEAR)
@@ -531,7 +531,7 @@ class Selector:
 
 def _is_aligned(problem: GemmProblem) -> bool:
     """Whether all operands are aligned as TMA wants them."""
-    return min(problem.a_align, problem.b_align, problem.c_align, problem.d_align) >= tma.ALIGNMENT
+    return min(problem.a_align, problem.b_align, problem.c_align, problem.d_align) >= TMA_ALIGN
 
 
 def _check_formats(problem: GemmProblem) -> None:
