@@ -233,7 +233,7 @@ def runs_as_measured(measurement: Any) -> bool:
     """Whether the kernel's subtiles of D, and its boxes on this problem (``TmaBox.part``), are about what they were."""
     from gemmill.library.config.names import parse_name
     from gemmill.profiler.baselines.baseline import BASELINES
-    from gemmill.runtime.select.selector import needs_swap
+    from gemmill.runtime.select.kernels.faults import needs_swap
 
     problem = measurement.problem
     if measurement.kernel in BASELINES:
@@ -290,7 +290,7 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
     from gemmill.library.config.names import parse_name
     from gemmill.profiler.baselines.baseline import BASELINES
     from gemmill.runtime.select.cost import model
-    from gemmill.runtime.select.selector import needs_swap
+    from gemmill.runtime.select.kernels.faults import needs_swap
 
     times = by_problem(
         m

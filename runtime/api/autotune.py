@@ -16,7 +16,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.selector import RUNNERS_UP, Candidate, Choice, in_words
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, in_words
 
 _lock = threading.Lock()
 """Held while kernels are timed: threads that timed at once would disturb each other."""

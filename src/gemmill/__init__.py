@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.matmul import plan as plan
     from gemmill.runtime.launch.plan import Plan as Plan
     from gemmill.runtime.registry import Registry as Registry
-    from gemmill.runtime.select.selector import Choice as Choice
+    from gemmill.runtime.select.choice import Choice as Choice
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Choice": "gemmill.runtime.select.selector",
+    "Choice": "gemmill.runtime.select.choice",
     "GemmConfig": "gemmill.library.config.model",
     "GemmProblem": "gemmill.library.problem",
     "GemmillError": "gemmill.library.errors",

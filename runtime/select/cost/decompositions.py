@@ -58,6 +58,8 @@ def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
 class Decomposition:
     """What a K decomposition adds. Functions take parts of K and the elements of an output tile."""
 
+    is_data_parallel: bool = False
+    """Whether one CTA sums all of K of a tile."""
     tile_ns: Callable[[Floats, Floats], Floats] = _nothing
     """To the end of each tile."""
     kernel_ns: Callable[[Floats, Floats], Floats] = _nothing
@@ -72,7 +74,7 @@ class Decomposition:
 
 DECOMPOSITIONS: Mapping[str, Decomposition] = MappingProxyType(
     {
-        "tiles": Decomposition(),
+        "tiles": Decomposition(is_data_parallel=True),
         "split": Decomposition(has_second_kernel=True),
         "fused": Decomposition(kernel_ns=exchange_ns),
         "stream": Decomposition(has_shares=True),

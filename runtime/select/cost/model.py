@@ -69,7 +69,7 @@ FEATURES = (
 class OfFamily(NamedTuple):
     """The kernels of one family."""
 
-    index: Integers
+    members: Integers
     """Which of all they are."""
     features: Any
     """Their :class:`~gemmill.runtime.select.cost.families.family.Features`."""
@@ -97,9 +97,9 @@ class FeatureTable(NamedTuple):
         counted = [family.counted_ctas(config) for family, config in each]
         found: dict[FamilyName, OfFamily] = {}
         for name, family in FAMILIES.items():
-            if members := [i for i, own in enumerate(families) if own is family]:
-                features = family.features([configs[i] for i in members], swap_ab)
-                found[name] = OfFamily(np.array(members), features)
+            if own := [i for i, each_is in enumerate(families) if each_is is family]:
+                features = family.features([configs[i] for i in own], swap_ab)
+                found[name] = OfFamily(np.array(own), features)
         return cls(
             tiling=Tiling.of(configs, swap_ab, resident, counted),
             sm=SmFeatures.of(configs, [family.storing(config) for family, config in each]),
@@ -118,13 +118,15 @@ class FeatureTable(NamedTuple):
         for name in FAMILIES:
             own = [(part.families.get(name), at) for part, at in zip(parts, first, strict=False)]
             if there := [(of, at) for of, at in own if of]:
-                index = np.concatenate([of.index + at for of, at in there])
+                index = np.concatenate([of.members + at for of, at in there])
                 families[name] = OfFamily(index, joined([of.features for of, _ in there]))
         return cls(
             joined([part.tiling for part in parts]),
             joined([part.sm for part in parts]),
             joined([part.traffic for part in parts]),
-            *(np.concatenate(own, axis=-1) for own in zip(*(part[3:6] for part in parts), strict=True)),
+            np.concatenate([part.has_second_kernel for part in parts]),
+            np.concatenate([part.fitted for part in parts]),
+            np.concatenate([part.own for part in parts], axis=1),
             families,
         )
 
@@ -145,10 +147,10 @@ class FeatureTable(NamedTuple):
             return cast(SmTime, features.cost(work, problem, gpu))
         found = SmTime(np.empty(size), np.empty(size, np.int64), np.empty(size))
         rows = np.array(work)
-        for index, features in self.families.values():
-            own = features.cost(SmWork._make(rows.take(index, axis=1)), problem, gpu)
+        for members, features in self.families.values():
+            own = features.cost(SmWork._make(rows.take(members, axis=1)), problem, gpu)
             for figure, values in zip(found, own, strict=True):
-                figure[index] = values
+                figure[members] = values
         return found
 
 

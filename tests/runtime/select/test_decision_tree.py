@@ -27,8 +27,9 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import decision_tree, shipped
 from gemmill.runtime.select.decision_tree import EXTENTS, FIGURES, TILES, Tree, extents_of, tiles_a_wave
+from gemmill.runtime.select.kernels.faults import faults
 from gemmill.runtime.select.measured import FORMATS
-from gemmill.runtime.select.selector import Selector, faults
+from gemmill.runtime.select.selector import Selector
 
 FILES = sorted(shipped.FOLDER.glob("*.quick.json"))
 H200 = GPUS["NVIDIA H200"]

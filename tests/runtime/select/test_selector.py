@@ -24,11 +24,14 @@ from gemmill.library.legality.rules import legal
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import RUNNERS_UP
 from gemmill.runtime.select.cost.model import FeatureTable, analytic, estimate
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
+from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.measured import measured
-from gemmill.runtime.select.selector import RUNNERS_UP, Selector, faults, needs_swap, with_epilogue
+from gemmill.runtime.select.selector import Selector
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -463,7 +466,7 @@ def test_blocks_that_share_k_take_sms_together() -> None:
     selector, few = Selector(kernels, H200), problem(128, 128, 16384)
     choice = selector.select(few)
     assert choice.name == name.format("k4cluster")
-    assert "1 tile of 128x128 in clusters of 4 blocks that share K take 1 wave" in choice.reason
+    assert "1 tile of 128x128 in clusters of 4 CTAs that share K take 1 wave" in choice.reason
     assert selector.select(few, 3).name == name.format("k1")
     full = problem(128 * 30, 128, 64)
     assert selector.times(full)[choice.name] < selector.times(replace(full, m=128 * 31))[choice.name]
@@ -680,7 +683,7 @@ def test_a_fixed_set_runs_as_it_is(selector: Selector) -> None:
 def test_a_bound_that_no_kernel_keeps_is_named(selector: Selector) -> None:
     gemm = problem(4096, 4096, 4096)
     clusters = {n: c for n, c in selector.configs.items() if c.cluster.m == 2 and c.cluster.n == 1}
-    with pytest.raises(UnsupportedProblemError, match=r"on 1 SMs: .* clusters of at least 2 blocks, .* raise sm_count"):
+    with pytest.raises(UnsupportedProblemError, match=r"on 1 SMs: .* clusters of at least 2 CTAs, .* raise sm_count"):
         Selector(clusters, H200).select(gemm, 1)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.roofline import BOUNDS
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.sm import SmTime, SmWork
@@ -57,5 +58,7 @@ class Family:
     """Those that utilisation counts where the problem has fewer."""
     storing: Callable[[GemmConfig], float] = _once
     """How many times as long a tile takes to store as it does by TMA."""
+    multiplies_by: str = BOUNDS[0]
+    """What multiplies."""
     dram_share: float = 1.0
     """Part of DRAM's rate that its loads reach."""

@@ -35,8 +35,9 @@ from gemmill.library.errors import PackError, SettingError, UnsupportedProblemEr
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
 from gemmill.profiler.sweep.sweep import NOT_MEASURED, is_measured, units
+from gemmill.runtime.registry import detect
 from gemmill.runtime.select.decisions import Decision, read_decisions
-from gemmill.runtime.select.gpus import detect, figures
+from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.select.set_cover import regrets, set_cover
 from gemmill.runtime.settings import number_of_bytes

@@ -43,9 +43,10 @@ from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.crew import Crew, OneGpu
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, NOT_MEASURED, Listener, is_measured, sweep, units
+from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.invariance import packed_rows
-from gemmill.runtime.select.selector import Choice, faults, needs_swap
+from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}

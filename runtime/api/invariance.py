@@ -18,7 +18,7 @@ from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.binding import Gemm, Operand
-from gemmill.runtime.select.selector import sums_in_one_block
+from gemmill.runtime.select.deciders.invariant import sums_in_one_cta
 
 _ALIGN = 16
 """The alignment in bytes that counts most."""
@@ -73,9 +73,9 @@ def packed_rows(problem: GemmProblem) -> GemmProblem:
 
 def refuse_shared_k(config: GemmConfig) -> None:
     """UnsupportedProblemError where a kernel that the caller names does not sum all of K in one block."""
-    if not sums_in_one_block(config):
+    if not sums_in_one_cta(config):
         raise UnsupportedProblemError(
-            f"batch_invariant: kernel {kernel_name(config)} shares K between blocks "
+            f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
             f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
         )
 
