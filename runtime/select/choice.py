@@ -57,23 +57,6 @@ class Candidate(NamedTuple):
         return _renamed(self)
 
 
-class Asked(NamedTuple):
-    """What is asked of a selector."""
-
-    problem: GemmProblem
-    sm_count: int | None = None
-    """Most SMs that the kernel may take, of a GPU that has more; None: all."""
-    invariant_to: Rows | None = None
-    """The extent, the caller's M, that the kernel must not depend on; nor does it on the batch."""
-    quick: bool = False
-    """Whether a decision tree may decide in place of the model."""
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the kernel must keep to some SMs, or serve any M: then times of all SMs, at one M, say nothing."""
-        return self.sm_count is not None or self.invariant_to is not None
-
-
 def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
     """What a reason adds for a kernel that runs the transposed problem, or realigned operands."""
     words = "; it runs D^T = B^T A^T, with A and B swapped" if swap_ab else ""

@@ -12,7 +12,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.choice import Asked, Candidate, Choice, Rows
+from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.deciders.decider import Decider
 from gemmill.runtime.select.deciders.invariant import ForAnyRows
 from gemmill.runtime.select.deciders.measurements import ByMeasurement
@@ -76,11 +76,11 @@ class Selector:
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        asked = Asked(problem, self._bound(sm_count), invariant_to, quick)
+        sm_count = self._bound(sm_count)
         for decider in self._deciders:
-            if (choice := decider.decide(asked)) is not None:
+            if (choice := decider.decide(problem, sm_count, invariant_to, quick)) is not None:
                 return choice
-        return self._model.decide(asked)
+        return self._model.decide(problem, sm_count, invariant_to, quick)
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then

@@ -186,8 +186,8 @@ def _corrected(
         asked = asked[np.argpartition(figures.us[asked], MOST_CORRECTED)[:MOST_CORRECTED]]
     us = figures.us.copy()
     if asked.size:
-        rows = features(table, figures, others, problem, gpu)
-        factors = np.exp(model(np.array([rows[name] for name in model.features])[:, asked]))
+        rows = features(table, figures, others, problem, gpu, asked)
+        factors = np.exp(model(np.array([rows[name] for name in model.features])))
         us[asked] *= factors
         # What the fastest of these loses, as to slow memory, those that it does not know lose as well.
         us[~table.fitted] *= max(1.0, factors[us[asked].argmin()])
@@ -195,23 +195,30 @@ def _corrected(
 
 
 def features(
-    table: FeatureTable, figures: Estimate, others: Mapping[str, Floats], problem: GemmProblem, gpu: Gpu
+    table: FeatureTable,
+    figures: Estimate,
+    others: Mapping[str, Floats],
+    problem: GemmProblem,
+    gpu: Gpu,
+    members: Integers | None = None,
 ) -> dict[str, Floats]:
-    """What the residual model may ask of each kernel, by name, from what :func:`analytic` returns; M and N are those
-    that the kernel sees."""
-    each = np.ones_like(figures.us)
+    """What the residual model may ask of each kernel, or of some, by name, from what :func:`analytic` returns; M and N
+    are those that the kernel sees."""
+    asked = np.arange(figures.us.size) if members is None else members
+    swap_ab = table.swap_ab.take(asked)
+    figures = Estimate._make(np.array(figures).take(asked, axis=1))
     return {
-        "M": np.where(table.swap_ab, problem.n, problem.m),
-        "N": np.where(table.swap_ab, problem.m, problem.n),
-        "K": problem.k * each,
-        "batch": problem.batch * each,
-        **dict(zip(_OWN, table.own, strict=True)),
+        "M": np.where(swap_ab, problem.n, problem.m),
+        "N": np.where(swap_ab, problem.m, problem.n),
+        "K": np.full(asked.size, float(problem.k)),
+        "batch": np.full(asked.size, float(problem.batch)),
+        **dict(zip(_OWN, table.own.take(asked, axis=1), strict=True)),
         "us": figures.us,
         "tiles": figures.tiles / gpu.sms,
         "waves": figures.waves,
         "utilisation": figures.utilisation,
         "bound": figures.bound,
-        **others,
+        **dict(zip(others, np.array([*others.values()]).take(asked, axis=1), strict=True)),
     }
 
 

@@ -6,6 +6,7 @@ A kernel is persistent: as many clusters as the GPU holds walk the output tiles,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +18,10 @@ from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.decompositions import cluster_k
 
 if TYPE_CHECKING:
-    from gemmill.runtime.select.cost.arrays import Bools, Floats
+    from gemmill.runtime.select.cost.arrays import Bools, Floats, Integers
+
+_MAX_CLUSTER = 16
+"""Most CTAs of a cluster (CUDA Programming Guide, "Thread Block Clusters": more than 8 are not portable)."""
 
 
 class Tiling(NamedTuple):
@@ -34,6 +38,8 @@ class Tiling(NamedTuple):
     """CTAs of a cluster that share K of a tile."""
     ctas: Floats
     """Of a cluster."""
+    cluster_size: Integers
+    """The same, as an index."""
     splits: Floats
     """Parts that K of a tile is divided into."""
     ctas_per_sm: Floats
@@ -50,7 +56,7 @@ class Tiling(NamedTuple):
         """Of kernels, for problems as they are or transposed."""
         tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
         cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
-        along_k = column(configs, cluster_k)
+        ctas = cluster_m * cluster_n * column(configs, cluster_k)
         return cls(
             m=tile_m,
             n=tile_n,
@@ -58,13 +64,22 @@ class Tiling(NamedTuple):
             elements=tile_m * tile_n,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
-            cluster_k=along_k,
-            ctas=cluster_m * cluster_n * along_k,
+            cluster_k=column(configs, cluster_k),
+            ctas=ctas,
+            cluster_size=ctas.astype(np.int64),
             splits=column(configs, lambda c: c.scheduler.splits),
             ctas_per_sm=np.array(ctas_per_sm, np.float64),
             counted_ctas=np.array(counted, np.float64),
             swap_ab=np.full(len(configs), swap_ab),
         )
+
+
+@cache
+def _resident(gpu: Gpu) -> Floats:
+    """Clusters that a GPU holds, one CTA an SM, by the CTAs of one."""
+    ctas = np.maximum(np.arange(_MAX_CLUSTER + 1), 1)
+    large = np.where(ctas <= 4, np.floor(gpu.clusters_of_4 * 4 / ctas), gpu.clusters_of_8)
+    return np.maximum(np.where(ctas <= 2, np.floor(gpu.sms / ctas), large), 1)
 
 
 class Work(NamedTuple):
@@ -95,8 +110,7 @@ class Work(NamedTuple):
     def of(cls, k: Tiling, problem: GemmProblem, gpu: Gpu, uneven: bool) -> Work:
         """Of a problem on a GPU; ``uneven``: its M is the mean of those of groups."""
         m, n = (np.where(k.swap_ab, float(y), float(x)) for x, y in ((problem.m, problem.n), (problem.n, problem.m)))
-        large = np.where(k.ctas <= 4, np.floor(gpu.clusters_of_4 * 4 / k.ctas), gpu.clusters_of_8)
-        resident = np.maximum(np.where(k.ctas <= 2, np.floor(gpu.sms / k.ctas), large), 1)
+        resident = _resident(gpu).take(k.cluster_size)
         clusters_m = np.ceil(np.ceil(m / k.m) / k.cluster_m)
         if uneven:  # on average, if the rows of groups are spread exponentially
             clusters_m = -1 / np.expm1(-k.m * k.cluster_m / m)

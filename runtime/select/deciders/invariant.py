@@ -11,7 +11,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.choice import RUNNERS_UP, Asked, Choice, Rows
+from gemmill.runtime.select.choice import RUNNERS_UP, Choice, Rows
 from gemmill.runtime.select.cost.decompositions import decomposition_of
 from gemmill.runtime.select.cost.model import estimate
 from gemmill.runtime.select.deciders.model import chosen
@@ -36,17 +36,18 @@ class ForAnyRows:
         self._kernels, self._gpu = kernels, gpu
         self._ranked = lru_cache(_CACHED)(self._rank)
 
-    def decide(self, asked: Asked) -> Choice | None:
+    def decide(
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+    ) -> Choice | None:
         """The kernel for problems that differ in M and batch alone, with its time for this one.
 
         Raises:
             UnsupportedProblemError: no kernel serves the problem, or none whatever M.
         """
-        problem, sm_count, rows, _ = asked
-        if rows is None:
+        if invariant_to is None:
             return None
         group, _ = self._kernels.serving(problem, sm_count)
-        ranked = self._ranked(_with_rows(problem, rows, 1), sm_count, rows)
+        ranked = self._ranked(_with_rows(problem, invariant_to, 1), sm_count, invariant_to)
         gpu = with_at_most(self._gpu, sm_count)
         why = (
             "batch-invariant: of the kernels in which one CTA sums all of K, the one with the least geometric mean "

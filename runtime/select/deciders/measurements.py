@@ -14,7 +14,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, with_alike
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.choice import RUNNERS_UP, Asked, Candidate, Choice, in_words
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.kernels.faults import runs_transposed
@@ -40,17 +40,19 @@ class ByMeasurement:
             if decision.kernel in self._configs and figures(decision.gpu).name == gpu.name:
                 self._own[decision.problem][decision.kernel] = decision
 
-    def decide(self, asked: Asked) -> Choice | None:
+    def decide(
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+    ) -> Choice | None:
         """The fastest kernel that was measured on the problem."""
-        if asked.is_bound or not (times := self.times(asked.problem)):
+        if sm_count is not None or invariant_to is not None or not (times := self.times(problem)):
             return None
         (us, best), *others = times
         config = self._config(best)
-        swap_ab = runs_transposed(config, asked.problem)
+        swap_ab = runs_transposed(config, problem)
         types = "" if best in self._configs else " with types alike"
         reason = f"fastest of {len(times)} kernels measured for this problem{types} on {self._gpu.name}: {us:.1f} us"
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
-        reason += in_words(config, asked.problem, swap_ab)
+        reason += in_words(config, problem, swap_ab)
         return Choice(best, config, reason, us, runners_up, "measured", swap_ab)
 
     def candidates(self, problem: GemmProblem) -> list[Candidate]:

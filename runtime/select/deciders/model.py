@@ -10,7 +10,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.choice import RUNNERS_UP, Asked, Candidate, Choice, in_words
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
 from gemmill.runtime.select.cost.decompositions import cluster_k
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.model import estimate
@@ -33,15 +33,15 @@ class ByModel:
     def __init__(self, kernels: Kernels, gpu: Gpu) -> None:
         self._kernels, self._gpu = kernels, gpu
 
-    def decide(self, asked: Asked) -> Choice:
+    def decide(self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool) -> Choice:
         """The kernel that the model says is the fastest.
 
         Raises:
             UnsupportedProblemError: no kernel serves the problem.
         """
-        group, serving, figures = self._asked(asked.problem, asked.sm_count)
+        group, serving, figures = self._asked(problem, sm_count)
         ranked = _fastest(group, serving, figures, 1 + RUNNERS_UP)
-        return chosen(group, ranked, figures, asked.problem, with_at_most(self._gpu, asked.sm_count))
+        return chosen(group, ranked, figures, problem, with_at_most(self._gpu, sm_count))
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first."""
@@ -75,16 +75,17 @@ class ForNothing:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def decide(self, asked: Asked) -> Choice | None:
+    def decide(
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+    ) -> Choice | None:
         """The first of the kernels for a problem whose D is empty.
 
         Raises:
             UnsupportedProblemError: no kernel serves the problem.
         """
-        problem = asked.problem
         if min(problem.m, problem.n, problem.batch) != 0:
             return None
-        group, serving = self._kernels.serving(problem, asked.sm_count)
+        group, serving = self._kernels.serving(problem, sm_count)
         first = serving[0]
         swap_ab = bool(group.table.swap_ab[first])
         return Choice(

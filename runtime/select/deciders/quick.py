@@ -11,7 +11,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.epilogues.parse import LINEAR, is_gated
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.choice import Asked, Choice, in_words
+from gemmill.runtime.select.choice import Choice, Rows, in_words
 from gemmill.runtime.select.decision_tree import LARGEST_EXTENT, Tree, trees_of
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.kernels.variations import with_epilogue, with_types_of
@@ -41,12 +41,13 @@ class ByDecisionTree:
         self._found: dict[tuple[Any, ...], _OfFormats | None] = {}
         """By all of a problem but its extents."""
 
-    def decide(self, asked: Asked) -> Choice | None:
+    def decide(
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+    ) -> Choice | None:
         """What a tree names; None where there is none for the formats of the problem, or for its extents, or where the
         kernel is not here."""
-        if not asked.quick or asked.is_bound:
+        if not quick or sm_count is not None or invariant_to is not None:
             return None
-        problem = asked.problem
         m, n, k = problem.m, problem.n, problem.k
         if not (0 < m <= LARGEST_EXTENT and 0 < n <= LARGEST_EXTENT and 0 < k <= LARGEST_EXTENT):
             return None

@@ -50,7 +50,8 @@ class GemvFeatures(NamedTuple):
 
     learned: Step
     """Steps as if WGMMA and TMA made them: the residual model has learned the figure "loads" of these kernels so."""
-    tile_m: Floats
+    counted_rows: Floats
+    """Rows of A of a tile that take time: of more than an MMA has."""
     step_bytes_a: Floats
     """Bytes of A, for each row, and of B that a step along K of a tile reads."""
     step_bytes_b: Floats
@@ -67,7 +68,7 @@ class GemvFeatures(NamedTuple):
         bytes_b = column(configs, lambda c: c.b.type.bits / 8)
         return cls(
             learned=Step.of(configs, swap_ab, lambda config: (WIDE_ROW, WIDE_ROW)),
-            tile_m=column(configs, lambda c: c.tile.m),
+            counted_rows=column(configs, lambda c: c.tile.m if c.tile.m > _MMA_ROWS else 0),
             step_bytes_a=column(configs, lambda c: c.tile.k * c.a.type.bits / 8),
             step_bytes_b=column(configs, lambda c: c.tile.n * c.tile.k * c.b.type.bits / 8),
             bytes_b=bytes_b,
@@ -78,10 +79,11 @@ class GemvFeatures(NamedTuple):
     def cost(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> SmTime:
         """As :meth:`Features.cost`."""
         multiply_ns, load_ns = self.learned.paces(work, problem, gpu)
-        align = np.where(self.learned.swap_ab, problem.a_align, problem.b_align)
-        crosses = (problem.k * self.bytes_b % L2_SECTOR > 0) | (align < TMA_ALIGN)
+        crosses = problem.k * self.bytes_b % L2_SECTOR > 0
+        if min(problem.a_align, problem.b_align) < TMA_ALIGN:
+            crosses |= np.where(self.learned.swap_ab, problem.a_align, problem.b_align) < TMA_ALIGN
         moved = work.sharing * self.step_bytes_b * (1 + np.where(crosses, self.crossing, 0))
-        rows = np.where(self.tile_m > _MMA_ROWS, np.minimum(work.m, self.tile_m), 0)
+        rows = np.minimum(work.m, self.counted_rows)
         rows_ns = work.sharing * rows * self.step_bytes_a * _STREAM_A / _STREAM_GBPS
         issued_ns = work.sharing * self.issue_cycles / gpu.clock_ghz
         paces = np.array((np.full_like(rows, _STREAM_NS), moved / _STREAM_GBPS, issued_ns))
