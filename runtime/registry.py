@@ -146,7 +146,7 @@ class Registry:
 
         With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
         depends on neither that extent nor the batch; nor does the order in which it sums K. With ``quick`` and neither
-        of these, a tree may decide in place of the model, where no measurement does:
+        of these, a decision tree may decide in place of the model, where no measurement does:
         :mod:`gemmill.runtime.select.decision_tree`.
 
         Raises:

@@ -41,7 +41,7 @@ def _nothing(splits: Floats, tile: Floats) -> Floats:
 
 
 def exchange_ns(splits: Floats, tile: Floats) -> Floats:
-    """Time to add up the sums of so many parts of K of an output tile of so many elements; 0 for one."""
+    """Time to add up so many partial sums of an output tile of so many elements; 0 for one."""
     levels = np.ceil(np.log(np.maximum(splits, 1)) / np.log(_BRANCHES) - 1e-9)
     last = np.ceil(splits / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
     takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
@@ -56,7 +56,7 @@ def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """What a K decomposition adds. Functions take parts of K and the elements of an output tile."""
+    """What a K decomposition adds. Functions take the splits of K and the elements of an output tile."""
 
     is_data_parallel: bool = False
     """Whether one CTA sums all of K of a tile."""

@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
     us: Floats
     """Predicted time in microseconds."""
     tiles: Floats
-    """Output tiles, or where several CTAs sum a tile on their own its parts along K."""
+    """Output tiles, each as often as K is split among CTAs that sum it on their own."""
     waves: Floats
     """Tiles that the busiest SM computes, one after the other."""
     utilisation: Floats

@@ -41,7 +41,7 @@ class Tiling(NamedTuple):
     cluster_size: Integers
     """The same, as an index."""
     splits: Floats
-    """Parts that K of a tile is divided into."""
+    """CTAs or clusters that K of a tile is split among."""
     ctas_per_sm: Floats
     """CTAs that share an SM where the problem has as many."""
     counted_ctas: Floats
