@@ -66,6 +66,8 @@ class Decomposition:
     """Once, to the busiest SM."""
     is_shared_in_clusters: bool = False
     """Whether the CTAs that share K of a tile are a cluster."""
+    adds_up_within: bool = False
+    """Whether CTAs add up their sums within the kernel, one after the other."""
     has_second_kernel: bool = False
     """Whether a CTA stores partial sums, which a second kernel adds up: :func:`second_kernel_ns`."""
     has_shares: bool = False
@@ -76,7 +78,7 @@ DECOMPOSITIONS: Mapping[str, Decomposition] = MappingProxyType(
     {
         "tiles": Decomposition(is_data_parallel=True),
         "split": Decomposition(has_second_kernel=True),
-        "fused": Decomposition(kernel_ns=exchange_ns),
+        "fused": Decomposition(kernel_ns=exchange_ns, adds_up_within=True),
         "stream": Decomposition(has_shares=True),
         "cluster": Decomposition(is_shared_in_clusters=True, tile_ns=_cluster_ns),
     }

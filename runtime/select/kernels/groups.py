@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.model import FeatureTable
 from gemmill.runtime.select.kernels.faults import is_aligned, refusal
 from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Integers
 
 _EXTENTS = ("m", "n", "k", "batch")
-_PREFERRED: frozenset[FamilyName] = frozenset(("wgmma", "gemv"))
-"""Families that are asked alone where all operands are aligned and one of them serves: the others are slower then."""
-_EXACT: frozenset[FamilyName] = frozenset(("simt",))
-"""Families whose sums there is nothing to promote of: FMAs in f32."""
 _SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
 """Types of A and B whose sums tensor cores can keep in f16."""
 
@@ -131,7 +128,7 @@ class Kernels:
     def _groups_for(self, problem: GemmProblem) -> Iterator[Group]:
         """Kernels for problems of the same formats, group by group: the first that serves one is asked. Those that sum
         as asked, then those that keep more of the sums; of each, where all operands are aligned, those of
-        :data:`_PREFERRED` before all."""
+        preferred families before all."""
         formats = format_of_problem(problem)
         families = (True, False) if is_aligned(problem) else (False,)
         for precise, preferred in itertools.product((False, True), families):
@@ -144,8 +141,8 @@ class Kernels:
                 yield group
 
     def _either_way(self, problem: GemmProblem, preferred: bool) -> list[Group]:
-        """The kernels for a problem, and for its transpose where that is the same; of :data:`_PREFERRED` or of all
-        families."""
+        """The kernels for a problem, and for its transpose where that is the same; of preferred families or of
+        all."""
         groups = [Group.of(configs) for configs in self._members(problem, preferred)]
         if problem.can_transpose:
             groups += (Group.of(configs, swap_ab=True) for configs in self._members(problem.transposed, preferred))
@@ -158,16 +155,16 @@ class Kernels:
             groups += self._either_way(replace(problem, accumulator="f32"), preferred)
         if problem.promote:
             for configs in self._members(replace(problem, promote=0), preferred):
-                if exact := {name: config for name, config in configs.items() if config.family in _EXACT}:
+                if exact := {n: config for n, config in configs.items() if FAMILIES[config.family].sums_exactly}:
                     groups.append(Group.of(exact))
         return groups
 
     def _members(self, problem: GemmProblem, preferred: bool) -> Iterator[Mapping[str, GemmConfig]]:
-        """Kernels for the formats of a problem, of :data:`_PREFERRED` or of all families: those of just these formats
+        """Kernels for the formats of a problem, of preferred families or of all: those of just these formats
         first, then those that take any majors."""
         for formats in serving_formats(problem):
             members = self.variants.of(formats, problem.epilogue)
             if preferred:
-                members = {name: config for name, config in members.items() if config.family in _PREFERRED}
+                members = {n: config for n, config in members.items() if FAMILIES[config.family].is_preferred}
             if members:
                 yield members

@@ -58,6 +58,11 @@ class Family:
     """Those that utilisation counts where the problem has fewer."""
     storing: Callable[[GemmConfig], float] = _once
     """How many times as long a tile takes to store as it does by TMA."""
+    is_preferred: bool = False
+    """Whether it is asked alone where all operands are aligned and it, or another such, serves: the others are slower
+    then."""
+    sums_exactly: bool = False
+    """Whether there is nothing to promote of its sums."""
     multiplies_by: str = BOUNDS[0]
     """What multiplies."""
     dram_share: float = 1.0

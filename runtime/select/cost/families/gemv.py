@@ -124,4 +124,10 @@ def _is_corrected(config: GemmConfig) -> bool:
     return gemv.mmas_m(fields_of(config)) == 1 and multiplies_as_loaded(config)
 
 
-FAMILY = Family(GemvFeatures.of, is_corrected=_is_corrected, ctas_per_sm=_ctas_per_sm, counted_ctas=_ctas_per_sm)
+FAMILY = Family(
+    GemvFeatures.of,
+    is_corrected=_is_corrected,
+    ctas_per_sm=_ctas_per_sm,
+    counted_ctas=_ctas_per_sm,
+    is_preferred=True,
+)

@@ -50,4 +50,4 @@ def _multiply_cycles(config: GemmConfig) -> float:
     return tile.m * tile.n * tile.k / rate
 
 
-FAMILY = Family(SimtFeatures.of, multiplies_by="multiply-adds", dram_share=DIRECT_DRAM)
+FAMILY = Family(SimtFeatures.of, sums_exactly=True, multiplies_by="multiply-adds", dram_share=DIRECT_DRAM)

@@ -197,4 +197,4 @@ def _crossing_cycles(dtype: DTypeName, elements: int) -> float:
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
-FAMILY = Family(WgmmaFeatures.of, is_corrected=multiplies_as_loaded)
+FAMILY = Family(WgmmaFeatures.of, is_corrected=multiplies_as_loaded, is_preferred=True)
