@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ _TAKE_NS_PER_BYTE = 0.8e3 / (128 * 128 * PARTIAL_BYTES)
 """Adding the accumulators of another CTA, by their bytes in one."""
 _BRANCHES = 4
 """Of the tree in which sums are added up (emitters/include/gemmill/scheduler/work.cuh)."""
+_MOST_SUMS = 4096
+"""Most partial sums of a tile: more than there are clusters on a GPU."""
 _CLUSTER_NS = 700.0
 """Handing accumulators to another CTA of the cluster, through its shared memory. An estimate, like the next."""
 _CLUSTER_BYTES_PER_NS = 100.0
@@ -42,10 +45,17 @@ def _nothing(splits: Floats, tile: Floats) -> Floats:
 
 def exchange_ns(splits: Floats, tile: Floats) -> Floats:
     """Time to add up so many partial sums of an output tile of so many elements; 0 for one."""
+    levels, takes = (figure.take(splits.astype(np.int64)) for figure in _exchanges())
+    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
+
+
+@cache
+def _exchanges() -> tuple[Floats, Floats]:
+    """By the number of partial sums levels of the tree in which they are added up, and how many the last CTA takes."""
+    splits = np.arange(_MOST_SUMS + 1, dtype=np.float64)
     levels = np.ceil(np.log(np.maximum(splits, 1)) / np.log(_BRANCHES) - 1e-9)
     last = np.ceil(splits / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
-    takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
-    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
+    return levels, np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
 
 
 def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
