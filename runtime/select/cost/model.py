@@ -232,7 +232,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estim
     uneven, strided = problem.batching == "grouped", problem.batching == "strided"
     k, traffic, problem = table.tiling, table.traffic, problem.typical()
     work = Work.of(k, problem, gpu, uneven)
-    sm = table.cost(table.sm.work(work, problem, gpu, strided), problem, gpu)
+    sm = table.cost(table.sm.work(k, work, problem, gpu, strided), problem, gpu)
     moved = memory.dram_bytes(traffic, k, work, problem, gpu)
     dram_ns = moved / (gpu.dram_gbps * traffic.dram_share)
     capped_ns = power_ns(problem, np.maximum(traffic.bytes_a, traffic.bytes_b), gpu)

@@ -16,7 +16,7 @@ from gemmill.runtime.select.cost.decompositions import cluster_k, decomposition_
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Floats, Integers
-    from gemmill.runtime.select.cost.tiling import Work
+    from gemmill.runtime.select.cost.tiling import Tiling, Work
 
 SHARED_BYTES_PER_CYCLE = 128
 """What an SM reads or writes of shared memory in a clock: WGMMA its operands, and what is loaded."""
@@ -80,8 +80,6 @@ class SmWork(NamedTuple):
 class SmFeatures(NamedTuple):
     """What CTAs load for a step along K, and store of a tile."""
 
-    tile_m: Floats
-    tile_n: Floats
     bytes_a: Floats
     """What is loaded of A, as far as multicast does not save it; so of B."""
     bytes_b: Floats
@@ -102,8 +100,6 @@ class SmFeatures(NamedTuple):
         shared_a = _MULTICAST_COST + (1 - _MULTICAST_COST) / column(configs, lambda c: c.cluster.n)
         shared_b = _MULTICAST_COST + (1 - _MULTICAST_COST) / column(configs, lambda c: c.cluster.m)
         return cls(
-            tile_m=tile_m,
-            tile_n=tile_n,
             bytes_a=tile_k * (tile_m * column(configs, lambda c: c.a.type.bits / 8) * shared_a),
             bytes_b=tile_k * (tile_n * column(configs, lambda c: c.b.type.bits / 8) * shared_b),
             stored=np.array(slowness) * tile_m * tile_n / column(configs, cluster_k) * column(configs, _stored_bytes),
@@ -112,11 +108,11 @@ class SmFeatures(NamedTuple):
             adding_ns=tile_ns(configs),
         )
 
-    def work(self, work: Work, problem: GemmProblem, gpu: Gpu, strided: bool) -> SmWork:
+    def work(self, tiling: Tiling, work: Work, problem: GemmProblem, gpu: Gpu, strided: bool) -> SmWork:
         """What a problem has an SM do; ``strided``: boxes end with the operands."""
         inside_a = inside_b = np.ones_like(work.m)
         if strided:
-            inside_a, inside_b = np.minimum(work.m / self.tile_m, 1), np.minimum(work.n / self.tile_n, 1)
+            inside_a, inside_b = np.minimum(work.m / tiling.m, 1), np.minimum(work.n / tiling.n, 1)
         rate = np.minimum(SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / work.active)
         load_ns = (self.bytes_a * inside_a + self.bytes_b * inside_b) / rate
         store_ns = _TILE_NS + work.sharing * self.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
