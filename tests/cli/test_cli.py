@@ -435,10 +435,10 @@ def test_select_ranks_kernels_and_says_why() -> None:
     assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
 
 
-def test_select_at_once() -> None:
+def test_select_quick() -> None:
     size = "--mnkl", "1234,4096,4608"
     name, reason = ok("select", *size, "--quick", "--why").splitlines()
-    assert reason.startswith("a tree that stands in for the model of NVIDIA H200 names it at once")
+    assert reason.startswith("the decision tree that stands in for the model of NVIDIA H200 names it")
     report = json.loads(ok("select", *size, "--quick", "--json"))
     assert (report["source"], report["ranking"]) == ("quick", [{"name": name, "us": None}])
     assert json.loads(ok("select", *size, "--json"))["source"] == "model"

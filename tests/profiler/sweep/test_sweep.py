@@ -29,7 +29,8 @@ from gemmill.profiler.sweep.sweep import Listener, is_measured, likely_first, pr
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select import gpus
-from gemmill.runtime.select.selector import Selector, needs_swap
+from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.store import Store
 
 CONFIGS = tuple(load_manifest(shipped_manifest("bf16")).expand())

@@ -15,8 +15,8 @@ from gemmill.library.arch import GPUS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.autotune import autotuned
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import Candidate, Choice
 from gemmill.runtime.select.decisions import Decision
-from gemmill.runtime.select.selector import Candidate, Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
 from gemmill.runtime.storage.store import StoreWarning
