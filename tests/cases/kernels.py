@@ -38,7 +38,7 @@ def _read() -> dict[str, tuple[KernelCase, ...]]:
     groups = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text())
     return {
         group: tuple(
-            KernelCase(str(id), part["reason"], name) for part in parts for id, name in part["kernels"].items()
+            KernelCase(label, part["reason"], name) for part in parts for label, name in part["kernels"].items()
         )
         for group, parts in groups.items()
     }
