@@ -57,7 +57,7 @@ def test_the_fastest_of_the_best_is_kept_for_the_process_and_the_next(pack: Path
     assert first.select(PROBLEM) == chosen, "calls that do not ask for it do not depend on the store"
 
     code = (
-        "import sys; from tests.runtime.test_autotune import *\n"
+        "import sys; from tests.runtime.api.test_autotune import *\n"
         "print(autotuned(registry(Path(sys.argv[1])), PROBLEM, 2, None, GPU, never).name)"
     )
     root = Path(__file__).parents[3]
