@@ -23,6 +23,8 @@ from gemmill.library.legality.resources import SM_REGISTERS, columns_d
 from gemmill.library.legality.rules import legal
 from gemmill.runtime.compile.compiler import Compiler
 
+pytestmark = pytest.mark.slow
+
 # Together these cover: both schedules, every tile M, wide, odd and narrow N, tile K from 32 to 128 with each swizzle,
 # every cluster, all four majors of A and B, both dtypes and accumulators, D in three dtypes and both majors, C or none;
 # groups.

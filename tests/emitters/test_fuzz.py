@@ -30,12 +30,14 @@ def compile_all(compiler: Compiler, configs: Iterable[GemmConfig]) -> None:
         compiler.compile(emit(config), config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [slice(2), pytest.param(slice(2, 6), marks=pytest.mark.heavy)])
 def test_random_legal_configs_compile_without_spills(drawn: slice, compiler: Compiler) -> None:
     configs = list(islice(legal_configs(random.Random(2026), {"arch": "sm90a"}), 6))[drawn]
     compile_all(compiler, configs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -50,6 +52,7 @@ def test_kernels_with_no_register_left_do_not_spill(name: str, compiler: Compile
     compile_all(compiler, [parse_name(name)])
 
 
+@pytest.mark.slow
 def test_epilogues_that_read_all_they_may_do_not_spill(compiler: Compiler) -> None:
     tiles = "128x96x64_1x1_pingpong", "192x128x64_1x1_cooperative", "128x128x64_1x1_pingpong"
     wide, tall, full = (f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{tile}_s4_m8_k1_linear" for tile in tiles)
@@ -65,6 +68,7 @@ def test_epilogues_that_read_all_they_may_do_not_spill(compiler: Compiler) -> No
     assert [rule.id for rule, _ in broken(beyond)] == ["epilogue-matrices"]
 
 
+@pytest.mark.slow
 def test_block_scales_compile_in_every_order_of_work(compiler: Compiler) -> None:
     """A tile's first MMAs overlap the epilogue before, wherever a scheduler tells what comes next."""
     orders = product(DOMAINS["scheduler.decomposition"], DOMAINS["scheduler.batching"])

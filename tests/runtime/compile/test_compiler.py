@@ -25,6 +25,8 @@ from gemmill.runtime.compile.pool import Outcome, compile_many
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
+pytestmark = pytest.mark.slow
+
 SPEC = 'extern "C" __constant__ unsigned spec[] = {128u, 7u};\n'
 STACK = """extern "C" __global__ void kernel(float* o, int n) {
   float x[64];
