@@ -246,6 +246,7 @@ def test_no_traceback_where_nothing_can_be_printed(arguments: tuple[str, ...]) -
     assert "No space left" in result.stderr
 
 
+@pytest.mark.slow
 def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
     names = ok("list", "bf16").split()
     assert [kernel_name(parse_name(name)) for name in names] == names

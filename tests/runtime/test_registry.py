@@ -145,6 +145,7 @@ def test_the_default_registry_holds_the_shipped_kernels() -> None:
     assert registry.select(PROBLEM).name in configs
 
 
+@pytest.mark.slow
 def test_a_choice_among_kernels_of_a_problem_s_types_is_that_among_all() -> None:
     registry = Registry(gpu=DEFAULT_GPU)
     problems = [

@@ -94,6 +94,7 @@ def one_by_one(grid: Grid) -> list[dict[str, Value]]:
     return found
 
 
+@pytest.mark.slow
 @examples(8, 30)
 @given(kernel_sets())
 def test_broadcast_judgements_equal_those_made_one_by_one(kernel_set: KernelSet) -> None:

@@ -102,6 +102,7 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
         assert leaves == set(range(len(table["kernels"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in quick.grown(gpu)], ids=str)
 def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, formats: tuple[Any, ...]) -> None:
     chance, registry = random.Random(0), Registry(gpu=GPUS[gpu])
