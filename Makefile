@@ -37,6 +37,9 @@ test: lint  ## Check style, types and tests: 4 minutes on two cores
 test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
 	$(PYTEST) -m "heavy or hypothesis" --hypothesis-profile gemmill
 
+replay: $(VENV)/.dev  ## Show what changed in kernels and selections since BASE=commit
+	tests/replay/compare.sh '$(BASE)' $(BIN)/python
+
 lint: $(VENV)/.dev  ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

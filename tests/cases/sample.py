@@ -8,7 +8,7 @@ from itertools import combinations
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import parse_name
 
-PAIRED = ("arch", "schedule", "scheduler.decomposition", "scheduler.batching", "a.major", "b.major")
+PAIRED = ("schedule", "scheduler.decomposition", "scheduler.batching", "a.major", "b.major")
 """Fields of which every pair of values is in the sample: they take each other's paths through the source."""
 SINGLE = ("arch", "a.dtype", "b.dtype", "accumulator", "promote", "a.align", "b.align", "c.dtype", "d.dtype", "d.major")
 """Fields of which every value is."""
