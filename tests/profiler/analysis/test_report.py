@@ -25,7 +25,13 @@ CLUSTERS = next(iter(RESULTS.glob("fp8-clusters-*.jsonl.xz")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.name.partition("-2")[0])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name.partition("-2")[0], marks=pytest.mark.heavy if index % 8 else ())
+        for index, path in enumerate(SUMMARIES)
+    ],
+)
 def test_figures_are_those_that_were_published(path: Path) -> None:
     summary = json.loads(path.read_text())
     (records,) = path.parent.glob(path.name.replace(".summary.json", ".jsonl*"))
