@@ -15,7 +15,7 @@ from gemmill.library.legality.coverage import OK, Table, markdown, tables
 from gemmill.library.legality.rules import RULES
 from gemmill.library.legality.search import any_legal
 
-pytestmark = pytest.mark.slow  # the tables take ten seconds, once a worker
+pytestmark = pytest.mark.heavy  # the tables take twenty seconds, once a worker
 
 DOCS = Path(__file__).parents[3] / "docs" / "coverage.md"
 
