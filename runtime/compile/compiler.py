@@ -91,7 +91,8 @@ class Compiler:
         self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
-            options = [*_options(config), *_UNRECORDED, f"-pch-dir={pch.directory()}", *includes]
+            folder = pch.folder(config.target.nvrtc, source.text)
+            options = [*_options(config), *_UNRECORDED, f"-pch-dir={folder}", *includes]
             cubin, stats = _nvrtc(source, options)
         self.stats = stats
         parsed = Cubin(cubin)

@@ -152,6 +152,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPr
         yield process
 
 
+@pytest.mark.slow
 def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
     faulty: dict[str, str] = {}
     unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5], seconds=60)

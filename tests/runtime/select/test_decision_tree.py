@@ -103,6 +103,7 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
         assert leaves == set(range(len(table["kernels"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in decision_tree.trees_of(gpu)], ids=str
 )

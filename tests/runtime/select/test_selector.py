@@ -292,6 +292,7 @@ def everything() -> Selector:
     return Registry(gpu=H200).selector
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"])
 @pytest.mark.parametrize("majors", list(itertools.product(("k", "mn", "any"), ("k", "mn", "any"), ("n", "m", "any"))))
 def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DTypeName, majors: tuple[Any, ...]) -> None:
