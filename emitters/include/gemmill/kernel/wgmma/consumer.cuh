@@ -84,8 +84,31 @@ struct WgmmaConsumer {
         begin_ahead(index + stride);
       } else if constexpr (Traits::kRegistersA) {
         if (work.k_tiles == 0) accumulators.clear();
-        auto const operand = Mainloop::operand(shared, first_row, first_k);
-        Mainloop::from_registers(accumulators, operand, b, pipeline, ready, at, release, work.k_tiles);
+        auto const operand = [&] {
+          if constexpr (Traits::kMixed) {
+            return typename Traits::Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row, first_k);
+          } else {
+            return ColumnOperand<A, Traits::kBlocks, Config::kTileK>(shared + Storage::kOffsetA, first_row);
+          }
+        }();
+        typename decltype(operand)::Fragment even, odd;
+        // One set of fragments is read from shared memory while MMAs read the other.
+        auto const step = [&](auto& fragment, auto& before, bool first) {
+          Mainloop::wait(pipeline, ready, at);
+          operand.load(fragment, at.stage);
+          accumulators.multiply(fragment, b, at.stage, first);
+          wgmma_wait<1>();
+          before.pin();
+          if (!first) release(at.previous());
+          at.advance();
+        };
+        // No branch lies between MMAs in flight and the next: ptxas would serialise them.
+        int k_tile = 0;
+        for (; k_tile + 1 < work.k_tiles; k_tile += 2) {
+          step(even, odd, k_tile == 0);
+          step(odd, even, false);
+        }
+        if (k_tile < work.k_tiles) step(even, odd, k_tile == 0);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         Mainloop::from_shared(accumulators, a, b, pipeline, ready, at, release, work.k_tiles);

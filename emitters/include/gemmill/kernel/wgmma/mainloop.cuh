@@ -1,4 +1,4 @@
-/// The mainloops of the WGMMA kernel: A and B from shared memory, or A from registers.
+/// The mainloops of the WGMMA kernel: A and B from shared memory; what promoted sums walk.
 #pragma once
 
 #include <gemmill/kernel/wgmma/storage.cuh>
@@ -14,7 +14,6 @@ struct WgmmaMainloop {
   using A = typename Traits::A;
   using Accumulator = typename Traits::Accumulator;
   using B = typename Traits::B;
-  using Narrow = typename Traits::Narrow;
   using Position = typename Traits::Position;
   using Ready = typename Traits::Ready;
   using StagePipeline = typename Traits::StagePipeline;
@@ -53,15 +52,6 @@ struct WgmmaMainloop {
     }
   }
 
-  /// What reads A from shared memory into registers, for rows of a tile from the first and k of a stage from the first.
-  __device__ static auto operand(char* shared, int first_row, int first_k) {
-    if constexpr (Traits::kMixed) {
-      return Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row, first_k);
-    } else {
-      return ColumnOperand<A, Traits::kBlocks, Config::kTileK>(shared + Storage::kOffsetA, first_row);
-    }
-  }
-
   /// Multiplies A and B from shared memory.
   __device__ static void from_shared(Accumulator& accumulators, MatrixDescriptors<A> const& a,
                                      MatrixDescriptors<B> const& b, StagePipeline& pipeline, Ready& ready, Position& at,
@@ -74,30 +64,6 @@ struct WgmmaMainloop {
       if (k_tile > 0) release(at.previous());
       at.advance();
     }
-  }
-
-  /// Multiplies A from registers: one set of fragments is read from shared memory while MMAs read the other.
-  template <class Operand>
-  __device__ static void from_registers(Accumulator& accumulators, Operand const& operand,
-                                        MatrixDescriptors<B> const& b, StagePipeline& pipeline, Ready& ready,
-                                        Position& at, Release const& release, int k_tiles) {
-    typename Operand::Fragment even, odd;
-    auto const step = [&](auto& fragment, auto& before, bool first) {
-      wait(pipeline, ready, at);
-      operand.load(fragment, at.stage);
-      accumulators.multiply(fragment, b, at.stage, first);
-      wgmma_wait<1>();
-      before.pin();
-      if (!first) release(at.previous());
-      at.advance();
-    };
-    // No branch lies between MMAs in flight and the next: ptxas would serialise them.
-    int k_tile = 0;
-    for (; k_tile + 1 < k_tiles; k_tile += 2) {
-      step(even, odd, k_tile == 0);
-      step(odd, even, false);
-    }
-    if (k_tile < k_tiles) step(even, odd, k_tile == 0);
   }
 };
 
