@@ -11,7 +11,7 @@ import pytest
 
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.parts import Need
+from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.footprint import auto_stages
 from gemmill.library.problem import GemmProblem
@@ -322,9 +322,9 @@ def make_case(
 def poison_workspace(device: Any) -> None:
     """Fill the workspace of the current stream with NaN, or integers of bytes 0xFF: none is left in a right D."""
     stream = torch.cuda.current_stream(device).cuda_stream
-    workspace = workspace_of(torch.device(device).index or 0, stream, Need(WORKSPACE_BYTES, 0))
+    workspace = workspace_of(torch.device(device).index or 0, stream, WorkspaceSize(WORKSPACE_BYTES, 0))
     with workspace.lock:
-        workspace.reserve(Need(WORKSPACE_BYTES, 0), "a test")
+        workspace.reserve(WorkspaceSize(WORKSPACE_BYTES, 0), "a test")
         (status,) = bindings().cuMemsetD8Async(workspace.buffer, 0xFF, WORKSPACE_BYTES, stream)
     assert status == 0
 
