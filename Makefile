@@ -16,16 +16,29 @@ EXTRAS ?= $(shell [ "$(DRIVER)" -ge 580 ] 2>/dev/null && echo cu13,torch || echo
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint format clean
+# Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: help demo test-fast test test-heavy lint replay format clean
 
 help:  ## List the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 demo: $(VENV)/.demo  ## Show gemmill at work, in under a minute after installation
 	$(BIN)/gemmill demo
 
-test: lint  ## Check style, types and tests
-	$(BIN)/python -m pytest -n 2
+# Three tiers. Each test is in one, those of hypothesis in all: with more examples in the last.
+test-fast: lint  ## Check style, types and the tests that take no time: 90 seconds
+	$(PYTEST) -m "not slow and not heavy" --hypothesis-profile brief
+
+test: lint  ## Check style, types and tests: 4 minutes on two cores
+	$(PYTEST) -m "not heavy" --hypothesis-profile brief
+
+test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
+	$(PYTEST) -m "heavy or hypothesis" --hypothesis-profile gemmill
+
+replay: $(VENV)/.dev  ## Show what changed in kernels and selections since BASE=commit
+	tests/replay/compare.sh '$(BASE)' $(BIN)/python
 
 lint: $(VENV)/.dev  ## Check style and types
 	$(BIN)/ruff check

@@ -57,7 +57,7 @@ def main() -> None:
     from gemmill.library.epilogues.parse import canonical
     from gemmill.profiler.measure.timing import capture, time_rounds
     from gemmill.runtime.registry import Registry
-    from gemmill.runtime.select.selector import with_epilogue
+    from gemmill.runtime.select.kernels.variations import with_epilogue
 
     # Of each plain kernel, the one that a call with the epilogue would compile in its place.
     configs = {parse_name(name): name for name in KERNELS}

@@ -1,5 +1,6 @@
-"""Fit the trees that correct the analytic model (``runtime/select/cost/trees.py``) to records of sweeps, and judge
-them; and tell which kernels were the fastest at the shapes of the suites (``runtime/select/measured.py``).
+"""Fit the residual model, trees that correct the analytic model (``runtime/select/cost/residual.py``), to records of
+sweeps, and judge it; and tell which kernels were the fastest at the shapes of the suites
+(``runtime/select/measured.py``).
 
 They are judged on what they were not fitted to: problems are held out by K, a fold of all its values at a time, so that
 no weight matrix is on both sides. Selected over best, geometric mean and 5th percentile over problems, and the best of
@@ -108,7 +109,7 @@ def main() -> None:
 
     from gemmill.library.records import read_records
     from gemmill.runtime.select import gpus, measured
-    from gemmill.runtime.select.cost import model, trees
+    from gemmill.runtime.select.cost import model, residual
 
     files: list[list[Any]] = [
         [m for m in (read_medians(path) if path.suffix == ".json" else read_records(path)) if counts(m)]
@@ -139,10 +140,10 @@ def main() -> None:
         "trees": as_trees(booster),
     }
     asked = np.concatenate([r.features for r in rows]).astype(np.float64)
-    apart = np.abs(trees.Trees.of(content)(asked.T) - booster.predict(asked)).max()
+    apart = np.abs(residual.ResidualModel.of(content)(asked.T) - booster.predict(asked)).max()
     if apart > ROUNDING:
         sys.exit(f"the trees as they would be written are up to {apart:.2g} from what was fitted: round less")
-    write(gpu, "trees", trees.VERSION, content)
+    write(gpu, "trees", residual.VERSION, content)
     write(gpu, "measured", measured.VERSION, fastest(by_gpu[gpu]))
 
 
@@ -232,7 +233,7 @@ def runs_as_measured(measurement: Any) -> bool:
     """Whether the kernel's subtiles of D, and its boxes on this problem (``TmaBox.part``), are about what they were."""
     from gemmill.library.config.names import parse_name
     from gemmill.profiler.baselines.baseline import BASELINES
-    from gemmill.runtime.select.selector import needs_swap
+    from gemmill.runtime.select.kernels.faults import needs_swap
 
     problem = measurement.problem
     if measurement.kernel in BASELINES:
@@ -289,7 +290,7 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
     from gemmill.library.config.names import parse_name
     from gemmill.profiler.baselines.baseline import BASELINES
     from gemmill.runtime.select.cost import model
-    from gemmill.runtime.select.selector import needs_swap
+    from gemmill.runtime.select.kernels.faults import needs_swap
 
     times = by_problem(
         m
@@ -305,11 +306,11 @@ def read_rows(measurements: Iterable[Any], gpu: Any) -> list[Rows]:
             continue
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
         parts = []
-        for swapped in (False, True):
-            members = [name for name in own if needs_swap(configs[name], problem) is swapped]
+        for swap_ab in (False, True):
+            members = [name for name in own if needs_swap(configs[name], problem) is swap_ab]
             if not members:
                 continue
-            columns = model.Columns.of([configs[name] for name in members], swapped)
+            columns = model.FeatureTable.of([configs[name] for name in members], swap_ab)
             figures, others = model.analytic(columns, problem, gpu)
             found = model.features(columns, figures, others, problem, gpu)
             us = [own[name].us * (1 if own[name].stage == "final" else scale) for name in members]

@@ -113,7 +113,7 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
     from gemmill.profiler.measure.worker import Options
     from gemmill.profiler.sweep.cluster import Cluster, local_gpus
     from gemmill.profiler.sweep.sweep import Listener, sweep, units
-    from gemmill.runtime.select.gpus import detect
+    from gemmill.runtime.registry import detect
     from gemmill.runtime.select.selector import Selector
     from gemmill.runtime.storage.store import Store
 

@@ -1,4 +1,4 @@
-"""Grow the trees that decide at once (``runtime/select/quick.py``), one for the problems of each of some formats.
+"""Train the decision trees of quick selection (``runtime/select/decision_tree.py``), one for problems of some formats.
 
 Problems are drawn, and the model says what kernels take. A leaf names the kernel that is the fastest for its problems,
 in the mean of logarithms of times. The leaf that is divided next, and the comparison that divides it, are those that
@@ -78,8 +78,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.files import publish
+    from gemmill.runtime.select.decision_tree import VERSION
     from gemmill.runtime.select.measured import FORMATS, formats_of
-    from gemmill.runtime.select.quick import VERSION
     from gemmill.runtime.select.shipped import path_of
 
     chunks = -(-arguments.problems // CHUNK) + 1  # one of them to judge by
@@ -131,13 +131,13 @@ def problem_of(table: int, m: int, n: int, k: int) -> Any:
 
 def draw(chance: random.Random) -> tuple[int, int, int]:
     """M, N and K: mostly of layers, with any number of rows."""
-    from gemmill.runtime.select.quick import GROWN_EXTENT
+    from gemmill.runtime.select.decision_tree import LARGEST_EXTENT
 
     def extent(most: int, grain: int) -> int:
         return max(grain, round(2 ** chance.uniform(7, np.log2(most)) / grain) * grain)
 
     def layer() -> int:
-        most = GROWN_EXTENT if chance.random() < 0.05 else 1 << 15
+        most = LARGEST_EXTENT if chance.random() < 0.05 else 1 << 15
         return extent(most, chance.choice((16, 32, 64, 64, 128, 128, 256, 256, 256)))
 
     while True:
@@ -175,7 +175,7 @@ def ask(gpu: str, table: int, seed: int) -> Asked:
             continue  # no tree is asked
         found = registry.candidates(problem, NAMED)
         us = np.array([candidate.us for candidate in found])
-        own = [kernels.setdefault((candidate.name, candidate.swapped), len(kernels)) for candidate in found]
+        own = [kernels.setdefault((candidate.name, candidate.swap_ab), len(kernels)) for candidate in found]
         fastest[len(extents), : us.size], behind[len(extents), : us.size] = own, np.log(us / us[0])
         extents.append((m, n, k))
     return Asked(np.array(extents), [*kernels], fastest, behind)
@@ -184,8 +184,8 @@ def ask(gpu: str, table: int, seed: int) -> Asked:
 def table_of(chunks: Sequence[Asked], gpu: str, leaves: int) -> tuple[dict[str, Any], list[float]]:
     """The tree that is grown of all chunks but the last, and by the last what its choice reaches of the model's: the
     mean, the 5th and the 1st percentile."""
+    from gemmill.runtime.select.decision_tree import FIGURES, TILES, Tree, extents_of, tiles_a_wave
     from gemmill.runtime.select.gpus import figures as gpu_figures
-    from gemmill.runtime.select.quick import FIGURES, TILES, Tree, extents_of, tiles_a_wave
 
     sms = gpu_figures(gpu).sms
     names = [*dict.fromkeys(kernel for chunk in chunks for kernel in chunk.kernels)]

@@ -10,6 +10,11 @@ from typing import Literal, NamedTuple
 ArchName = Literal["sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120"]
 """Names of :data:`ARCHS`."""
 
+L2_LINE, L2_SECTOR = 128, 32
+"""Bytes of a line of L2, and of its sectors."""
+TMA_MAX_STRIDE = 1 << 40
+"""Strides in bytes of a tensor that TMA moves are below this (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+
 
 class Arch(NamedTuple):
     """Limits of one compilation target (CUDA C++ Programming Guide, "Compute Capabilities")."""

@@ -13,15 +13,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmill.library.arch import ARCHS, Gpu
+from gemmill.library.arch import ARCHS, DEFAULT_GPU, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
-from gemmill.library.errors import CompileError, ManifestError, PackError, ToolchainError, UnsupportedProblemError
+from gemmill.library.errors import (
+    CompileError,
+    DeviceError,
+    ManifestError,
+    PackError,
+    ToolchainError,
+    UnsupportedProblemError,
+)
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.launch import driver
+from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import read_decisions
-from gemmill.runtime.select.gpus import detect
-from gemmill.runtime.select.selector import Candidate, Choice, Rows, Selector
+from gemmill.runtime.select.gpus import figures, with_sms
+from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack
 
@@ -137,8 +146,8 @@ class Registry:
 
         With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
         depends on neither that extent nor the batch; nor does the order in which it sums K. With ``quick`` and neither
-        of these, a tree may decide in place of the model, where no measurement does:
-        :mod:`gemmill.runtime.select.quick`.
+        of these, a decision tree may decide in place of the model, where no measurement does:
+        :mod:`gemmill.runtime.select.decision_tree`.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
@@ -263,6 +272,15 @@ class Registry:
         source = emit(config)
         artifact, _ = self.store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
         return artifact
+
+
+def detect(device: int = 0) -> Gpu:
+    """Figures of a GPU of this machine, with the SMs that it has; ``DEFAULT_GPU`` where there is none."""
+    try:
+        name = driver.device_name(device)
+        return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
+    except DeviceError:
+        return DEFAULT_GPU
 
 
 def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 # Examples compile kernels or run on busy machines; how long one takes says nothing about its correctness.
 settings.register_profile("gemmill", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("brief", settings.get_profile("gemmill"), max_examples=25)  # of make test
 settings.load_profile("gemmill")
 
 

@@ -14,6 +14,14 @@ import gemmill
 
 PACKAGE = Path(gemmill.__file__).parent
 LAYERS = ("library", "emitters", "runtime", "profiler", "cli")
+ROOMS = {
+    "select": (),
+    "storage": ("settings", "select.decisions"),  # a data type
+    "compile": ("settings", "storage"),
+    "operands": ("launch.driver", "launch.tma"),
+    "launch": ("storage", "operands", "select.choice", "select.kernels.faults"),
+}
+"""What each room of the runtime may import of the others."""
 HEAVY = {"torch", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
 """What ``import gemmill`` must leave alone."""
 
@@ -56,6 +64,31 @@ def test_imports_run_one_way(layer: str) -> None:
         for path in found
         for name in imports(ast.parse(path.read_text()))
         if name.startswith(tuple(f"gemmill.{other}" for other in above))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_runtime_know_few_others(room: str) -> None:
+    allowed = tuple(f"gemmill.runtime.{other}." for other in (room, *ROOMS[room]))
+    found = modules(f"runtime/{room}")
+    assert found, f"runtime/{room} holds no modules"
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in found
+        for name in imports(ast.parse(path.read_text()))
+        if name.startswith("gemmill.runtime.") and not f"{name}.".startswith(allowed)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "cli"])
+def test_no_module_imports_the_package_s_root_from_below(layer: str) -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in modules(layer)
+        for name in imports(ast.parse(path.read_text()))
+        if name == "gemmill" or (name.startswith("gemmill.") and name.split(".")[1] not in LAYERS)
     ]
     assert not wrong
 

@@ -19,7 +19,7 @@ MIN_SHARE = 8
 many parts takes about as long as five steps (H200)."""
 
 
-class Need(NamedTuple):
+class WorkspaceSize(NamedTuple):
     """Bytes of workspace that a launch takes."""
 
     buffer: int
@@ -80,13 +80,13 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
     return min(max(tiles, tiles * steps // MIN_SHARE), max_clusters)
 
 
-def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> Need:
+def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> WorkspaceSize:
     """The workspace of a launch of ``grid`` clusters."""
     parts = _parts(spec)
     if parts.decomposition == "split":
-        return Need(partial_matrices(parts, problem).elements * PARTIAL_BYTES, 0)
+        return WorkspaceSize(partial_matrices(parts, problem).elements * PARTIAL_BYTES, 0)
     slots = grid if parts.decomposition == "stream" else cluster_tiles(spec, problem) * (parts.splits - 1)
-    return Need(slots * parts.slot_bytes, slots * parts.slot_flags * FLAG_BYTES)
+    return WorkspaceSize(slots * parts.slot_bytes, slots * parts.slot_flags * FLAG_BYTES)
 
 
 def _parts(spec: LaunchSpec) -> Parts:

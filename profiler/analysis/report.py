@@ -24,7 +24,8 @@ from gemmill.profiler.analysis.figures import Figures, formats, geometric_mean, 
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLASLT, THROUGH_TORCH
 from gemmill.profiler.measure.ceilings import Ceilings, ceiling_of
 from gemmill.runtime.select import gpus
-from gemmill.runtime.select.selector import RUNNERS_UP, Selector
+from gemmill.runtime.select.choice import RUNNERS_UP
+from gemmill.runtime.select.selector import Selector
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 has no place for."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.selector import needs_swap
+from gemmill.runtime.select.kernels.faults import needs_swap
 
 ASKED = 16
 """Configurations that are asked for, the best first."""

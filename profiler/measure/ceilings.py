@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from gemmill import __version__
 from gemmill.emitters.families.ceiling import CEILINGS, ceiling_config, emit_ceiling
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import RecordError
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
+from gemmill.library.version import __version__
 from gemmill.profiler.analysis.figures import moved_bytes
 from gemmill.profiler.analysis.records import source_commit
 from gemmill.profiler.measure.operands import fill_random, torch, torch_dtype

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from gemmill import __version__
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
+from gemmill.library.version import __version__
 from gemmill.profiler.baselines.baseline import BASELINES, absent
 from gemmill.profiler.measure.operands import (
     BETA,

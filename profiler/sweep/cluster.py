@@ -19,9 +19,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from gemmill import __version__
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
+from gemmill.library.version import __version__
 from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.crew import Done, measure
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess

@@ -32,7 +32,8 @@ from gemmill.profiler.sweep.crew import Crew, OneGpu
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.runtime.compile import pool
 from gemmill.runtime.select import gpus
-from gemmill.runtime.select.selector import Selector, needs_swap
+from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.store import Store
 
 DEFAULT_OPTIONS = Options()

@@ -16,7 +16,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.selector import RUNNERS_UP, Candidate, Choice, in_words
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, in_words
 
 _lock = threading.Lock()
 """Held while kernels are timed: threads that timed at once would disturb each other."""
@@ -63,7 +63,7 @@ def autotuned(
     fastest is the one that was timed.
     """
     candidates = registry.candidates(problem, count, sm_count)
-    asked = [asdict(problem), gpu, sm_count, sorted((c.name, c.swapped) for c in candidates)]
+    asked = [asdict(problem), gpu, sm_count, sorted((c.name, c.swap_ab) for c in candidates)]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     with _lock:
         known = _known.setdefault(registry, {})
@@ -72,7 +72,7 @@ def autotuned(
             if answer is None:
                 times = time(candidates)
                 timed = [
-                    TimedKernel(kernel=c.name, swapped=c.swapped, digest=registry.get(c.name).digest, us=us)
+                    TimedKernel(kernel=c.name, swapped=c.swap_ab, digest=registry.get(c.name).digest, us=us)
                     for c, us in zip(candidates, times, strict=True)
                     if us is not None
                 ]
@@ -90,7 +90,7 @@ def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequen
         best = answer.kernels[0]
     except (OSError, ValueError, IndexError):
         return None
-    known = {(candidate.name, candidate.swapped) for candidate in candidates}
+    known = {(candidate.name, candidate.swap_ab) for candidate in candidates}
     if answer.problem != problem or not {(kernel.kernel, kernel.swapped) for kernel in answer.kernels} <= known:
         return None
     return answer if registry.get(best.kernel).digest == best.digest else None

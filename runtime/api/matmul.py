@@ -28,6 +28,7 @@ from gemmill.library.errors import (
     UnsupportedProblemError,
 )
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.launch import driver
 from gemmill.runtime.launch.plan import OPERANDS, Addresses, Launcher, Plan, Resets, is_empty
 from gemmill.runtime.operands.binding import Gemm, bind, d_shape, unpacked
@@ -43,8 +44,8 @@ from gemmill.runtime.operands.epilogues import (
 from gemmill.runtime.operands.groups import bind_groups, grouped_shape, groups_kind
 from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
-from gemmill.runtime.select.selector import Candidate, Choice, Rows, faults, needs_swap
+from gemmill.runtime.select.choice import Candidate, Choice, Rows
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
 if TYPE_CHECKING:
     from gemmill.runtime.compile.pool import Outcome
@@ -718,7 +719,7 @@ def _choose(
     else:
         rows: Rows = "n" if gemm.is_transposed else "m"
         choice = registry.select(gemm.problem, sm_count, rows if options.batch_invariant else None, options.quick)
-    return gemm, choice, launcher(choice.name, choice.swapped)
+    return gemm, choice, launcher(choice.name, choice.swap_ab)
 
 
 def _check_promises(options: Options, epilogue: Epilogue, is_array: bool) -> None:
@@ -797,7 +798,7 @@ def _time(
         error = failed.get(candidate.name)
         if error is None:
             try:
-                launchers[candidate] = launcher(candidate.name, candidate.swapped)
+                launchers[candidate] = launcher(candidate.name, candidate.swap_ab)
                 continue
             except (CompileError, UnsupportedProblemError, DeviceError) as refusal:
                 error = refusal

@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gemmill import __version__
 from gemmill.emitters import include_path
 from gemmill.emitters.emit import DEFINES, EmittedSource
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError
+from gemmill.library.version import __version__
 from gemmill.runtime.compile import pch
 from gemmill.runtime.compile.cubin import Cubin
 from gemmill.runtime.compile.sass import chain_multiply_adds
@@ -91,7 +91,8 @@ class Compiler:
         self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
-            options = [*_options(config), *_UNRECORDED, f"-pch-dir={pch.directory()}", *includes]
+            folder = pch.folder(config.target.nvrtc, source.text)
+            options = [*_options(config), *_UNRECORDED, f"-pch-dir={folder}", *includes]
             cubin, stats = _nvrtc(source, options)
         self.stats = stats
         parsed = Cubin(cubin)

@@ -1,13 +1,16 @@
-"""Precompiled headers: one private directory and one NVRTC heap for each process.
+"""Precompiled headers: one private directory and one NVRTC heap for each process, a folder for each kind of source.
 
 NVRTC makes no precompiled header, and does not say so, when its heap is too small: CuTe needs 278 MiB and the default
 is 256. A precompiled header belongs to the process that made it (NVRTC maps it at a fixed address), so directories are
-never shared. Each holds a lock as long as its process lives, as does the directory in which the workers of a pool have
-theirs; directories that a killed process left are removed.
+never shared. NVRTC keeps one header a folder and makes it anew when the next source is for another target or includes
+other headers; so each target and set of headers has a folder of its own. Each directory holds a lock as long as its
+process lives, as does the directory in which the workers of a pool have theirs; directories that a killed process left
+are removed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -20,6 +23,8 @@ from filelock import FileLock, Timeout
 
 HEAP_BYTES = 1 << 30
 """Address space for precompiled headers; pages are used only as far as headers fill them."""
+KEPT = 4
+"""Precompiled headers that a process keeps, of some 115 MiB each: one for each family of kernels that a GPU has."""
 _PREFIX = "gemmill-pch-"
 POOL_PREFIX = "gemmill-pool-"
 """Of the directory of a pool."""
@@ -30,6 +35,19 @@ _SETTLED_SECONDS = 60
 def directory() -> Path:
     """The precompiled-header directory of this process: empty at first, removed when the process ends."""
     return _directory(os.getpid())  # a forked process gets one of its own
+
+
+def folder(target: str, text: str) -> Path:
+    """Where the header of a target and of what a source's text includes is, or will be; the least recent one may go."""
+    includes = [line for line in text.splitlines() if line.startswith("#include")]
+    kind = hashlib.sha256("\n".join([target, *includes]).encode()).hexdigest()[:16]
+    path = directory() / kind
+    path.mkdir(exist_ok=True)
+    os.utime(path)
+    kept = sorted((other for other in directory().iterdir() if other.is_dir()), key=lambda at: at.stat().st_mtime_ns)
+    for old in kept[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gemmill.library.decompositions import parts
-from gemmill.library.decompositions.parts import Need
+from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.legality.resources import align_up
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.copies import BEGIN, Copy, CopyLaunch
@@ -37,7 +37,7 @@ class Exchange:
         self._kernel = kernel
         self._copies = CopyLaunch(kernel.device, copies) if copies else None
         self._copied = tuple((x.address, copies[x.place].offset + x.shift) for x in descriptors)
-        need = parts.need(spec, problem, blocks // spec.cluster_blocks) if spec.parts else Need(0, 0)
+        need = parts.need(spec, problem, blocks // spec.cluster_blocks) if spec.parts else WorkspaceSize(0, 0)
         self._behind = align_up(need.buffer, BEGIN)
         """Where copies begin."""
         ends = (self._behind + copy.end for copy in copies.values())

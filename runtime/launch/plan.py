@@ -18,7 +18,8 @@ from gemmill.runtime.operands.binding import Gemm, unpacked
 from gemmill.runtime.operands.epilogues import NOTHING, Bound, Passed, refuse_shared_memory
 from gemmill.runtime.operands.groups import GROUPS
 from gemmill.runtime.operands.tensors import TensorView, as_words, view
-from gemmill.runtime.select.selector import Choice, copied
+from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.kernels.faults import realigned
 
 if TYPE_CHECKING:
     from gemmill.runtime.launch.copies import Copy
@@ -200,7 +201,7 @@ class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
     The kernel must serve the problem, or with ``swapped`` its transpose: see
-    :func:`gemmill.runtime.select.selector.needs_swap`.
+    :func:`gemmill.runtime.select.kernels.faults.needs_swap`.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class Launcher:
         self.swapped = gemm.is_transposed
         """Whether the kernel's A is the caller's b."""
         spec = kernel.spec
-        names = copied(kernel.config, gemm.problem)
+        names = realigned(kernel.config, gemm.problem)
         self.copied = frozenset(map(gemm.name, names))
         """Operands that are copied into aligned memory before each launch, as the caller calls them."""
         if names and sm_count is not None:

@@ -11,16 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gemmill.library.arch import L2_LINE, L2_SECTOR, TMA_MAX_STRIDE
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError, OperandError
 from gemmill.library.launch import TmaBox
+from gemmill.library.legality.resources import TMA_ALIGN
 from gemmill.runtime.launch import driver
 
-ALIGNMENT = 16
+ALIGNMENT = TMA_ALIGN
 """Bytes that address and strides of a tensor must be a multiple of."""
 DESCRIPTOR_ALIGNMENT = 64
 """Bytes that the address of a descriptor must be a multiple of."""
-MAX_STRIDE = 1 << 40
+MAX_STRIDE = TMA_MAX_STRIDE
 """Strides in bytes are below this."""
 MAX_EXTENT = 1 << 32
 """Extents are at most this."""
@@ -33,7 +35,7 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
 _INVALID_CONTEXT = 201
 """``CUDA_ERROR_INVALID_CONTEXT``."""
-LINE, SECTOR = 128, 32
+LINE, SECTOR = L2_LINE, L2_SECTOR
 """Bytes of a line of L2, and of its sectors."""
 _PROMOTIONS = {LINE: 2, 2 * LINE: 3}
 """``CUtensorMapL2promotion`` by bytes."""

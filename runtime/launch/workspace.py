@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gemmill.library.decompositions.parts import Need
+from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.launch.driver import CAPTURE_ERRORS, bindings, check, current
 
@@ -47,13 +47,13 @@ class Workspace:
         """Address of the memory for partial sums and copies of operands; 0 while there is none."""
         self.flags = 0
         """Address of the flags; 0 while there are none."""
-        self._has = Need(0, 0)
+        self._has = WorkspaceSize(0, 0)
 
-    def holds(self, need: Need) -> bool:
+    def holds(self, need: WorkspaceSize) -> bool:
         """Whether it is large enough."""
         return need.buffer <= self._has.buffer and need.flags <= self._has.flags
 
-    def reserve(self, need: Need, what: str) -> None:
+    def reserve(self, need: WorkspaceSize, what: str) -> None:
         """Make it large enough, once the launches before are through; DeviceError where there is no memory for it."""
         if self.holds(need):
             return
@@ -61,14 +61,14 @@ class Workspace:
             if self.stream is not None and self._has.buffer:
                 check(bindings().cuStreamSynchronize(self.stream), f"waiting for work on stream {self.stream:#x}")
             if need.buffer > self._has.buffer:
-                old, self.buffer, self._has = self.buffer, 0, Need(0, self._has.flags)
+                old, self.buffer, self._has = self.buffer, 0, WorkspaceSize(0, self._has.flags)
                 self.buffer, size = _reallocate(old, need.buffer, what)
-                self._has = Need(size, self._has.flags)
+                self._has = WorkspaceSize(size, self._has.flags)
             if need.flags > self._has.flags:
-                old, self.flags, self._has = self.flags, 0, Need(self._has.buffer, 0)
+                old, self.flags, self._has = self.flags, 0, WorkspaceSize(self._has.buffer, 0)
                 self.flags, size = _reallocate(old, need.flags, what)
                 _clear(self.flags, size)
-                self._has = Need(self._has.buffer, size)
+                self._has = WorkspaceSize(self._has.buffer, size)
 
 
 class _Lease:
@@ -97,7 +97,7 @@ class _Lease:
         return over
 
 
-def workspace(device: int, stream: int, need: Need) -> Workspace:
+def workspace(device: int, stream: int, need: WorkspaceSize) -> Workspace:
     """The workspace of a stream, or of the graph that the stream is being captured into; perhaps still too small."""
     capture = _capture(device, stream)
     with _lock:
@@ -107,7 +107,7 @@ def workspace(device: int, stream: int, need: Need) -> Workspace:
         return _of_stream.setdefault((device, stream, thread), Workspace(device, stream))
 
 
-def _captured(device: int, capture: tuple[int, int], graph: int, need: Need) -> Workspace:
+def _captured(device: int, capture: tuple[int, int], graph: int, need: WorkspaceSize) -> Workspace:
     """The workspace of a stream in a capture. Launches captured before keep theirs, so it must not grow."""
     for lease in _leases:
         if lease.capture == capture and lease.workspace.holds(need):

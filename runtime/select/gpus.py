@@ -1,24 +1,13 @@
-"""The figures of the GPU at hand, for the selector."""
+"""The figures of GPUs, slices of them and parts, for the selector."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
-from gemmill.library.errors import DeviceError
-from gemmill.runtime.launch import driver
 
 _MIG = " MIG "
 """In the names of slices."""
-
-
-def detect(device: int = 0) -> Gpu:
-    """Figures of a GPU of this machine, with the SMs that it has; ``DEFAULT_GPU`` where there is none."""
-    try:
-        name = driver.device_name(device)
-        return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
-    except DeviceError:
-        return DEFAULT_GPU
 
 
 def figures(name: str, capability: tuple[int, int] = DEFAULT_GPU.capability) -> Gpu:
@@ -49,3 +38,11 @@ def with_sms(gpu: Gpu, sms: int, name: str) -> Gpu:
         dram_gbps=gpu.dram_gbps * memory / gpu.sms,
         l2_bytes=gpu.l2_bytes * memory // gpu.sms,
     )
+
+
+def with_at_most(gpu: Gpu, sm_count: int | None) -> Gpu:
+    """A GPU for a kernel that takes at most some of its SMs; None: all."""
+    if sm_count is None:
+        return gpu
+    of_4, of_8 = min(gpu.clusters_of_4, sm_count // 4), min(gpu.clusters_of_8, sm_count // 8)
+    return replace(gpu, sms=sm_count, clusters_of_4=of_4, clusters_of_8=of_8)

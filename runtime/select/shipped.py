@@ -1,5 +1,5 @@
 """Files that ship for GPUs that were measured: trees, and what was the fastest, which ``benchmarks/fit.py`` writes, and
-trees that decide at once, which ``benchmarks/quick.py`` does."""
+decision trees of quick selection, which ``benchmarks/quick.py`` does."""
 
 from __future__ import annotations
 

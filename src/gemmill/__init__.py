@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gemmill.library.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from gemmill.library.config.model import GemmConfig as GemmConfig
     from gemmill.library.errors import GemmillError as GemmillError
@@ -19,12 +21,10 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.matmul import plan as plan
     from gemmill.runtime.launch.plan import Plan as Plan
     from gemmill.runtime.registry import Registry as Registry
-    from gemmill.runtime.select.selector import Choice as Choice
-
-__version__ = "0.1.0"
+    from gemmill.runtime.select.choice import Choice as Choice
 
 _HOMES = {
-    "Choice": "gemmill.runtime.select.selector",
+    "Choice": "gemmill.runtime.select.choice",
     "GemmConfig": "gemmill.library.config.model",
     "GemmProblem": "gemmill.library.problem",
     "GemmillError": "gemmill.library.errors",

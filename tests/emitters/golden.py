@@ -1,18 +1,22 @@
-"""Rewrites the golden texts after a deliberate change of the emitter: ``python tests/emitters/golden.py [NAME ...]``.
+"""Rewrites the golden texts after a deliberate change of the emitter: ``python -m tests.emitters.golden``.
 
-A kernel named on the command line is added; every kernel that has a golden text is emitted again.
+They are those of the kernels in ``tests/cases/kernels.yaml`` under ``golden``; texts of others are removed.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from gemmill.emitters.emit import emit
-from gemmill.library.config.names import parse_name
+from tests.cases.kernels import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
+from gemmill.emitters.emit import emit
+
+FOLDER = Path(__file__).parent / "golden"
 
 if __name__ == "__main__":
-    for name in sorted({*sys.argv[1:], *(path.stem for path in GOLDEN.glob("*.cu"))}):
-        (GOLDEN / f"{name}.cu").write_text(emit(parse_name(name)).text)
+    texts = {f"{case.name}.cu": emit(case.config).text for case in GOLDEN}
+    for path in FOLDER.glob("*.cu"):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (FOLDER / name).write_text(text)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.cases.sample import sample
 
 from gemmill.emitters.emit import emit
 from gemmill.emitters.families.ceiling import CEILINGS, ceiling_config, emit_ceiling
@@ -21,6 +22,8 @@ from gemmill.library.families import gemv
 from gemmill.library.legality.resources import SM_REGISTERS, columns_d
 from gemmill.library.legality.rules import legal
 from gemmill.runtime.compile.compiler import Compiler
+
+pytestmark = pytest.mark.slow
 
 # Together these cover: both schedules, every tile M, wide, odd and narrow N, tile K from 32 to 128 with each swizzle,
 # every cluster, all four majors of A and B, both dtypes and accumulators, D in three dtypes and both majors, C or none;
@@ -67,14 +70,68 @@ SAMPLE = [
     "sm90a_bf16mn16_bf16mn16_f32_f32n16_f32n16_256x128x64_1x1_cooperative_s3_m8kgrouped_k1_linear",
 ]
 
+DIRECT = {
+    "sm80_bf16k16_bf16mn8_f32_bf16n2_bf16n2_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm80_bf16k4_bf16k4_f32_none_bf16any2_16x32x128_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm90_bf16k2_bf16k2_f32_none_bf16n4_64x128x128_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDS", "LDGSTS", "SHF"},
+    "sm80_s8k1_u8k2_s32_none_s32any4_128x256x64_1x1_multistage_s3_m8_k1_linear": {"IMMA", "LDS", "LDGSTS", "SHF"},
+    "sm90_e4m3k2_e5m2k1_f32_none_f32any4_16x128x256_1x1_multistage_s3_m4_k1_linear": {"HMMA", "LDS", "LDGSTS", "SHF"},
+    "sm80_f16mn2_f16any2_f32_none_f16any2_64x64x32_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDSM", "STS"},
+    "sm86_s8k16_u8mn4_s32_none_s32n16_128x128x64_1x1_multistage_s2_m8_k1_linear": {"IMMA", "LDSM", "LDGSTS", "PRMT"},
+    "sm89_e4m3k16_e5m2k16_f32_none_bf16n16_128x128x64_1x1_multistage_s3_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
+    "sm90_tf32mn16_tf32k4_f32_f32n4_f32n4_64x64x16_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm90_f64k16_f64mn8_f64_none_f64n8_128x128x8_1x1_multistage_s4_m8_k1_linear": {"DMMA", "LDGSTS"},
+    "sm80_f64any8_f64k8_f64_none_f64any8_64x64x16_1x1_multistage_s2_m8_k1_linear": {"DMMA", "LDGSTS"},
+    "sm120_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
+    "sm120_e4m3k16_e4m3mn16_f32_none_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
+    "sm90_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+    "sm90_f32mn16_f32mn16_f32_f32any4_f32any4_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+    "sm80_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear": {"DFMA", "LDS", "STS"},
+    "sm86_s8any1_u8any1_s32_none_s32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"IMAD", "LDS", "STS"},
+    "sm120_bf16any2_f16any2_f32_none_f32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+}
+"""What kernels without TMA multiply and load with, on every architecture."""
+
+# Every majorness and kind of load, C, both types of D; what FMAs convert and sum in.
+SM70 = [
+    "sm70_f16k16_f16k16_f32_f16n16_f16n16_128x128x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16mn16_f16mn2_f32_none_f32n4_128x64x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16any2_f16k4_f32_f32any4_f16any2_64x64x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16k2_f16mn8_f32_none_f16m2_16x16x32_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f16k16_f16mn16_f32_none_f16n16_32x32x64_1x1_multistage_s2_m8_k1_linear",
+    "sm70_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear",
+    "sm70_bf16any2_s8any1_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear",
+    "sm70_u8k1_s8mn1_s32_none_s8n1_64x64x16_1x1_simt_s2_m8_k1_linear",
+    "sm70_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear",
+]
+
+# Both layouts of B, every alignment of it, A gathered and in vectors, both types, C, D in f32, one warp and thirty-two.
+GEMV = [
+    "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_f16k16_f16k16_f32_f32any4_f32any4_8x32x128_1x1_gemv_s2_m1_k1_linear",
+    "sm90a_bf16any2_bf16k16_f32_none_bf16n16_8x16x1024_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_bf16k8_bf16k8_f32_none_bf16any2_8x16x1024_1x1_gemv_s16_m1_k1_linear",
+    "sm90a_bf16k2_bf16k4_f32_none_bf16any2_8x16x64_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_bf16any2_bf16k2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
+    "sm90a_bf16k16_bf16mn16_f32_bf16any2_bf16any2_8x64x512_1x1_gemv_s8_m1_k1_linear",
+    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x64_1x1_gemv_s4_m1_k1_linear",
+    "sm90a_bf16k16_bf16mn8_f32_none_bf16any2_8x32x512_1x1_gemv_s8_m1_k1_linear",
+    "sm80_bf16any2_bf16mn2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
+]
+
+QUICK = frozenset(sample([*SAMPLE, *DIRECT, *SM70, *GEMV]))
+"""Those that between them have what all have; the others are compiled by ``make test-heavy``."""
+
+
+def each(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test on every kernel, those outside the sample in the heavy tier."""
+    marked = [pytest.param(name, marks=() if name in QUICK else pytest.mark.heavy) for name in names]
+    return pytest.mark.parametrize("name", marked)
+
+
 WGMMA = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "s8": "IGMMA"}
 """What the tensor cores multiply B's types with."""
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", re.MULTILINE)
-
-
-@cache
-def compiler() -> Compiler:
-    return Compiler()
 
 
 def disassembly(cubin: bytes, folder: Path) -> str:
@@ -86,10 +143,10 @@ def disassembly(cubin: bytes, folder: Path) -> str:
     return listing.stdout
 
 
-@pytest.mark.parametrize("name", SAMPLE)
-def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
+@each(SAMPLE)
+def test_member_compiles_to_wgmma_and_tma(name: str, compiler: Compiler, tmp_path: Path) -> None:
     config = parse_name(name)
-    artifact = compiler().compile(emit(config), config)
+    artifact = compiler.compile(emit(config), config)
 
     instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
     # Tiles of eight columns go from registers to memory.
@@ -115,19 +172,23 @@ def test_member_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
         ("sm80_s8mn1_s8mn8_s32_none_bf16m16_64x128x128_1x1_multistage_s4_m4_k1_linear", "d = acc + bias[n]"),
     ],
 )
-def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(name: str, epilogue: str) -> None:
+def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(
+    name: str, epilogue: str, compiler: Compiler
+) -> None:
     config = replace(parse_name(name), epilogue=canonical(epilogue))
     assert legal(config)
     wider = replace(config, tile=replace(config.tile, m=2 * config.tile.m, n=2 * config.tile.n))
     assert not legal(wider)
-    resources = compiler().compile(emit(config), config).resources
+    resources = compiler.compile(emit(config), config).resources
     assert resources.spill_stores == resources.spill_loads == 0
 
 
 @pytest.mark.parametrize("dtype", CEILINGS)
-def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(dtype: DTypeName, tmp_path: Path) -> None:
+def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(
+    dtype: DTypeName, compiler: Compiler, tmp_path: Path
+) -> None:
     config = ceiling_config(dtype)
-    artifact = compiler().compile(emit_ceiling(config), config)
+    artifact = compiler.compile(emit_ceiling(config), config)
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
     instructions = INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path))
     assert instructions.count(WGMMA[dtype]) == 4, "a stage is 128 bytes along K"
@@ -137,91 +198,41 @@ def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(dtype: DTypeN
     assert not set(instructions) & {"LDL", "STL"}
 
 
-DIRECT = {
-    "sm80_bf16k16_bf16mn8_f32_bf16n2_bf16n2_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
-    "sm80_bf16k4_bf16k4_f32_none_bf16any2_16x32x128_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
-    "sm90_bf16k2_bf16k2_f32_none_bf16n4_64x128x128_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDS", "LDGSTS", "SHF"},
-    "sm80_s8k1_u8k2_s32_none_s32any4_128x256x64_1x1_multistage_s3_m8_k1_linear": {"IMMA", "LDS", "LDGSTS", "SHF"},
-    "sm90_e4m3k2_e5m2k1_f32_none_f32any4_16x128x256_1x1_multistage_s3_m4_k1_linear": {"HMMA", "LDS", "LDGSTS", "SHF"},
-    "sm80_f16mn2_f16any2_f32_none_f16any2_64x64x32_1x1_multistage_s3_m8_k1_linear": {"HMMA", "LDSM", "STS"},
-    "sm86_s8k16_u8mn4_s32_none_s32n16_128x128x64_1x1_multistage_s2_m8_k1_linear": {"IMMA", "LDSM", "LDGSTS", "PRMT"},
-    "sm89_e4m3k16_e5m2k16_f32_none_bf16n16_128x128x64_1x1_multistage_s3_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
-    "sm90_tf32mn16_tf32k4_f32_f32n4_f32n4_64x64x16_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
-    "sm90_f64k16_f64mn8_f64_none_f64n8_128x128x8_1x1_multistage_s4_m8_k1_linear": {"DMMA", "LDGSTS"},
-    "sm80_f64any8_f64k8_f64_none_f64any8_64x64x16_1x1_multistage_s2_m8_k1_linear": {"DMMA", "LDGSTS"},
-    "sm120_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s4_m8_k1_linear": {"HMMA", "LDSM", "LDGSTS"},
-    "sm120_e4m3k16_e4m3mn16_f32_none_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
-    "sm90_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
-    "sm90_f32mn16_f32mn16_f32_f32any4_f32any4_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
-    "sm80_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear": {"DFMA", "LDS", "STS"},
-    "sm86_s8any1_u8any1_s32_none_s32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"IMAD", "LDS", "STS"},
-    "sm120_bf16any2_f16any2_f32_none_f32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
-}
-"""What kernels without TMA multiply and load with, on every architecture."""
-
-
-@pytest.mark.parametrize("name", DIRECT)
-def test_kernels_without_tma_compile_to_what_their_architecture_has(name: str, tmp_path: Path) -> None:
+@each(DIRECT)
+def test_kernels_without_tma_compile_to_what_their_architecture_has(
+    name: str, compiler: Compiler, tmp_path: Path
+) -> None:
     config = parse_name(name)
-    artifact = compiler().compile(emit(config), config)
+    artifact = compiler.compile(emit(config), config)
     instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
     assert DIRECT[name] <= instructions
     assert not instructions & {"LDL", "STL", "HGMMA", "UTMALDG"}
 
 
-# Every majorness and kind of load, C, both types of D; what FMAs convert and sum in.
-SM70 = [
-    "sm70_f16k16_f16k16_f32_f16n16_f16n16_128x128x32_1x1_multistage_s2_m8_k1_linear",
-    "sm70_f16mn16_f16mn2_f32_none_f32n4_128x64x32_1x1_multistage_s2_m8_k1_linear",
-    "sm70_f16any2_f16k4_f32_f32any4_f16any2_64x64x32_1x1_multistage_s2_m8_k1_linear",
-    "sm70_f16k2_f16mn8_f32_none_f16m2_16x16x32_1x1_multistage_s2_m8_k1_linear",
-    "sm70_f16k16_f16mn16_f32_none_f16n16_32x32x64_1x1_multistage_s2_m8_k1_linear",
-    "sm70_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear",
-    "sm70_bf16any2_s8any1_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear",
-    "sm70_u8k1_s8mn1_s32_none_s8n1_64x64x16_1x1_simt_s2_m8_k1_linear",
-    "sm70_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear",
-]
-
-
-@pytest.mark.parametrize("name", SM70)
-def test_kernels_of_sm_70_compile_where_cuda_still_does(name: str, tmp_path: Path) -> None:
+@each(SM70)
+def test_kernels_of_sm_70_compile_where_cuda_still_does(name: str, compiler: Compiler, tmp_path: Path) -> None:
     config = parse_name(name)
     source = emit(config)
-    if compiler().toolchain.nvrtc_version.startswith("12."):
-        assert compiler().compile(source, config).resources.spill_stores == 0
+    if compiler.toolchain.nvrtc_version.startswith("12."):
+        assert compiler.compile(source, config).resources.spill_stores == 0
     # Disassemblers have dropped it too. The same text for sm_90 has neither cp.async nor ldmatrix.
-    later = compiler().compile(source, replace(config, arch="sm90"))
+    later = compiler.compile(source, replace(config, arch="sm90"))
     instructions = set(INSTRUCTION.findall(disassembly(later.cubin, tmp_path)))
     assert {"LDG", "STS", "LDS"} <= instructions
     assert not instructions & {"LDGSTS", "LDSM", "LDL", "STL"}
 
 
-# Both layouts of B, every alignment of it, A gathered and in vectors, both types, C, D in f32, one warp and thirty-two.
-GEMV = [
-    "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear",
-    "sm90a_f16k16_f16k16_f32_f32any4_f32any4_8x32x128_1x1_gemv_s2_m1_k1_linear",
-    "sm90a_bf16any2_bf16k16_f32_none_bf16n16_8x16x1024_1x1_gemv_s4_m1_k1_linear",
-    "sm90a_bf16k8_bf16k8_f32_none_bf16any2_8x16x1024_1x1_gemv_s16_m1_k1_linear",
-    "sm90a_bf16k2_bf16k4_f32_none_bf16any2_8x16x64_1x1_gemv_s4_m1_k1_linear",
-    "sm90a_bf16any2_bf16k2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
-    "sm90a_bf16k16_bf16mn16_f32_bf16any2_bf16any2_8x64x512_1x1_gemv_s8_m1_k1_linear",
-    "sm90a_f16any2_f16mn16_f32_none_f16any2_8x128x64_1x1_gemv_s4_m1_k1_linear",
-    "sm90a_bf16k16_bf16mn8_f32_none_bf16any2_8x32x512_1x1_gemv_s8_m1_k1_linear",
-    "sm80_bf16any2_bf16mn2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",
-]
-
-
-def test_gemv_gathers_no_more_elements_than_registers_hold() -> None:
+def test_gemv_gathers_no_more_elements_than_registers_hold(compiler: Compiler) -> None:
     config = parse_name("sm90a_e4m3any1_e4m3k16_f32_none_bf16any2_8x32x512_1x1_gemv_s8_m1_k1_linear")
-    assert compiler().compile(emit(config), config).resources.spill_stores == 0
+    assert compiler.compile(emit(config), config).resources.spill_stores == 0
     assert not legal(replace(config, stages=16))
     assert legal(replace(config, stages=16, a=config.b))
 
 
-@pytest.mark.parametrize("name", GEMV)
-def test_gemv_loads_vectors_into_mmas(name: str, tmp_path: Path) -> None:
+@each(GEMV)
+def test_gemv_loads_vectors_into_mmas(name: str, compiler: Compiler, tmp_path: Path) -> None:
     config = parse_name(name)
-    artifact = compiler().compile(emit(config), config)
+    artifact = compiler.compile(emit(config), config)
 
     listing = disassembly(artifact.cubin, tmp_path)
     assert {"HMMA", "LDG"} <= set(INSTRUCTION.findall(listing))

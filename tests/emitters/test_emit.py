@@ -6,34 +6,47 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from tests.cases.kernels import GOLDEN, KernelCase
+from tests.emitters.golden import FOLDER
 
 from gemmill.emitters import headers_digest, include_path
 from gemmill.emitters.emit import emit
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import FAMILIES
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError
+from gemmill.library.legality.rules import DOMAINS
+from gemmill.library.legality.search import any_legal
 
-NAMES = sorted(path.stem for path in (Path(__file__).parent / "golden").glob("*.cu"))
-WGMMA = [name for name in NAMES if name.startswith("sm90a")]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_text_is_the_golden_text(name: str) -> None:
-    golden = Path(__file__).parent / "golden" / f"{name}.cu"
-    assert emit(parse_name(name)).text == golden.read_text(), "rewrite with: python tests/emitters/golden.py"
+NAMES = {case.id: case.name for case in GOLDEN}
+EXPRESSIVE, WITH_C = NAMES["epilogue"], NAMES["cooperative-c-multicast-of-both"]
 
 
-def test_every_golden_kernel_is_there() -> None:
-    assert len(NAMES) == 8
+@pytest.mark.parametrize("case", GOLDEN, ids=attrgetter("id"))
+def test_text_is_the_golden_text(case: KernelCase) -> None:
+    golden = FOLDER / f"{case.name}.cu"
+    assert emit(case.config).text == golden.read_text(), "rewrite with: python -m tests.emitters.golden"
+
+
+def test_golden_kernels_have_every_order_of_work_that_there_is() -> None:
+    """Of each schedule, every decomposition of K and every kind of batch."""
+    assert {path.stem for path in FOLDER.glob("*.cu")} == {case.name for case in GOLDEN}
+    orders = product(FAMILIES, DOMAINS["scheduler.decomposition"], DOMAINS["scheduler.batching"])
+    fields = ("schedule", "scheduler.decomposition", "scheduler.batching")
+    legal = {order for order in orders if any_legal(dict(zip(fields, order, strict=True))) is not None}
+    kept = (fields_of(case.config) for case in GOLDEN)
+    assert {tuple(one[name] for name in fields) for one in kept} == legal
 
 
 def test_text_is_the_same_in_every_process_and_folder(tmp_path: Path) -> None:
     program = (
         "from gemmill.emitters.emit import emit\nfrom gemmill.library.config.names import parse_name\n"
-        f"source = emit(parse_name({WGMMA[0]!r}))\nprint(source.digest, source.headers_digest)"
+        f"source = emit(parse_name({EXPRESSIVE!r}))\nprint(source.digest, source.headers_digest)"
     )
     for seed in ("1", "2"):
         child = subprocess.run(
@@ -44,15 +57,15 @@ def test_text_is_the_same_in_every_process_and_folder(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        assert child.stdout.split() == [emit(parse_name(WGMMA[0])).digest, headers_digest()]
+        assert child.stdout.split() == [emit(parse_name(EXPRESSIVE)).digest, headers_digest()]
 
 
 def test_text_names_no_path() -> None:
-    assert str(include_path().parent) not in emit(parse_name(WGMMA[0])).text
+    assert str(include_path().parent) not in emit(parse_name(EXPRESSIVE)).text
 
 
 def test_a_refused_config_is_not_emitted() -> None:
-    config = parse_name(WGMMA[0])
+    config = parse_name(EXPRESSIVE)
     wide = replace(config, tile=replace(config.tile, n=116))
     with pytest.raises(ConfigError, match=r"\[tile-n\] tile N is 116"):
         emit(wide)
@@ -61,7 +74,7 @@ def test_a_refused_config_is_not_emitted() -> None:
 
 
 def test_parameters_do_not_overlap_and_descriptors_are_aligned() -> None:
-    launch = emit(parse_name(WGMMA[3])).launch
+    launch = emit(parse_name(WITH_C)).launch
     scalars = [offset for name, offset in launch.offsets.items() if name != "epilogue"]  # which alpha begins
     spans = [(box.offset, 128) for box in launch.boxes] + [(offset, 4) for offset in scalars]
     spans.sort()

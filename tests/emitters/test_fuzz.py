@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice, product
 
 import pytest
-from tests.gpu.fuzz import accepted, compile_all, legal_configs, outside
+from tests.gpu.fuzz import accepted, legal_configs, outside
 
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.config.fields import Value
@@ -17,16 +18,26 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.legality.rules import DOMAINS, broken
 from gemmill.library.legality.search import any_legal
+from gemmill.runtime.compile.compiler import Compiler
 
 TMA_BOX = 256
 """Most elements of a box along an extent (CUDA driver API, cuTensorMapEncodeTiled)."""
 
 
-def test_random_legal_configs_compile_without_spills() -> None:
-    configs = list(islice(legal_configs(random.Random(2026), {"arch": "sm90a"}), 6))
-    assert not compile_all(configs, jobs=2, store=None)
+def compile_all(compiler: Compiler, configs: Iterable[GemmConfig]) -> None:
+    """Compile kernels. One that fails or spills is an error that names it."""
+    for config in configs:
+        compiler.compile(emit(config), config)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", [slice(2), pytest.param(slice(2, 6), marks=pytest.mark.heavy)])
+def test_random_legal_configs_compile_without_spills(drawn: slice, compiler: Compiler) -> None:
+    configs = list(islice(legal_configs(random.Random(2026), {"arch": "sm90a"}), 6))[drawn]
+    compile_all(compiler, configs)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -36,12 +47,13 @@ def test_random_legal_configs_compile_without_spills() -> None:
         "sm90a_e5m2k16_e5m2k16_f32_none_f16m4_8x80x128_1x1_gemv_s2_m2_k1_xdEaccVs",
     ],
 )
-def test_kernels_with_no_register_left_do_not_spill(name: str) -> None:
+def test_kernels_with_no_register_left_do_not_spill(name: str, compiler: Compiler) -> None:
     """With a value more that lives from tile to tile, or a bound that forgets the epilogue, they did and others not."""
-    assert not compile_all([parse_name(name)], jobs=1, store=None)
+    compile_all(compiler, [parse_name(name)])
 
 
-def test_epilogues_that_read_all_they_may_do_not_spill() -> None:
+@pytest.mark.slow
+def test_epilogues_that_read_all_they_may_do_not_spill(compiler: Compiler) -> None:
     tiles = "128x96x64_1x1_pingpong", "192x128x64_1x1_cooperative", "128x128x64_1x1_pingpong"
     wide, tall, full = (f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{tile}_s4_m8_k1_linear" for tile in tiles)
     vectors = [f"v{i}[n]" for i in range(12)]
@@ -51,12 +63,14 @@ def test_epilogues_that_read_all_they_may_do_not_spill() -> None:
         (full, f"d = acc * ({' + '.join(vectors[:8])}) + x[m, n]"),
     ]
     configs = [replace(parse_name(name), stages=3, epilogue=canonical(text)) for name, text in limits]
-    assert not compile_all(configs, jobs=2, store=None)
+    compile_all(compiler, configs)
     beyond = replace(parse_name(wide), epilogue=canonical(f"d = acc * ({' + '.join(vectors[:5])}) + x[m, n] + y[m, n]"))
     assert [rule.id for rule, _ in broken(beyond)] == ["epilogue-matrices"]
 
 
-def test_block_scales_compile_in_every_order_of_work() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", [slice(2), pytest.param(slice(2, None), marks=pytest.mark.heavy)])
+def test_block_scales_compile_in_every_order_of_work(drawn: slice, compiler: Compiler) -> None:
     """A tile's first MMAs overlap the epilogue before, wherever a scheduler tells what comes next."""
     orders = product(DOMAINS["scheduler.decomposition"], DOMAINS["scheduler.batching"])
     configs: list[GemmConfig] = []
@@ -66,21 +80,23 @@ def test_block_scales_compile_in_every_order_of_work() -> None:
         if any_legal(fixed) is not None:
             configs += islice(legal_configs(random.Random(7), fixed), 1)
     assert len(configs) > 4
-    assert not compile_all(configs, jobs=2, store=None)
+    compile_all(compiler, configs[drawn])
 
 
+@pytest.mark.parametrize("drawn", [slice(15), pytest.param(slice(15, 60), marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("schedule", FAMILIES)
-def test_a_random_config_of_every_schedule_is_named_and_emitted(schedule: str) -> None:
+def test_a_random_config_of_every_schedule_is_named_and_emitted(schedule: str, drawn: slice) -> None:
     fixed: dict[str, Value] = {"schedule": schedule}
     if any_legal(fixed) is None:
         pytest.skip(f"there are no {schedule} kernels")
-    for config in islice(legal_configs(random.Random(7), fixed), 60):
+    for config in islice(legal_configs(random.Random(7), fixed), drawn.start, drawn.stop):
         assert parse_name(kernel_name(config)) == config
         assert emit(config).text == emit(config).text
 
 
-def test_boxes_of_random_configs_are_what_tma_takes() -> None:
-    for config in islice(legal_configs(random.Random(1), {"arch": "sm90a"}), 400):
+@pytest.mark.parametrize("drawn", [slice(80), pytest.param(slice(80, 400), marks=pytest.mark.heavy)])
+def test_boxes_of_random_configs_are_what_tma_takes(drawn: slice) -> None:
+    for config in islice(legal_configs(random.Random(1), {"arch": "sm90a"}), drawn.start, drawn.stop):
         for box in launch_spec(config).boxes:
             contiguous, strided = box.box
             row = contiguous * DTYPES[box.dtype].bits // 8

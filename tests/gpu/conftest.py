@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.cases.kernels import WGMMA, configs
 
 from gemmill.runtime.registry import Registry
 
 
 @pytest.fixture(scope="session")
 def registry() -> Registry:
-    """A registry that holds every kernel of ``harness.FAMILY``."""
-    from tests.gpu.harness import FAMILY
-
+    """A registry that holds every kernel of ``tests.cases.kernels.WGMMA``."""
     shared = Registry()
-    shared.warm(FAMILY)
+    shared.warm(configs(WGMMA))
     return shared

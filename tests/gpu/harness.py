@@ -1,4 +1,4 @@
-"""What the GPU tests share: kernels of every family member, operands in guarded memory, references, error bounds."""
+"""What the GPU tests share: kernels by what is special about them, operands in guarded memory, references, bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import TABLE
-from gemmill.library.decompositions.parts import Need
+from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.footprint import auto_stages
 from gemmill.library.problem import GemmProblem
@@ -74,104 +74,6 @@ def kernel(
     return config_of(chosen)
 
 
-BASE: tuple[GemmConfig, ...] = (
-    kernel(),
-    kernel(schedule="pingpong"),
-    kernel("128x256x64", cluster="2x1"),
-    kernel("64x128x64", schedule="pingpong"),
-)
-"""One plain kernel of each schedule and tile M of a warpgroup: for tests where the kernel hardly matters."""
-
-FAMILY: tuple[GemmConfig, ...] = (
-    *BASE,
-    # Tiles: every M, N at its ends and where subtiles are narrow, every depth of a stage.
-    kernel("192x128x64"),
-    kernel("256x128x64"),
-    kernel("128x16x64"),
-    kernel("128x48x64"),
-    kernel("128x80x64"),
-    kernel("128x208x64"),
-    kernel("256x96x64"),
-    kernel("128x128x32"),
-    kernel("128x128x128"),
-    kernel("64x16x64", "pingpong"),
-    kernel("64x256x64", "pingpong"),
-    kernel("64x144x32", "pingpong"),
-    kernel("128x176x64", "pingpong"),
-    kernel("64x64x128", "pingpong"),
-    # Clusters, with multicast of A, of B and of both.
-    kernel(cluster="2x1"),
-    kernel(cluster="1x2"),
-    kernel("128x256x64", cluster="2x2"),
-    kernel("192x160x64", cluster="1x2"),
-    kernel("256x128x64", cluster="2x1"),
-    kernel("128x128x64", "pingpong", "2x1"),
-    kernel("128x128x64", "pingpong", "1x2"),
-    kernel("64x128x64", "pingpong", "2x2"),
-    kernel("64x96x64", "pingpong", "1x4"),
-    kernel("128x128x64", "pingpong", "4x1", a__major="mn", b__major="mn"),
-    kernel("64x96x64", "pingpong", "4x2", d__major="m"),
-    kernel("128x144x64", "pingpong", "2x4", c__dtype="bf16"),
-    kernel("128x128x64", cluster="2x4"),
-    # Slices that begin inside a swizzle's period, along N and along K.
-    kernel("64x104x64", "pingpong", "4x1", d__major="m"),
-    kernel("128x72x32", cluster="4x1"),
-    kernel("128x128x80", cluster="4x1", b__major="mn"),
-    # A single D subtile.
-    kernel("128x112x64", "pingpong", "2x1", stages=7),
-    kernel("192x176x64", cluster="1x2", stages=4),
-    kernel("128x144x64", stages=6, d__major="m"),
-    kernel("128x144x64", "pingpong", c__dtype="bf16", stages=5),
-    # D subtiles of which the last overlaps the one before.
-    kernel("256x152x64", cluster="2x1", stages=4),
-    kernel("128x136x64", "pingpong", d__dtype="f16"),
-    kernel("128x152x64", "pingpong", d__major="m"),
-    kernel("192x136x64", cluster="1x2", d__major="m"),
-    kernel("192x160x64", cluster="1x2"),
-    kernel("128x176x32", "pingpong", ab="tf32"),
-    kernel("64x200x32", "pingpong", ab="tf32", d__major="m"),
-    kernel("128x112x64", d__dtype="f32", scheduler__decomposition="cluster", scheduler__splits=2),
-    kernel("64x168x64", "pingpong", d__major="m", scheduler__decomposition="cluster", scheduler__splits=3),
-    # Two stages, the least.
-    kernel(stages=2),
-    kernel(schedule="pingpong", stages=2),
-    # Order of tiles.
-    kernel("128x128x64", cluster="2x1", scheduler__raster="n", scheduler__swizzle_size=4),
-    kernel("128x128x64", "pingpong", "1x2", scheduler__raster="m", scheduler__swizzle_size=8),
-    kernel("64x64x64", "pingpong", scheduler__raster="n", scheduler__swizzle_size=2),
-    # Majors of A and B, with and without multicast.
-    kernel(a__major="mn"),
-    kernel(b__major="mn"),
-    kernel(a__major="mn", b__major="mn"),
-    kernel("128x256x64", cluster="2x1", a__major="mn", b__major="mn"),
-    kernel("128x192x64", "pingpong", "1x2", a__major="mn", b__major="mn"),
-    kernel("192x96x64", a__major="mn", b__major="mn"),
-    kernel("64x80x64", "pingpong", a__major="mn", b__major="mn"),
-    kernel("64x128x32", "pingpong", a__major="mn"),
-    # D and C: types and majors.
-    kernel(d__major="m"),
-    kernel(d__dtype="f32"),
-    kernel(d__dtype="f32", d__major="m"),
-    kernel("64x80x64", "pingpong", d__dtype="f32", d__major="m"),
-    kernel(d__dtype="f16"),
-    kernel(c__dtype="bf16"),
-    kernel("128x128x64", "pingpong", c__dtype="bf16"),
-    kernel("256x128x64", cluster="2x1", c__dtype="f32"),
-    kernel(c__dtype="f32", d__dtype="f32"),
-    kernel(c__dtype="bf16", c__major="m"),
-    kernel("64x96x64", "pingpong", c__dtype="f32", c__major="m", d__dtype="f32", d__major="m"),
-    kernel("128x48x64", c__dtype="f32", c__major="m"),
-    # f16, with f32 and f16 accumulators.
-    kernel(ab="f16"),
-    kernel(ab="f16", a__major="mn", b__major="mn"),
-    kernel("128x256x64", "cooperative", "2x1", ab="f16", accumulator="f16"),
-    kernel("256x256x64", "cooperative", ab="f16", accumulator="f16"),
-    kernel("128x128x64", "pingpong", ab="f16", accumulator="f16", c__dtype="f16"),
-    kernel("64x64x64", "pingpong", "1x2", ab="f16", accumulator="f16", d__dtype="f32", a__major="mn"),
-)
-"""Every family member at least once."""
-
-
 def direct(tile: str, schedule: str, majors: str, aligns: int = 16, *, ab: str, **fields: Value) -> GemmConfig:
     """A config of a family without TMA; ``majors`` are those of A, B, D and C, ``aligns`` theirs where it can be so."""
     accumulator, d = _NATURAL.get(ab, ("f32", ab))
@@ -180,70 +82,6 @@ def direct(tile: str, schedule: str, majors: str, aligns: int = 16, *, ab: str, 
         size = DTYPES[str(chosen[f"{operand}__dtype"])].bytes
         chosen |= {f"{operand}__major": major, f"{operand}__align": size if major == "any" else max(aligns, size)}
     return kernel(tile, schedule, ab=ab, **{"accumulator": accumulator, **chosen})  # type: ignore[arg-type]
-
-
-DIRECT: tuple[GemmConfig, ...] = (
-    # simt: tiles, majors and alignments.
-    direct("128x128x8", "simt", "k mn n", ab="f32"),
-    direct("128x128x8", "simt", "mn k m n", 4, ab="f32", c__dtype="f32"),
-    direct("128x64x16", "simt", "mn mn any any", 8, ab="f32", c__dtype="f32"),
-    direct("32x32x8", "simt", "any any any", ab="f32", d__dtype="bf16"),
-    direct("64x64x16", "simt", "any any any any", ab="f64", c__dtype="f64"),
-    direct("128x64x8", "simt", "k mn n", ab="f64"),
-    # Every type.
-    direct("64x64x16", "simt", "any any any any", ab="bf16", c__dtype="f32"),
-    direct("128x128x8", "simt", "k mn n", 2, ab="f16", d__dtype="f32"),
-    direct("64x64x16", "simt", "any any any", ab="tf32"),
-    direct("64x64x16", "simt", "k any any", 1, ab="e4m3", b__dtype="e5m2", d__dtype="e4m3"),
-    direct("64x128x16", "simt", "any any any any", ab="s8", b__dtype="u8", c__dtype="s32"),
-    direct("64x64x16", "simt", "mn k n", 1, ab="u8", d__dtype="s8"),
-    direct("64x64x16", "simt", "any any any", ab="bf16", b__dtype="f32", d__dtype="f32"),
-    direct("64x64x16", "simt", "any any any", ab="f16", b__dtype="s8"),
-    # multistage: 16 bits by ldmatrix, and through every kind of copy.
-    direct("128x128x32", "multistage", "k k n", ab="bf16"),
-    direct("128x256x32", "multistage", "k mn n", ab="bf16"),
-    direct("256x128x64", "multistage", "mn k n", ab="f16", stages=3),
-    direct("64x64x64", "multistage", "mn mn m m", 8, ab="f16", c__dtype="f16"),
-    direct("128x128x32", "multistage", "k mn n n", 4, ab="bf16", c__dtype="f32", stages=2),
-    direct("128x128x32", "multistage", "k mn n", 2, ab="bf16"),
-    direct("64x64x32", "multistage", "mn k any any", 2, ab="f16", c__dtype="f32"),
-    direct("64x64x32", "multistage", "any any any", ab="bf16"),
-    # K-major rows that begin anywhere.
-    direct("64x128x128", "multistage", "k k n", 2, ab="bf16", stages=3),
-    direct("16x32x128", "multistage", "k k m m", 2, ab="f16", c__dtype="f16"),
-    direct("32x64x256", "multistage", "k k n", 1, ab="e4m3"),
-    direct("128x128x64", "multistage", "k k any", 1, ab="s8", b__dtype="u8", stages=3),
-    direct("64x64x32", "multistage", "mn k n", 1, ab="u8"),
-    direct("16x16x32", "multistage", "k k n", ab="bf16"),
-    direct("32x64x16", "multistage", "mn mn n", ab="f16"),
-    direct("16x256x64", "multistage", "k k n", ab="bf16", stages=2),
-    direct("256x32x16", "multistage", "k mn n", 2, ab="f16"),
-    # Warps that share K of a stage.
-    direct("16x32x128", "multistage", "k k n", 8, ab="bf16"),
-    direct("32x32x64", "multistage", "mn mn n n", 4, ab="f16", c__dtype="f16", stages=2),
-    direct("32x32x64", "multistage", "any k any", 2, ab="bf16"),
-    direct("32x32x256", "multistage", "mn k n", 4, ab="s8"),
-    direct("64x32x128", "multistage", "k mn n", 8, ab="e4m3"),
-    direct("64x32x32", "multistage", "k k n", 4, ab="tf32"),
-    direct("32x32x32", "multistage", "k k m", 8, ab="f64"),
-    # 8 bits, tf32 and f64, K-major and not.
-    direct("128x128x64", "multistage", "k k n", ab="s8", b__dtype="u8"),
-    direct("128x128x64", "multistage", "mn mn n n", ab="u8", b__dtype="s8", c__dtype="s32"),
-    direct("64x64x64", "multistage", "any k any", 1, ab="s8", d__dtype="s8"),
-    direct("64x64x32", "multistage", "k mn m", 4, ab="u8", d__dtype="bf16"),
-    direct("64x64x128", "multistage", "k k n", 8, ab="s8"),
-    direct("64x64x128", "multistage", "k mn n", 4, ab="e4m3"),
-    direct("128x128x64", "multistage", "k k n", ab="e4m3", b__dtype="e5m2"),
-    direct("64x64x64", "multistage", "mn mn n", ab="e5m2", b__dtype="e4m3", d__dtype="f32"),
-    direct("64x64x32", "multistage", "any any any", ab="e4m3"),
-    direct("128x128x32", "multistage", "k k n", ab="tf32"),
-    direct("64x64x16", "multistage", "mn mn n n", ab="tf32", c__dtype="f32"),
-    direct("64x64x16", "multistage", "any mn any", 4, ab="tf32"),
-    direct("64x64x16", "multistage", "k k n", ab="f64"),
-    direct("128x128x8", "multistage", "k mn n", 8, ab="f64"),
-    direct("128x64x16", "multistage", "mn mn m m", ab="f64", c__dtype="f64", stages=2),
-)
-"""Members of the families without TMA: every type, majorness and kind of copy at least once."""
 
 
 @dataclass(frozen=True)
@@ -459,9 +297,9 @@ def make_case(
 def poison_workspace(device: Any) -> None:
     """Fill the workspace of the current stream with NaN, or integers of bytes 0xFF: none is left in a right D."""
     stream = torch.cuda.current_stream(device).cuda_stream
-    workspace = workspace_of(torch.device(device).index or 0, stream, Need(WORKSPACE_BYTES, 0))
+    workspace = workspace_of(torch.device(device).index or 0, stream, WorkspaceSize(WORKSPACE_BYTES, 0))
     with workspace.lock:
-        workspace.reserve(Need(WORKSPACE_BYTES, 0), "a test")
+        workspace.reserve(WorkspaceSize(WORKSPACE_BYTES, 0), "a test")
         (status,) = bindings().cuMemsetD8Async(workspace.buffer, 0xFF, WORKSPACE_BYTES, stream)
     assert status == 0
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.gpu.harness import FAMILY, check
+from tests.cases.kernels import WGMMA, each
+from tests.gpu.harness import check
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.library.legality.rules import verdicts
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
 
-each_kernel = pytest.mark.parametrize("config", FAMILY, ids=kernel_name)
+each_kernel = each(WGMMA)
 
 
 def edges(tile: int, cluster: int, within: int) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.gpu.harness import DIRECT, check
+from tests.cases.kernels import DIRECT, configs, each
+from tests.gpu.harness import check
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -14,12 +15,12 @@ from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
 
-each_kernel = pytest.mark.parametrize("config", DIRECT, ids=kernel_name)
+each_kernel = each(DIRECT)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(registry: Registry) -> None:
-    registry.warm(DIRECT)
+    registry.warm(configs(DIRECT))
 
 
 @each_kernel

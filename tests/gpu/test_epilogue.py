@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.gpu.harness import DIRECT, Guarded, fill, guarded, kernel
+from tests.cases.kernels import DIRECT, configs
+from tests.gpu.harness import Guarded, fill, guarded, kernel
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
@@ -132,7 +133,7 @@ GEMV = (
 
 def without_tma() -> Iterator[GemmConfig]:
     """Expressions in the families that read and write through plain addresses."""
-    for config in (*DIRECT, *map(parse_name, GEMV)):
+    for config in (*configs(DIRECT), *map(parse_name, GEMV)):
         text = (
             "d = gelu(acc * 0.125 + beta * c) * row[m] + r[m, n]; rows[m] = sum(d); aux = acc"
             if config.c

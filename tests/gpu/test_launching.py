@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.gpu.harness import BASE, FAMILY, check_a_thousand_runs, make_case, product, torch
+from tests.cases.kernels import BASE, WGMMA, configs, each
+from tests.gpu.harness import check_a_thousand_runs, make_case, product, torch
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CaptureError
 from gemmill.runtime.registry import Registry
 
@@ -21,7 +21,11 @@ pytestmark = pytest.mark.gpu
 A_SHORT_WHILE = 20_000_000
 """Cycles (10 ms) that a stream is kept busy, so that work on another stream would come too early."""
 
-SHARING = [c for c in FAMILY if c.c is None and (c.cluster.m * c.cluster.n >= 4 or c in BASE)]
+SHARING = [
+    case
+    for case in WGMMA
+    if case.config.c is None and (case.config.cluster.m * case.config.cluster.n >= 4 or case in BASE)
+]
 
 
 def poisoned(like: Any) -> Any:
@@ -137,7 +141,7 @@ def test_a_captured_graph_computes_on_new_data() -> None:
 def test_a_graph_outlives_its_plan(registry: Registry) -> None:
     a, b, wanted = product()
     out = poisoned(wanted)
-    launch = gemmill.plan(a, b, out=out, registry=registry, kernel=BASE[0])
+    launch = gemmill.plan(a, b, out=out, registry=registry, kernel=BASE[0].config)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
@@ -167,7 +171,7 @@ def test_loading_while_capturing_is_an_error_that_says_what_to_do() -> None:
     assert torch.equal(out, wanted)
 
 
-@pytest.mark.parametrize("config", SHARING, ids=kernel_name)
+@each(SHARING)
 def test_a_thousand_repeats_are_equal_bit_for_bit(config: GemmConfig, registry: Registry) -> None:
     check_a_thousand_runs(config, 1300, 1100, 777, registry)
 
@@ -245,7 +249,7 @@ def test_a_thread_without_a_cuda_context_may_launch(side: bool) -> None:
 
 
 def test_rebind_moves_each_operand(registry: Registry) -> None:
-    config = next(config for config in FAMILY if config.c is not None and config.c == config.d)
+    config = next(config for config in configs(WGMMA) if config.c is not None and config.c == config.d)
     cases = [make_case(config, 200, 136, 72, seed=seed) for seed in range(2)]
     first, second = cases
     assert first.c is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
+from tests.cases.calls import BAD_CALLS, BadCall
 from tests.gpu.harness import torch
 
 import gemmill
-from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
+from gemmill.library.errors import GemmillError, OperandError
 from gemmill.runtime.api import matmul as api
 
 pytestmark = pytest.mark.gpu
@@ -221,52 +223,16 @@ def test_cupy_allocates_for_cupy() -> None:
     assert (d == a.astype(cupy.float32) @ b.astype(cupy.float32)).all()
 
 
-def bad_calls() -> dict[str, tuple[dict[str, Any], type[GemmillError], str]]:
-    """Keyword arguments of a bad call, the error and a part of its message."""
+@pytest.mark.parametrize("bad", BAD_CALLS, ids=attrgetter("id"))
+def test_bad_input_is_refused_by_name(bad: BadCall) -> None:
+    if torch.cuda.device_count() < bad.gpus:
+        pytest.skip("one GPU")
     a, b = integers(64, 64), integers(64, 64)
-    empty = torch.empty
-    cases: dict[str, tuple[dict[str, Any], type[GemmillError], str]] = {
-        "CPU tensor": ({"a": a.cpu()}, OperandError, "^a is on cpu; gemmill takes tensors in GPU memory"),
-        "CPU out": ({"out": empty(64, 64, dtype=a.dtype)}, OperandError, "^out is on cpu"),
-        "list": ({"b": [[1.0]]}, OperandError, r"^b is a builtins\.list"),
-        "dtype": ({"a": torch.complex(a.float(), b.float())}, OperandError, r"^a has dtype torch\.complex64; gemmill"),
-        "integer dtype": ({"b": b.short()}, OperandError, r"^b has dtype torch\.int16"),
-        "types that do not pair": ({"a": a.double()}, UnsupportedProblemError, "no kernel serves"),
-        "K": ({"b": integers(72, 64)}, OperandError, "a has K = 64 columns, b has K = 72 rows"),
-        "out shape": ({"out": empty(64, 72, dtype=a.dtype, device="cuda")}, OperandError, r"out has shape \(64, 72\)"),
-        "out dtype": ({"out": empty(64, 64, device="cuda"), "out_dtype": "bf16"}, OperandError, "must be equal"),
-        "out_dtype": ({"out_dtype": "int16"}, OperandError, "out_dtype is 'int16'"),
-        "c shape": ({"c": integers(32, 64)}, OperandError, r"c has shape \(32, 64\), which does not broadcast"),
-        "beta": ({"beta": 1.0}, OperandError, "there is no c"),
-        "overlapping out": ({"out": a[:1].expand(64, 64)}, OperandError, "overlap"),
-        "sparse": ({"a": a.float().to_sparse_csr()}, OperandError, "layout"),
-        "accumulator": ({"accumulator": "f65"}, OperandError, "accumulator is 'f65'"),
-        "alpha": ({"alpha": 1e39}, OperandError, r"alpha is 1e\+39; kernels take a float32"),
-        "f16 accumulator": ({"accumulator": "f16"}, UnsupportedProblemError, "accumulator"),
-        "stream": ({"stream": "default"}, OperandError, "stream is 'default'"),
-        "kernel": (
-            {"kernel": "sm90a_bf16mn16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"},
-            UnsupportedProblemError,
-            r"needs A's major mn \(it has k\)",
-        ),
-        "batches": (
-            {"a": integers(2, 64, 64), "b": integers(3, 64, 64)},
-            OperandError,
-            r"batch extents \[2, 3\] do not broadcast",
-        ),
-    }
-    if torch.cuda.device_count() > 1:
-        cases["other GPU"] = ({"b": b.to("cuda:1")}, OperandError, "b is on GPU 1 and a on GPU 0")
-    return cases
-
-
-def test_bad_input_is_refused_by_name() -> None:
-    a, b = integers(64, 64), integers(64, 64)
-    for name, (changes, error, says) in bad_calls().items():
-        for call in (gemmill.matmul, gemmill.plan):
-            with pytest.raises(error, match=says):
-                call(**({"a": a, "b": b} | changes))
-        assert torch.equal(gemmill.matmul(a, b), (a.float() @ b.float()).to(a.dtype)), f"unusable after {name}"
+    changes = bad.changes(torch, a, b)
+    for call in (gemmill.matmul, gemmill.plan):
+        with pytest.raises(bad.error, match=bad.says):
+            call(**({"a": a, "b": b} | changes))
+    assert torch.equal(gemmill.matmul(a, b), (a.float() @ b.float()).to(a.dtype)), "unusable afterwards"
 
 
 def test_a_closed_plan_says_so() -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.gpu.harness import BASE, FAMILY, check, make_case, run, torch
+from tests.cases.kernels import BASE, WGMMA, configs, each
+from tests.gpu.harness import check, make_case, run, torch
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
 
-WITH_C = [config for config in FAMILY if config.c is not None]
+WITH_C = [case for case in WGMMA if case.config.c is not None]
 
 
-@pytest.mark.parametrize("config", WITH_C, ids=kernel_name)
+@each(WITH_C)
 def test_beta_zero_does_not_read_c(config: GemmConfig, registry: Registry) -> None:
     case = make_case(config, 300, 264, 100, beta=0.0)
     assert case.c is not None
@@ -26,7 +26,7 @@ def test_beta_zero_does_not_read_c(config: GemmConfig, registry: Registry) -> No
     case.check()
 
 
-@pytest.mark.parametrize("config", WITH_C, ids=kernel_name)
+@each(WITH_C)
 def test_infinities_and_nans_of_c_reach_d(config: GemmConfig, registry: Registry) -> None:
     case = make_case(config, 128, 128, 64, beta=1.0)
     assert case.c is not None
@@ -39,14 +39,14 @@ def test_infinities_and_nans_of_c_reach_d(config: GemmConfig, registry: Registry
     assert int((~d.isfinite()).sum()) == 2
 
 
-@pytest.mark.parametrize("config", FAMILY, ids=kernel_name)
+@each(WGMMA)
 def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
     for align in {config.d.type.bytes, 4, 8}:
         check(config, 301, 269, 100, registry, aligns={"d": align}, offset=1)
     check(config, 130, 67, 64, registry, aligns={"d": config.d.type.bytes}, offset=3, batch=3)
 
 
-@pytest.mark.parametrize("config", BASE, ids=kernel_name)
+@each(BASE)
 def test_nan_and_infinity_of_a_stay_in_their_row(config: GemmConfig, registry: Registry) -> None:
     case = make_case(config, 200, 136, 72)
     case.a.tensor[17, 71] = float("nan")
@@ -107,7 +107,7 @@ def test_without_k_matmul_writes_zeros() -> None:
     assert torch.equal(out, 2 * c)
 
 
-@pytest.mark.parametrize("config", WITH_C, ids=kernel_name)
+@each(WITH_C)
 def test_c_may_be_d(config: GemmConfig, registry: Registry) -> None:
     if config.c != config.d:
         pytest.skip("C and D differ in format")
@@ -158,7 +158,7 @@ def test_permuted_batch_is_read_in_place() -> None:
 ROWS = 4096
 
 
-@pytest.mark.parametrize("config", [BASE[2], BASE[1]], ids=kernel_name)
+@each([BASE[2], BASE[1]])
 @pytest.mark.parametrize(
     ("m", "n", "k", "batch"),
     [(65536, 32808, 64, None), (65544, 136, 32776, None), (136, 65544, 32776, None), (8192, 8200, 64, 33)],
@@ -182,6 +182,6 @@ def test_more_than_2_to_the_31_elements(
 
 
 def test_one_column_and_one_row(registry: Registry) -> None:
-    for config in BASE:
+    for config in configs(BASE):
         check(config, 1, 4096, 512, registry)
         check(config, 4096, 1, 512, registry)

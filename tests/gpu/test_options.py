@@ -248,7 +248,7 @@ def test_timing_while_capturing_is_refused_and_knowing_is_enough(tuned: Registry
 
 
 @pytest.mark.parametrize("size", [(300, 1536, 1152), (5, 4096, 640), (1234, 192, 4160)])
-def test_a_choice_at_once_multiplies_as_any_other(size: tuple[int, int, int]) -> None:
+def test_a_quick_selection_multiplies_as_any_other(size: tuple[int, int, int]) -> None:
     a, b, wanted = product(*size)
     assert torch.equal(gemmill.matmul(a, b, quick=True), wanted)
     assert torch.equal(gemmill.matmul(a, b, quick=True), wanted), "warm"

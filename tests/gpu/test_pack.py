@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.gpu.harness import BASE
+from tests.cases.kernels import BASE, configs
 
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import write_pack
@@ -33,7 +33,7 @@ print(torch.equal(d, (a.double() @ b.double().t()).bfloat16()))
 
 def test_a_fresh_process_multiplies_from_a_pack(registry: Registry, tmp_path: Path) -> None:
     pack, store = tmp_path / "kernels.pack", tmp_path / "store"
-    write_pack(pack, [registry.get(config) for config in BASE])
+    write_pack(pack, [registry.get(config) for config in configs(BASE)])
     done = subprocess.run(
         [sys.executable, "-c", FIRST_GEMM, str(pack)],
         env={**os.environ, "GEMMILL_STORE": str(store)},

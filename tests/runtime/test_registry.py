@@ -101,6 +101,7 @@ def test_configs_made_by_hand_are_checked_as_names_are(configs: tuple[GemmConfig
         registry.warm([replace(configs[0], stages=0)])
 
 
+@pytest.mark.slow
 def test_warming_compiles_in_parallel_what_is_missing(
     pack: Path, tmp_path: Path, artifacts: tuple[Artifact, ...]
 ) -> None:
@@ -115,6 +116,7 @@ def test_warming_compiles_in_parallel_what_is_missing(
     assert entries(registry) == 0
 
 
+@pytest.mark.slow
 def test_warming_names_what_failed_and_warms_the_rest(tmp_path: Path, artifact: Artifact) -> None:
     registry = Registry(manifests=(), store=tmp_path)
     bad = replace(artifact.config, stages=50)
@@ -132,6 +134,7 @@ def test_threads_share_a_registry(tmp_path: Path, artifact: Artifact) -> None:
     assert all(one is found[0] for one in found)
 
 
+@pytest.mark.slow
 def test_the_default_registry_holds_the_shipped_kernels() -> None:
     registry = Registry()
     names = {kernel_set.name for kernel_set in registry.kernel_sets}
@@ -142,6 +145,7 @@ def test_the_default_registry_holds_the_shipped_kernels() -> None:
     assert registry.select(PROBLEM).name in configs
 
 
+@pytest.mark.slow
 def test_a_choice_among_kernels_of_a_problem_s_types_is_that_among_all() -> None:
     registry = Registry(gpu=DEFAULT_GPU)
     problems = [

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.parts import MIN_SHARE, Need, clusters, need, partial_matrices, reduction_blocks
+from gemmill.library.decompositions.parts import (
+    MIN_SHARE,
+    WorkspaceSize,
+    clusters,
+    need,
+    partial_matrices,
+    reduction_blocks,
+)
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
@@ -40,7 +47,7 @@ def test_partial_matrices_hold_every_part_in_whole_vectors(
     assert matrices.count == splits * batch
     assert 0 <= matrices.contiguous - contiguous < 4
     assert matrices.contiguous * 4 % 16 == 0
-    assert need(split, problem, 1) == Need(matrices.elements * 4, 0)
+    assert need(split, problem, 1) == WorkspaceSize(matrices.elements * 4, 0)
     computed = reduction_blocks(split, problem) * split.parts.reduction.vectors * 4
     assert 0 <= computed - matrices.contiguous * strided * batch < split.parts.reduction.vectors * 4
 
@@ -56,11 +63,11 @@ def test_stream_takes_a_share_for_each_cluster_and_a_slot_for_each_share(m: int,
     if tiles < count:
         assert tiles * steps >= MIN_SHARE * count, "adding up smaller shares takes longer than they do"
     assert stream.parts is not None
-    assert need(stream, problem, count) == Need(count * 256 * 128 * 4, count * 4 * 4)
+    assert need(stream, problem, count) == WorkspaceSize(count * 256 * 128 * 4, count * 4 * 4)
 
 
 def test_fused_has_a_slot_for_each_part_but_the_one_that_stores() -> None:
-    assert need(spec("k5fused"), PROBLEM, 10) == Need(8 * 4 * 256 * 128 * 4, 8 * 4 * 4 * 4)
+    assert need(spec("k5fused"), PROBLEM, 10) == WorkspaceSize(8 * 4 * 256 * 128 * 4, 8 * 4 * 4 * 4)
     assert grid_blocks(spec("k5fused"), PROBLEM, 132) == 2 * 8 * 5
     assert grid_blocks(spec("k5fused"), PROBLEM, 10) == 2 * 10
 

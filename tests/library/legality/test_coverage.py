@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
+from tests.cli.test_cli import gemmill, ok
 
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.families.wgmma import ACCUMULATORS
 from gemmill.library.legality.coverage import OK, Table, markdown, tables
 from gemmill.library.legality.rules import RULES
 from gemmill.library.legality.search import any_legal
+
+pytestmark = pytest.mark.heavy  # the tables take twenty seconds, once a worker
 
 DOCS = Path(__file__).parents[3] / "docs" / "coverage.md"
 
@@ -58,3 +62,11 @@ def test_equal_rows_are_merged_and_none_is_lost(views: dict[str, Table]) -> None
         assert len({row[: len(table.columns)] for row in text}) == len(text)
         cells = {tuple(row.cells.values()) for row in table.rows}
         assert {row[len(table.columns) :] for row in text} == cells
+
+
+def test_the_command_line_names_a_rule_for_every_hole() -> None:
+    views = json.loads(ok("list", "--coverage", "--json"))
+    tf32 = [row for row in views["Operands"] if row["a.dtype"] == "tf32"]
+    assert {(row["a.major"], row["schedules"]["cooperative"]) for row in tf32} >= {("k", "ok"), ("any", "tma-majors")}
+    assert "mma-majors" in ok("list", "--coverage")
+    assert gemmill("list", "bf16", "--coverage").exit_code == 2

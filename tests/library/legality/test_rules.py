@@ -4,6 +4,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.examples import examples
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.config.domains import WORDS
@@ -65,6 +66,8 @@ def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) 
         assert rule.says({name: fields[name] for name in rule.fields}) == rule.says(fields)
 
 
+@pytest.mark.slow
+@examples(8)
 @given(any_fields())
 def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> None:
     found = verdicts(fields)
@@ -79,6 +82,7 @@ def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@examples(10)
 @given(fields=any_fields())
 def test_a_change_within_a_rule_s_own_fields_is_preferred(rule: Rule, fields: dict[str, Value]) -> None:
     others = [other for other in RULES if other is not rule]

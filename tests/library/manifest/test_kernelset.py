@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.cases.examples import examples
 
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Value, fields_of, part
 from gemmill.library.config.names import kernel_name
@@ -98,7 +99,8 @@ def one_by_one(grid: Grid) -> list[dict[str, Value]]:
     return found
 
 
-@settings(max_examples=30)
+@pytest.mark.slow
+@examples(8, 30)
 @given(kernel_sets())
 def test_broadcast_judgements_equal_those_made_one_by_one(kernel_set: KernelSet) -> None:
     refused = dict.fromkeys((rule.id for rule in RULES), 0)
@@ -126,7 +128,7 @@ def test_broadcast_judgements_equal_those_made_one_by_one(kernel_set: KernelSet)
     assert expanded == list(kernels)
 
 
-@settings(max_examples=30)
+@examples(8, 30)
 @given(kernel_sets())
 def test_expansion_is_repeatable_and_free_of_duplicates(kernel_set: KernelSet) -> None:
     assume(kernel_set.count().legal)
@@ -136,7 +138,7 @@ def test_expansion_is_repeatable_and_free_of_duplicates(kernel_set: KernelSet) -
     assert all(legal(config) for config in first)
 
 
-@settings(max_examples=30)
+@examples(8, 30)
 @given(kernel_sets())
 def test_illegal_candidates_are_expanded_when_asked_for(kernel_set: KernelSet) -> None:
     count = kernel_set.count()
@@ -156,7 +158,7 @@ def test_blocks_cover_a_grid_once_and_in_order(grid: Grid, cells: int) -> None:
     assert seen == list(itertools.product(*map(range, grid.shape)))
 
 
-@settings(max_examples=30)
+@examples(8, 30)
 @given(grids(), st.sampled_from(FILTERS), st.integers(1, 50))
 def test_a_table_says_the_same_of_a_block_as_of_the_whole(grid: Grid, where: str, cells: int) -> None:
     (predicate, *_) = predicates(where)
@@ -240,7 +242,7 @@ def test_a_selection_of_nothing_is_an_error_not_an_empty_run() -> None:
         next(kernel_set.expand(where=""))
 
 
-@settings(max_examples=30)
+@examples(8, 30)
 @given(kernel_sets(), st.sampled_from(FILTERS))
 def test_a_preset_holds_what_its_filter_keeps(kernel_set: KernelSet, where: str) -> None:
     preset = Preset(where=predicates(where))

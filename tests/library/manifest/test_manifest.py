@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.config.names import kernel_name
@@ -340,7 +340,6 @@ SNIPPETS = [
 """What a hasty or hostile hand puts into YAML."""
 
 
-@settings(max_examples=100)
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.booleans())
 def test_mutated_manifests_load_or_raise_manifest_errors(
     tmp_path_factory: pytest.TempPathFactory, chance: random.Random, edits: int, small: bool

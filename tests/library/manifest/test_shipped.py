@@ -15,6 +15,8 @@ from gemmill.library.families.wgmma import CLUSTER, CLUSTER_BLOCKS, TILE_K_BYTES
 from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.manifest.schema import json_schema, schema_text
 
+pytestmark = pytest.mark.slow
+
 SIXTEEN = ["bf16", "f16"]
 NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "mma", "simt", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())

@@ -24,7 +24,14 @@ SCALED = next(iter(RESULTS.glob("fp8-scaled-deepseek-*.jsonl")))
 CLUSTERS = next(iter(RESULTS.glob("fp8-clusters-*.jsonl.xz")))
 
 
-@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.name.partition("-2")[0])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name.partition("-2")[0], marks=pytest.mark.heavy if index % 8 else ())
+        for index, path in enumerate(SUMMARIES)
+    ],
+)
 def test_figures_are_those_that_were_published(path: Path) -> None:
     summary = json.loads(path.read_text())
     (records,) = path.parent.glob(path.name.replace(".summary.json", ".jsonl*"))
@@ -101,6 +108,7 @@ class Page(HTMLParser):
         self._inside &= tag != "tbody"
 
 
+@pytest.mark.slow
 def test_a_report_has_every_problem_and_loads_nothing(tmp_path: Path) -> None:
     page, table, tests = (tmp_path / name for name in ("report.html", "table.csv", "tests.xml"))
     ok("report", SCALED, "-o", page, "--csv", table, "--junit", tests)
@@ -126,6 +134,7 @@ def test_a_report_has_every_problem_and_loads_nothing(tmp_path: Path) -> None:
     assert len(root.findall("testsuite/testcase")) == len(measurements)
 
 
+@pytest.mark.slow
 def test_a_report_compares_with_every_baseline_of_its_records(tmp_path: Path) -> None:
     page, table = tmp_path / "report.html", tmp_path / "table.csv"
     ok("report", CLUSTERS, SCALED, "-o", page, "--csv", table)

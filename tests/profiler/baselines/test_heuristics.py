@@ -10,7 +10,7 @@ from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.heuristics import heuristic_pick, layout, missing, precision
-from gemmill.runtime.select.selector import needs_swap
+from gemmill.runtime.select.kernels.faults import needs_swap
 
 H200 = "NVIDIA H200"
 CONFIGS = {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand()}

@@ -33,6 +33,8 @@ from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, problem_of, s
 from gemmill.runtime.launch import driver
 from gemmill.runtime.storage.store import Store
 
+pytestmark = pytest.mark.slow
+
 FAULTY, SOUND = PLAIN[:2], PLAIN[2:4]
 CRASHES, HANGS = map(kernel_name, FAULTY)
 SHAPES = [Shape(256 * i, 64, 64) for i in range(1, 7)]  # so many rows that none is measured transposed

@@ -29,7 +29,8 @@ from gemmill.profiler.sweep.sweep import Listener, is_measured, likely_first, pr
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select import gpus
-from gemmill.runtime.select.selector import Selector, needs_swap
+from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.store import Store
 
 CONFIGS = tuple(load_manifest(shipped_manifest("bf16")).expand())
@@ -151,6 +152,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPr
         yield process
 
 
+@pytest.mark.slow
 def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
     faulty: dict[str, str] = {}
     unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5], seconds=60)

@@ -15,8 +15,8 @@ from gemmill.library.arch import GPUS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.autotune import autotuned
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import Candidate, Choice
 from gemmill.runtime.select.decisions import Decision
-from gemmill.runtime.select.selector import Candidate, Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
 from gemmill.runtime.storage.store import StoreWarning
@@ -57,7 +57,7 @@ def test_the_fastest_of_the_best_is_kept_for_the_process_and_the_next(pack: Path
     assert first.select(PROBLEM) == chosen, "calls that do not ask for it do not depend on the store"
 
     code = (
-        "import sys; from tests.runtime.test_autotune import *\n"
+        "import sys; from tests.runtime.api.test_autotune import *\n"
         "print(autotuned(registry(Path(sys.argv[1])), PROBLEM, 2, None, GPU, never).name)"
     )
     root = Path(__file__).parents[3]

@@ -25,6 +25,8 @@ from gemmill.runtime.compile.pool import Outcome, compile_many
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
+pytestmark = pytest.mark.slow
+
 SPEC = 'extern "C" __constant__ unsigned spec[] = {128u, 7u};\n'
 STACK = """extern "C" __global__ void kernel(float* o, int n) {
   float x[64];
@@ -120,6 +122,24 @@ def test_the_second_kernel_uses_the_precompiled_header_of_the_first(
     assert outcomes == ("created", "used")
     assert digests == tuple(artifact.digest for artifact in artifacts), "another process, the same cubin"
     assert not list(tmp_path.iterdir()), "nothing stays behind"
+
+
+def test_kernels_of_other_families_do_not_push_a_precompiled_header_out(
+    configs: tuple[GemmConfig, ...], tmp_path: Path
+) -> None:
+    other = "sm90_f32any4_f32any4_f32_none_f32any4_32x32x8_1x1_simt_s2_m1_k1_linear"
+    names = [kernel_name(configs[0]), other, kernel_name(configs[1]), other]
+    code = COMPILE + "for name in sys.argv[1:]: compiled(name)"
+    outcomes = [line.split()[1] for line in python(code, *names, TMPDIR=str(tmp_path)).stdout.splitlines()]
+    assert outcomes == ["created", "created", "used", "used"]
+
+
+def test_no_more_precompiled_headers_are_kept_than_are_wanted() -> None:
+    code = "from gemmill.runtime.compile import pch; print(*(pch.folder(f'sm_{i}', '').is_dir() for i in range(9)))\n"
+    code += (
+        "print(sum(path.is_dir() for path in pch.directory().iterdir()) == pch.KEPT, pch.folder('sm_8', '').is_dir())"
+    )
+    assert python(code).stdout.split() == ["True"] * 11
 
 
 def test_a_heap_too_small_costs_no_kernel(configs: tuple[GemmConfig, ...], artifact: Artifact, tmp_path: Path) -> None:

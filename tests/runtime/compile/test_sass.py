@@ -14,6 +14,8 @@ from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.compile.cubin import Cubin
 from gemmill.runtime.compile.sass import chain_multiply_adds
 
+pytestmark = pytest.mark.slow
+
 SCALED = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_{}_k1_linear"
 PAIRS = "256x128x128_1x1_cooperative_s3_m8"
 TRIOS = "192x128x128_1x1_cooperative_s4_m4"

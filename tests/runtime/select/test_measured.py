@@ -16,8 +16,9 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import measured, shipped
 from gemmill.runtime.select.decisions import Decision
+from gemmill.runtime.select.kernels.faults import needs_swap, runs_transposed
 from gemmill.runtime.select.measured import FORMATS
-from gemmill.runtime.select.selector import Selector, needs_swap, runs_transposed
+from gemmill.runtime.select.selector import Selector
 
 FILES = sorted(shipped.FOLDER.glob("*.measured.json"))
 PROBLEM = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))

@@ -24,11 +24,14 @@ from gemmill.library.legality.rules import legal
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.cost.model import Columns, analytic, estimate
+from gemmill.runtime.select.choice import RUNNERS_UP
+from gemmill.runtime.select.cost.model import FeatureTable, analytic, estimate
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
+from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.measured import measured
-from gemmill.runtime.select.selector import RUNNERS_UP, Selector, faults, needs_swap, with_epilogue
+from gemmill.runtime.select.selector import Selector
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -110,13 +113,13 @@ def test_a_choice_is_the_best_of_all_kernels_judged_one_by_one(
 ) -> None:
     asked = problem(*size)
     times = {
-        (name, way is not asked): float(estimate(Columns.of([config], way is not asked), asked, H200).us[0])
+        (name, way is not asked): float(estimate(FeatureTable.of([config], way is not asked), asked, H200).us[0])
         for name, config in kernels.items()
         for way in (asked, asked.transposed)
         if not faults(config, way)
     }
     choice = selector.select(asked)
-    assert choice.predicted_us == pytest.approx(times[choice.name, choice.swapped], rel=1e-9)
+    assert choice.predicted_us == pytest.approx(times[choice.name, choice.swap_ab], rel=1e-9)
     assert choice.predicted_us == pytest.approx(min(times.values()), rel=1e-9)
 
 
@@ -145,7 +148,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("size", MEASURED)
 def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> None:
-    columns = Columns.of([parse_name(name) for name in KERNELS])
+    columns = FeatureTable.of([parse_name(name) for name in KERNELS])
     gemm = problem(*size)
     predicted = gemm.flops / estimate(columns, gemm, H200).us / 1e6
     measured = np.array(MEASURED[size])
@@ -200,6 +203,13 @@ def test_kernels_for_another_gpu_are_not_offered(kernels: dict[str, GemmConfig])
     blackwell = replace(DEFAULT_GPU, name="NVIDIA B200", capability=(10, 0))
     with pytest.raises(UnsupportedProblemError, match=r"made for NVIDIA B200 \(compute capability 10\.0\)"):
         Selector(kernels, blackwell).select(problem(64, 64, 64))
+
+
+def test_the_earlier_name_of_swap_ab_is_still_read(selector: Selector) -> None:
+    asked = problem(333, 444, 555)
+    for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
+        with pytest.warns(DeprecationWarning, match="swapped is called swap_ab"):
+            assert found.swapped is found.swap_ab
 
 
 # Measurements.
@@ -282,6 +292,7 @@ def everything() -> Selector:
     return Registry(gpu=H200).selector
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"])
 @pytest.mark.parametrize("majors", list(itertools.product(("k", "mn", "any"), ("k", "mn", "any"), ("n", "m", "any"))))
 def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DTypeName, majors: tuple[Any, ...]) -> None:
@@ -298,7 +309,7 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
             **operands,
         )
         choice = everything.select(asked)
-        assert faults(choice.config, asked.transposed if choice.swapped else asked) == []
+        assert faults(choice.config, asked.transposed if choice.swap_ab else asked) == []
 
 
 def test_hopper_s_own_kernels_are_preferred_wherever_they_serve(everything: Selector) -> None:
@@ -367,7 +378,7 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
     assert asked.b_align == align
     choice = everything.select(asked)
     assert choice.config.family == "mma"
-    assert not choice.swapped
+    assert not choice.swap_ab
     assert choice.config.tile.m >= rows
     assert choice.config.tile.n <= 32
     assert "copied" not in choice.reason
@@ -375,7 +386,7 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
 
 def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:
     name = "sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear"
-    columns = Columns.of([parse_name(name)])
+    columns = FeatureTable.of([parse_name(name)])
     alone, shared = (analytic(columns, problem(16, n, 4100), H200)[0] for n in (2048, 4096))
     assert alone.waves == shared.waves == 1
     assert alone.utilisation == pytest.approx(128 / 132)
@@ -402,11 +413,11 @@ def test_a_kernel_that_serves_only_the_transpose_is_chosen_as_such() -> None:
     name = "sm90a_bf16k16_bf16k16_f32_none_bf16m16_64x8x64_1x1_pingpong_s16_m8_k1_linear"
     config = parse_name(name)
     choice = Selector({name: config}, H200).select(problem(5, 4096, 4096))
-    assert (choice.name, choice.swapped) == (name, True)
+    assert (choice.name, choice.swap_ab) == (name, True)
     assert "64 tiles of 64x8" in choice.reason
     assert "swapped" in choice.reason
     as_it_is = replace(problem(4096, 5, 4096), d_major="m")
-    assert not Selector({name: config}, H200).select(as_it_is).swapped
+    assert not Selector({name: config}, H200).select(as_it_is).swap_ab
     assert needs_swap(config, problem(5, 4096, 4096)) is True
     assert needs_swap(config, as_it_is) is False
     assert needs_swap(config, replace(as_it_is, a_major="mn")) is None
@@ -419,7 +430,7 @@ def test_a_measured_kernel_runs_as_it_was_measured() -> None:
     choice = Selector(
         {name: parse_name(name)}, H200, [Decision(problem=few, gpu=H200.name, kernel=name, us=7.0)]
     ).select(few)
-    assert (choice.source, choice.swapped, choice.predicted_us) == ("measured", True, 7.0)
+    assert (choice.source, choice.swap_ab, choice.predicted_us) == ("measured", True, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +444,7 @@ def test_a_measured_kernel_that_keeps_more_of_the_sums_is_turned_where_d_is(name
     asked = GemmProblem.packed((rows, 4096, 4096, 1), ("e4m3", "k"), ("e4m3", "k"), "f16", None, ("bf16", "n"))
     selector = Selector({name: parse_name(name)}, H200, [Decision(problem=asked, gpu=H200.name, kernel=name, us=7.0)])
     for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
-        assert (found.name, found.swapped) == (name, rows == 16)
+        assert (found.name, found.swap_ab) == (name, rows == 16)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
@@ -445,7 +456,7 @@ def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, 
     assert choice.predicted_us < 45
     assert choice.config.tile.m == 8 or choice.config.tile.n <= 64
     if choice.config.family == "gemv":
-        assert choice.swapped == columns_few
+        assert choice.swap_ab == columns_few
     elif align == 2:
         assert choice.reason.endswith(", which TMA cannot move, is copied first")
 
@@ -456,7 +467,7 @@ def test_blocks_that_share_k_take_sms_together() -> None:
     selector, few = Selector(kernels, H200), problem(128, 128, 16384)
     choice = selector.select(few)
     assert choice.name == name.format("k4cluster")
-    assert "1 tile of 128x128 in clusters of 4 blocks that share K take 1 wave" in choice.reason
+    assert "1 tile of 128x128 in clusters of 4 CTAs that share K take 1 wave" in choice.reason
     assert selector.select(few, 3).name == name.format("k1")
     full = problem(128 * 30, 128, 64)
     assert selector.times(full)[choice.name] < selector.times(replace(full, m=128 * 31))[choice.name]
@@ -478,7 +489,7 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
 
 def _us(name: str, asked: GemmProblem) -> float:
     """What the analytic model says of one kernel."""
-    figures, _ = analytic(Columns.of([parse_name(name)]), asked, H200)
+    figures, _ = analytic(FeatureTable.of([parse_name(name)]), asked, H200)
     return float(figures.us[0])
 
 
@@ -541,7 +552,7 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
     )
     fixed = Selector(kernels, H200)
     choice = varied.select(asked)
-    assert needs_swap(choice.config, asked) is choice.swapped
+    assert needs_swap(choice.config, asked) is choice.swap_ab
     assert legal(choice.config)
     assert choice.name == kernel_name(choice.config) not in kernels
     assert choice.predicted_us < fixed.select(asked).predicted_us
@@ -569,8 +580,8 @@ def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d
     assert choice.name == kernel_name(choice.config) not in configs
     assert choice.config.family == "wgmma"
     assert legal(choice.config)
-    assert needs_swap(choice.config, asked) is choice.swapped
-    first, second = (choice.config.b, choice.config.a) if choice.swapped else (choice.config.a, choice.config.b)
+    assert needs_swap(choice.config, asked) is choice.swap_ab
+    first, second = (choice.config.b, choice.config.a) if choice.swap_ab else (choice.config.a, choice.config.b)
     assert (first.dtype, second.dtype, choice.config.d.dtype) == (a[0], b[0], d)
     assert all(choice.predicted_us < us for us in Selector(configs, H200).times(asked).values())
     with pytest.raises(UnsupportedProblemError):  # not of these types
@@ -596,10 +607,10 @@ def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a:
     measured, choice = selector.select(shipped), selector.select(asked)
     assert (measured.source, choice.source) == ("measured", "measured")
     assert "with types alike" in choice.reason
-    assert (choice.predicted_us, choice.swapped) == (measured.predicted_us, measured.swapped)
+    assert (choice.predicted_us, choice.swap_ab) == (measured.predicted_us, measured.swap_ab)
     assert choice.name == kernel_name(choice.config) not in configs
     assert legal(choice.config)
-    assert needs_swap(choice.config, asked) is choice.swapped
+    assert needs_swap(choice.config, asked) is choice.swap_ab
     assert choice.config.tile == measured.config.tile
     assert selector.candidates(asked, 2)[0].name == choice.name
     # Nobody can compile for whom nothing varies.
@@ -673,7 +684,7 @@ def test_a_fixed_set_runs_as_it_is(selector: Selector) -> None:
 def test_a_bound_that_no_kernel_keeps_is_named(selector: Selector) -> None:
     gemm = problem(4096, 4096, 4096)
     clusters = {n: c for n, c in selector.configs.items() if c.cluster.m == 2 and c.cluster.n == 1}
-    with pytest.raises(UnsupportedProblemError, match=r"on 1 SMs: .* clusters of at least 2 blocks, .* raise sm_count"):
+    with pytest.raises(UnsupportedProblemError, match=r"on 1 SMs: .* clusters of at least 2 CTAs, .* raise sm_count"):
         Selector(clusters, H200).select(gemm, 1)
 
 

@@ -57,6 +57,7 @@ def test_a_second_process_chooses_alike_and_reads_no_manifest(tmp_path: Path) ->
     assert process(tmp_path) == (chosen, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -80,6 +81,7 @@ def test_what_is_damaged_is_replaced(damaged: Callable[[str], str], tmp_path: Pa
     assert kept(tmp_path).read_text() == text
 
 
+@pytest.mark.slow
 def test_names_hold_for_the_manifests_and_the_rules_they_are_of(tmp_path: Path) -> None:
     package, store = tmp_path / "gemmill", tmp_path / "store"
     for folder in ("library", "manifests", "emitters", "runtime"):

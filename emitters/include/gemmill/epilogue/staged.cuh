@@ -49,12 +49,12 @@ struct StagedEpilogue {
                 "columns may be written twice, but C is read in place");
   /// Whether the few columns of a tile go from registers to global memory: past shared memory and TMA, which take longer
   /// than sectors that are half empty.
-  enum : bool { kThrough = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
+  enum : bool { kBypassesShared = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
   /// Whether the buffers hold all of a tile, whose copies then start together: one round of fences and barriers, not one for
   /// each subtile. (Expressions, which take longer beside another warpgroup's MMAs, are the slower for it.)
-  enum : bool { kTogether = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kThrough && !Operation::kIsExpression };
+  enum : bool { kCopiesWholeTile = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kBypassesShared && !Operation::kIsExpression };
   /// Whether the buffers do not hold a tile, and what would.
-  enum : bool { kSpares = BuffersD < kSubtiles && !kThrough };
+  enum : bool { kSpares = BuffersD < kSubtiles && !kBypassesShared };
   static constexpr int kSpareBytes = kSubtiles * kBytesD;
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
@@ -99,7 +99,7 @@ struct StagedEpilogue {
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, char* spare) {
     int const m_end = Found == Matrices::Cut ? end : params.m;
     auto operation = begin_tile(group, m_end);
-    if constexpr (kTogether) {
+    if constexpr (kCopiesWholeTile) {
       if (is_leader()) cute::tma_store_wait<0>();
       named_barrier::sync(barrier, 128);
     }
@@ -109,13 +109,13 @@ struct StagedEpilogue {
         if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
         if (i == 0) operation.begin_columns(n);
       }
-      if constexpr (BuffersD == 1 && !kThrough) {
+      if constexpr (BuffersD == 1 && !kBypassesShared) {
         if (!spare) {
           if (is_leader()) cute::tma_store_wait<0>();
           named_barrier::sync(barrier, 128);
         }
       }
-      char* const subtile_d = spare ? spare + i * kBytesD : buffers_d + (kTogether ? i : at_d.stage) * kBytesD;
+      char* const subtile_d = spare ? spare + i * kBytesD : buffers_d + (kCopiesWholeTile ? i : at_d.stage) * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
       if constexpr (kLoads) {
@@ -126,7 +126,7 @@ struct StagedEpilogue {
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = first_column(i);
       Target target{subtile_d};
-      if constexpr (kThrough) target = {nullptr, matrix_d<Found>(batch), m + i / kColumns * kSubtileM, m_end};
+      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Found>(batch), m + i / kColumns * kSubtileM, m_end};
 #pragma unroll
       for (int column = 0; column + 16 <= SubtileN; column += 16)
         convert<2>(operation, registers, first, column, n, subtile_c, needs_c, target);
@@ -138,7 +138,7 @@ struct StagedEpilogue {
         if (i + 1 < kSubtiles) operation.begin_columns(n + first_column(i + 1));
       }
 
-      if constexpr (!kThrough && !kTogether) {
+      if constexpr (!kBypassesShared && !kCopiesWholeTile) {
         cute::tma_store_fence();
         if constexpr (BuffersD > 1) {
           if (!spare && is_leader()) cute::tma_store_wait<BuffersD - 2>();
@@ -147,13 +147,13 @@ struct StagedEpilogue {
         // A group of its own: the wait above counts one a subtile.
         copy<Found>(i, subtile_d, m, n, batch, end, true);
       }
-      if constexpr (!kTogether) at_d.advance();
+      if constexpr (!kCopiesWholeTile) at_d.advance();
       if constexpr (kLoads) {
         if (i + BuffersC < kSubtiles) load<Found>(i + BuffersC, at_c.stage, m, n, batch);
         at_c.advance();
       }
     }
-    if constexpr (kTogether) {
+    if constexpr (kCopiesWholeTile) {
       cute::tma_store_fence();
       named_barrier::sync(barrier, 128);
 #pragma unroll
@@ -312,7 +312,7 @@ struct StagedEpilogue {
         }
       }
     }
-    if constexpr (kThrough) {
+    if constexpr (kBypassesShared) {
       SubtileD::template write_through<Units>(target.d, params.d_stride, warp(), lane(), target.m, n + first + column,
                                               target.m_end, n_end(), values);
     } else {

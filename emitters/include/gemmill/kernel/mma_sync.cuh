@@ -71,11 +71,11 @@ struct MmaSyncGemm {
   /// Whether words are put together of two where sums and words are not all that takes registers.
   static constexpr bool kFull = (kShiftedA || kShiftedB) && (kIsHalves<Atom> || Config::Epilogue::kIsExpression);
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
-  static constexpr int kMostAhead = kFull                             ? (kSteps <= 4 ? 256 : 0)
-                                    : kSimple && __CUDA_ARCH__ >= 900 ? 768
-                                    : kSimple || kOrdered             ? 640
-                                                                      : 0;
-  static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMostAhead;
+  static constexpr int kMaxBytesAhead = kFull                             ? (kSteps <= 4 ? 256 : 0)
+                                        : kSimple && __CUDA_ARCH__ >= 900 ? 768
+                                        : kSimple || kOrdered             ? 640
+                                                                          : 0;
+  static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMaxBytesAhead;
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
 
   __device__ static char* stage_a(char* shared, int stage) { return shared + stage * A::kBytes; }

@@ -50,7 +50,7 @@ def doctor(store: StorePath = None, as_json: Json = False) -> None:
       gemmill doctor
       gemmill doctor --json
     """
-    found = [_python(), *_packages(), *_toolchain(), *_gpus(), _torch(), _store(store)]
+    found = [_python(), _bindings(), *_toolchain(), *_gpus(), _torch(), _store(store)]
     if as_json:
         output.print_json([asdict(finding) for finding in found])
     else:
@@ -76,13 +76,11 @@ def _python() -> Finding:
     return Finding("gemmill", "ok", detail)
 
 
-def _packages() -> Iterator[Finding]:
-    for name in ("cuda-core", "cuda-bindings"):
-        version = _version(name)
-        if version is None:
-            yield Finding(name, "wrong", "not installed", f"pip install {name}")
-        else:
-            yield Finding(name, "ok", version)
+def _bindings() -> Finding:
+    version = _version("cuda-bindings")
+    if version is None:
+        return Finding("cuda-bindings", "wrong", "not installed", "pip install cuda-bindings")
+    return Finding("cuda-bindings", "ok", version)
 
 
 def _toolchain() -> Iterator[Finding]:

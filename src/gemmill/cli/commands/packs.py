@@ -35,10 +35,11 @@ from gemmill.library.errors import PackError, SettingError, UnsupportedProblemEr
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
 from gemmill.profiler.sweep.sweep import NOT_MEASURED, is_measured, units
-from gemmill.runtime.select.cover import cover, regrets
+from gemmill.runtime.registry import detect
 from gemmill.runtime.select.decisions import Decision, read_decisions
-from gemmill.runtime.select.gpus import detect, figures
+from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.select.set_cover import regrets, set_cover
 from gemmill.runtime.settings import number_of_bytes
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
@@ -137,7 +138,7 @@ def make(
         needs, known, shipped = _times(configs, shapes, decisions, gpu or detect())
         decisions += shipped
         by_name = {kernel_name(config): config for config in configs}
-        configs = [by_name[name] for name in cover(known, REGRET if regret is None else regret)]
+        configs = [by_name[name] for name in set_cover(known, REGRET if regret is None else regret)]
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]

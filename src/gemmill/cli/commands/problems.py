@@ -43,9 +43,10 @@ from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.crew import Crew, OneGpu
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, NOT_MEASURED, Listener, is_measured, sweep, units
+from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.invariance import packed_rows
-from gemmill.runtime.select.selector import Choice, faults, needs_swap
+from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -77,7 +78,10 @@ def select(
         bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="As matmul(..., quick=True) decides: by a tree where nothing was measured.")
+        bool,
+        typer.Option(
+            "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
+        ),
     ] = False,
     gpu: OnGpu = None,
     top: Top = 1,
@@ -106,7 +110,7 @@ def select(
         (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
     ][:top]
     if as_json:
-        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swapped")}
+        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swap_ab")}
         output.print_json(
             {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
         )

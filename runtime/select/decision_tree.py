@@ -1,6 +1,6 @@
-"""Decisions at once, for problems that are launched a few times only: a tree names a kernel after a dozen comparisons,
-where the model takes half a millisecond. ``benchmarks/quick.py`` grows the trees of what the model says, and tells how
-much slower than its choice theirs are."""
+"""Quick selection, for problems that are launched a few times only: a decision tree names a kernel after a dozen
+comparisons, where the model takes half a millisecond. ``benchmarks/quick.py`` trains the trees on what the model says,
+and tells how much slower than its choice theirs are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gemmill.runtime.select.shipped import content_of
 
 VERSION = 1
 """Of the files."""
-GROWN_EXTENT = 1 << 18
-"""Largest extent that trees were grown for."""
+LARGEST_EXTENT = 1 << 18
+"""Largest extent that trees were trained for."""
 EXTENTS = ("M", "N", "K", "MN", "MK", "NK", "MNK", "M/N")
 """What trees ask for of a problem: extents, products and a quotient."""
 TILES = (
@@ -28,7 +28,7 @@ FIGURES = (*EXTENTS, *(f"{tile_m}x{tile_n}" for tile_m, tile_n in TILES))
 
 
 class Tree(NamedTuple):
-    """A tree for problems of some formats. Nodes are in the order of a walk that goes left first."""
+    """A decision tree for problems of some formats. Nodes are in the order of a walk that goes left first."""
 
     kernels: Sequence[tuple[str, bool]]
     """Names, and whether they run the transposed problem."""
@@ -66,7 +66,7 @@ class Tree(NamedTuple):
                 waiting.append(at)
             elif waiting:
                 target[waiting.pop()] = at + 1
-        return cls([(name, swapped) for name, swapped in content["kernels"]], figure, threshold, target)
+        return cls([(name, swap_ab) for name, swap_ab in content["kernels"]], figure, threshold, target)
 
 
 _UNKNOWN = (None,) * len(TILES)
@@ -85,9 +85,9 @@ def tiles_a_wave(m: int, n: int, tile: int, sms: int) -> float:
 
 
 @cache
-def grown(gpu: str) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
+def trees_of(gpu: str) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
     """What :meth:`Tree.of` reads, for a GPU by the name of its row in library/arch.py, and by all of a problem but its
-    extents, in the order of :data:`~gemmill.runtime.select.measured.FORMATS`; nothing where no trees were grown.
+    extents, in the order of :data:`~gemmill.runtime.select.measured.FORMATS`; nothing where no trees were trained.
 
     Raises:
         RecordError: the file is of another version.

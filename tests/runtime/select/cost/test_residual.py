@@ -1,4 +1,4 @@
-"""The trees that correct the model: evaluated as they are written down, used for GPUs that were measured."""
+"""The residual model, trees that correct the analytic one: evaluated as they are written, used for measured GPUs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import shipped
-from gemmill.runtime.select.cost import model, trees
-from gemmill.runtime.select.cost.trees import Trees
+from gemmill.runtime.select.cost import model, residual
+from gemmill.runtime.select.cost.residual import ResidualModel
 
 NAMES = ("M", "N", "waves")
 KERNELS = list(load_manifest(shipped_manifest("bf16")).expand(preset="quick"))
@@ -50,24 +50,24 @@ def test_trees_sum_the_leaves_that_each_kernel_reaches(content: dict[str, Any], 
         return float(tree["values"][place])
 
     expected = [sum(leaf(tree, kernel) for tree in content["trees"]) for kernel in kernels]
-    found = Trees.of(json.loads(json.dumps(content)))(np.array(kernels).T)
+    found = ResidualModel.of(json.loads(json.dumps(content)))(np.array(kernels).T)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("path", sorted(shipped.FOLDER.glob("*.trees.json")), ids=lambda path: path.stem)
 def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     content = json.loads(path.read_text())
-    assert content["version"] == trees.VERSION
+    assert content["version"] == residual.VERSION
     assert content["gpu"] in GPUS
     assert shipped.path_of(content["gpu"], "trees") == path
-    columns = model.Columns.of(PLAIN)
+    columns = model.FeatureTable.of(PLAIN)
     figures, others = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     assert set(content["features"]) <= set(model.FEATURES)
     assert tuple(model.features(columns, figures, others, PROBLEM, DEFAULT_GPU)) == model.FEATURES
 
 
 def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
-    columns = model.Columns.of(PLAIN)
+    columns = model.FeatureTable.of(PLAIN)
     analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     assert columns.fitted.all()
     assert (model.estimate(columns, PROBLEM, DEFAULT_GPU).us != analytic.us).any()
@@ -77,21 +77,21 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     ).all()
     elsewhere = replace(DEFAULT_GPU, name="NVIDIA H100 PCIe")
     assert (model.estimate(columns, PROBLEM, elsewhere).us == analytic.us).all()
-    others = model.Columns.of(list(load_manifest(shipped_manifest("simt")).expand())[:4])
+    others = model.FeatureTable.of(list(load_manifest(shipped_manifest("simt")).expand())[:4])
     assert not others.fitted.any()
 
 
 @pytest.fixture(scope="module")
-def of_s8() -> model.Columns:
+def of_s8() -> model.FeatureTable:
     """What multiplies K-major s8 to a row-major s32: WGMMA, gemv and mma.sync."""
     kernels = [
         *load_manifest(shipped_manifest("int8")).expand(where="a.major == 'k' and b.major == 'k' and d.major == 'n'"),
         *load_manifest(shipped_manifest("mma")).expand(where="arch == 'sm90' and a.dtype == 's8' and b.dtype == 's8'"),
     ]
-    return model.Columns.of([c for c in kernels if c.d.dtype == "s32" and c.c is None])
+    return model.FeatureTable.of([c for c in kernels if c.d.dtype == "s32" and c.c is None])
 
 
-def test_kernels_that_no_tree_knows_lose_what_the_fastest_lose(of_s8: model.Columns) -> None:
+def test_kernels_that_no_tree_knows_lose_what_the_fastest_lose(of_s8: model.FeatureTable) -> None:
     gpu = GPUS["NVIDIA H100 80GB HBM3"]  # whose memory is slower for them than the model has
     lost = []
     for m in (1, 16, 64, 256, 1024):
@@ -107,7 +107,7 @@ def test_kernels_that_no_tree_knows_lose_what_the_fastest_lose(of_s8: model.Colu
 @pytest.mark.parametrize(
     ("gpu", "size"), [("NVIDIA H200", (6551, 64, 9264, 1)), ("NVIDIA H100 80GB HBM3", (44, 15648, 608, 1))]
 )
-def test_aligned_problems_go_to_wgmma(of_s8: model.Columns, gpu: str, size: tuple[int, int, int, int]) -> None:
+def test_aligned_problems_go_to_wgmma(of_s8: model.FeatureTable, gpu: str, size: tuple[int, int, int, int]) -> None:
     """Measured: WGMMA takes 19.2 and 6.3 us there, mma.sync 31.6 and 7.6."""
     problem = GemmProblem.packed(size, ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
     us = model.estimate(of_s8, problem, GPUS[gpu]).us
@@ -115,7 +115,7 @@ def test_aligned_problems_go_to_wgmma(of_s8: model.Columns, gpu: str, size: tupl
 
 
 def test_trees_are_asked_of_kernels_that_could_be_the_fastest() -> None:
-    columns = model.Columns.of(list(load_manifest(shipped_manifest("bf16")).expand(where="a.major == 'k'")))
+    columns = model.FeatureTable.of(list(load_manifest(shipped_manifest("bf16")).expand(where="a.major == 'k'")))
     analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     far = analytic.us > model.CORRECTED * analytic.us.min()
     apart = model.estimate(columns, PROBLEM, DEFAULT_GPU).us / analytic.us

@@ -20,11 +20,12 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.epilogues import read_epilogue
-from gemmill.runtime.select.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
-from gemmill.runtime.select.selector import TYPICAL_ROWS, Selector
+from gemmill.runtime.select.deciders.invariant import TYPICAL_ROWS
+from gemmill.runtime.select.selector import Selector
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -52,7 +53,7 @@ def test_one_kernel_serves_every_m_and_batch(
 ) -> None:
     alike = GemmProblem(1, n, k, 1, "bf16", "k", "bf16", "mn", "f32", "bf16", "n", a_align=align)
     choices = [selector.select(replace(alike, m=m, batch=batch), sm_count, "m") for m, batch in rows]
-    assert len({(choice.name, choice.swapped) for choice in choices}) == 1
+    assert len({(choice.name, choice.swap_ab) for choice in choices}) == 1
     assert choices[0].config.scheduler.decomposition == "tiles"
     assert "batch-invariant" in choices[0].reason
     assert choices[0].name not in dict(choices[0].runners_up)
@@ -80,9 +81,9 @@ def test_without_a_kernel_that_keeps_k_together_the_error_says_so() -> None:
     name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k4fused_linear"
     shared = parse_name(name)
     problem = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
-    with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between blocks"):
+    with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between CTAs"):
         Selector({name: shared}, H200).select(problem, None, "m")
-    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between blocks \(fused\); name one"):
+    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(fused\); name one"):
         refuse_shared_k(shared)
 
 

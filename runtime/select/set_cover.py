@@ -8,7 +8,7 @@ from typing import TypeVar
 Problem = TypeVar("Problem", bound=Hashable)
 
 
-def cover(times: Mapping[Problem, Mapping[str, float]], regret: float) -> list[str]:
+def set_cover(times: Mapping[Problem, Mapping[str, float]], regret: float) -> list[str]:
     """Kernels of which one takes at most ``1 + regret`` times as long as the fastest on every problem.
 
     Greedy: next comes the kernel that serves the most problems well that no earlier one does; of equal ones the faster

@@ -1,6 +1,6 @@
-"""What measurements add to the analytic model: trees on its figures, fitted to the logarithm of measured over modelled
-time (gradient boosting of oblivious trees: Prokhorenkova et al., CatBoost, NeurIPS 2018). ``benchmarks/fit.py`` fits
-them and writes the files."""
+"""The residual model, what measurements add to the analytic one: gradient-boosted trees on its figures, fitted to the
+logarithm of measured over modelled time (oblivious trees: Prokhorenkova et al., CatBoost, NeurIPS 2018).
+``benchmarks/fit.py`` fits it and writes the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = 3
 """Of the files."""
 
 
-class Trees(NamedTuple):
+class ResidualModel(NamedTuple):
     """A sum of trees of equal depth, in each of which all nodes of a level ask the same."""
 
     features: tuple[str, ...]
@@ -49,8 +49,8 @@ class Trees(NamedTuple):
         return sums
 
     @classmethod
-    def of(cls, content: dict[str, Any]) -> Trees:
-        """The trees of a file's content, which has levels from the root on."""
+    def of(cls, content: dict[str, Any]) -> ResidualModel:
+        """The model of a file's content, which has levels from the root on."""
         rows = {name: row for row, name in enumerate(content["features"])}
         splits = [
             [(rows[name], np.inf if at is None else at) for name, at in tree["splits"]] for tree in content["trees"]
@@ -64,11 +64,11 @@ class Trees(NamedTuple):
 
 
 @cache
-def fitted(gpu: str) -> Trees | None:
-    """The trees for a GPU, by the name of its row in library/arch.py; None where nobody has measured it.
+def fitted(gpu: str) -> ResidualModel | None:
+    """The residual model of a GPU, by the name of its row in library/arch.py; None where nobody has measured it.
 
     Raises:
         RecordError: the file is of another version.
     """
     content = content_of(gpu, "trees", VERSION)
-    return Trees.of(content) if content else None
+    return ResidualModel.of(content) if content else None

@@ -1,5 +1,5 @@
-"""Trees that decide at once: walked as they are written, near the model they stand in for, and asked only where they
-can answer."""
+"""Decision trees of quick selection: walked as they are written, near the model they stand in for, and asked only where
+they can answer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select import quick, shipped
+from gemmill.runtime.select import decision_tree, shipped
+from gemmill.runtime.select.decision_tree import EXTENTS, FIGURES, TILES, Tree, extents_of, tiles_a_wave
+from gemmill.runtime.select.kernels.faults import faults
 from gemmill.runtime.select.measured import FORMATS
-from gemmill.runtime.select.quick import EXTENTS, FIGURES, TILES, Tree, extents_of, tiles_a_wave
-from gemmill.runtime.select.selector import Selector, faults
+from gemmill.runtime.select.selector import Selector
 
 FILES = sorted(shipped.FOLDER.glob("*.quick.json"))
 H200 = GPUS["NVIDIA H200"]
@@ -92,17 +93,20 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
     content = json.loads(path.read_text())
     model = shipped.path_of(content["gpu"], "trees")
     assert content["grown of"] == hashlib.sha256(model.read_bytes()).hexdigest(), (
-        f"{model.name} was fitted anew: grow these again (benchmarks/quick.py)"
+        f"{model.name} was fitted anew: train these again (benchmarks/quick.py)"
     )
     for table in content["tables"]:
         own = GemmProblem(m=256, n=256, k=256, **table["formats"])
-        for name, swapped in table["kernels"]:
-            assert not faults(everything[name], own.transposed if swapped else own)
+        for name, swap_ab in table["kernels"]:
+            assert not faults(everything[name], own.transposed if swap_ab else own)
         leaves = {node for node in table["nodes"] if isinstance(node, int)}
         assert leaves == set(range(len(table["kernels"])))
 
 
-@pytest.mark.parametrize(("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in quick.grown(gpu)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in decision_tree.trees_of(gpu)], ids=str
+)
 def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, formats: tuple[Any, ...]) -> None:
     chance, registry = random.Random(0), Registry(gpu=GPUS[gpu])
     reached: list[float] = []
@@ -113,7 +117,7 @@ def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, format
         choice = registry.select(asked, quick=True)
         if choice.source != "measured":
             assert choice.source == "quick"
-            assert not faults(choice.config, asked.transposed if choice.swapped else asked)
+            assert not faults(choice.config, asked.transposed if choice.swap_ab else asked)
             ranked = {c.name: c.us for c in registry.candidates(asked, 1000)}
             reached.append(min(ranked.values()) / ranked[choice.name])
     assert math.prod(reached) ** (1 / len(reached)) > 0.965
@@ -136,7 +140,7 @@ def test_types_and_epilogues_are_those_asked_for(registry: Registry, types: tupl
         asked = replace(problem(m, n, k, ab), d_dtype=d, epilogue=canonical(epilogue))
         choice = registry.select(asked, quick=True)
         sources.add(choice.source)
-        assert not faults(choice.config, asked.transposed if choice.swapped else asked)
+        assert not faults(choice.config, asked.transposed if choice.swap_ab else asked)
         assert (choice.config.a.dtype, choice.config.d.dtype) == types
         assert choice.name in {candidate.name for candidate in registry.candidates(asked, 1000)}
     # Some kernels have no room for an expression, and those of the transposed problem pair no columns: the model then.
@@ -152,7 +156,7 @@ def test_the_model_decides_where_no_tree_can(registry: Registry, everything: Map
         replace(UNMEASURED, b_align=2),
         replace(UNMEASURED, c_dtype="bf16", c_major="n"),
         replace(UNMEASURED, d_dtype="f32"),
-        replace(UNMEASURED, k=quick.GROWN_EXTENT + 64),
+        replace(UNMEASURED, k=decision_tree.LARGEST_EXTENT + 64),
         replace(UNMEASURED, m=0),
     )
     for other in others:
@@ -181,4 +185,4 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     shipped.path_of("NVIDIA Next", "quick").write_text(json.dumps({"version": 0}))
     with pytest.raises(RecordError, match="version 0, not 1"):
-        quick.grown("NVIDIA Next")
+        decision_tree.trees_of("NVIDIA Next")

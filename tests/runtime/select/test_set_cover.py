@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmill.runtime.select.cover import cover, regrets
+from gemmill.runtime.select.set_cover import regrets, set_cover
 
 TIMES = st.dictionaries(
     st.integers(0, 9),
@@ -20,7 +20,7 @@ TIMES = st.dictionaries(
 def test_every_problem_is_served_within_the_bound_by_few_kernels(
     times: dict[int, dict[str, float]], regret: float
 ) -> None:
-    chosen = cover(times, regret)
+    chosen = set_cover(times, regret)
     assert len(set(chosen)) == len(chosen)
     assert all(loss is not None and loss <= regret + 1e-9 for loss in regrets(times, chosen).values())
     fewest = next(
@@ -38,7 +38,7 @@ def test_the_widest_comes_first_and_of_equals_the_faster() -> None:
         "wide": {"x": 2.0, "y": 1.0, "z": 1.0},
         "small": {"w": 1.0, "y": 9.0},
     }
-    assert cover(times, 0.03) == ["z", "w"]
-    assert cover(times, 0) == ["w", "x", "y"]
+    assert set_cover(times, 0.03) == ["z", "w"]
+    assert set_cover(times, 0) == ["w", "x", "y"]
     assert regrets(times, ["z"]) == {"large": 1.01 - 1, "wide": 0, "small": None}
-    assert cover({}, 0) == []
+    assert set_cover({}, 0) == []

@@ -1,7 +1,7 @@
 """What keeps the bits of a call the same: from run to run (``deterministic``), whatever M (``batch_invariant``).
 
 A kernel sums each element in an order of its own, the same in every run. So a result changes with M only if the kernel
-does, or if blocks share K by what M leaves them. The selector therefore picks one kernel for every M, in which a block
+does, or if CTAs share K by what M leaves them. The selector therefore picks one kernel for every M, in which a CTA
 sums all of K, and here whatever else of a problem may change with M is put at what packed operands of any M have, or is
 refused.
 """
@@ -18,7 +18,7 @@ from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.binding import Gemm, Operand
-from gemmill.runtime.select.selector import sums_in_one_block
+from gemmill.runtime.select.deciders.invariant import sums_in_one_cta
 
 _ALIGN = 16
 """The alignment in bytes that counts most."""
@@ -72,10 +72,10 @@ def packed_rows(problem: GemmProblem) -> GemmProblem:
 
 
 def refuse_shared_k(config: GemmConfig) -> None:
-    """UnsupportedProblemError where a kernel that the caller names does not sum all of K in one block."""
-    if not sums_in_one_block(config):
+    """UnsupportedProblemError where a kernel that the caller names does not sum all of K in one CTA."""
+    if not sums_in_one_cta(config):
         raise UnsupportedProblemError(
-            f"batch_invariant: kernel {kernel_name(config)} shares K between blocks "
+            f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
             f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
         )
 

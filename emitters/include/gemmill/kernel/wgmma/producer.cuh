@@ -1,0 +1,132 @@
+/// The producer warpgroup of the WGMMA kernel: loads, fills block scales, transposes.
+#pragma once
+
+#include <gemmill/kernel/wgmma/storage.cuh>
+#include <gemmill/pipeline/dependent_launch.cuh>
+
+namespace gemmill {
+
+template <class Traits>
+struct WgmmaProducer {
+  using Storage = WgmmaStorage<Traits>;
+  using Config = typename Traits::Config;
+  using A = typename Traits::A;
+  using B = typename Traits::B;
+  using Groups = typename Traits::Groups;
+  using LoadA = typename Traits::LoadA;
+  using LoadB = typename Traits::LoadB;
+  using Params = typename Traits::Params;
+  using Position = typename Traits::Position;
+  using RawA = typename Traits::RawA;
+  using RawB = typename Traits::RawB;
+  using Ready = typename Traits::Ready;
+  using Scales = typename Traits::Scales;
+  using Scheduler = typename Traits::Scheduler;
+  using StagePipeline = typename Traits::StagePipeline;
+  using StagesA = typename Traits::StagesA;
+  using StagesB = typename Traits::StagesB;
+  using Unit = typename Traits::Unit;
+
+  /// One thread issues the loads; where a warp shares the scheduler, the others follow it.
+  __device__ static void produce(Params const& params, Storage storage, Scheduler& scheduler) {
+    StagePipeline& pipeline = storage.pipeline();
+    bool const issues = !Traits::kRowGroups || cute::elect_one_sync();
+    int const m = scheduler.rank % Config::kClusterM;
+    int const n = scheduler.rank / Config::kClusterM;
+    // A is shared by the CTAs of a row of the cluster (same m), B by those of a column (same n).
+    uint32_t row = 0;
+    for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
+    uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
+    LoadA const load_a{params.a, params.a_tail, n, uint16_t(row), params.m};
+    LoadB const load_b{params.b, params.b_tail, m, uint16_t(column), params.n};
+
+    Position at;
+    bool waits = !Traits::kReadsGroups;
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Unit const work = scheduler.work(index);
+      int const batch_a = params.batched & 1 ? work.batch : 0;
+      int const batch_b = params.batched & 2 ? work.batch : 0;
+      uint32_t const bytes = load_a.bytes(work.m) + load_b.bytes(work.n) + Groups::kBytes;
+      auto const tile_a = load_a.tile(work.m);
+      auto const tile_b = load_b.tile(work.n);
+      for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
+        if (!issues) continue;
+        pipeline.acquire(at, bytes);
+        uint64_t& full = pipeline.full[at.stage];
+        char* const stage_a = storage.base + Storage::kOffsetRawA + at.stage * A::kBytes;
+        char* const stage_b = storage.base + Storage::kOffsetRawB + at.stage * B::kBytes;
+        int const k = k_tile * Config::kTileK;
+        if (waits) wait_for_prerequisites();
+        waits = false;
+        if constexpr (Traits::kGroupsK) {
+          // A window of tile K rows: what is beyond the group's end arrives as zeros.
+          int const rows = min(work.end - work.begin - k, Config::kTileK);
+          int const place = work.begin + k + rows;
+          load_a(tile_a, full, stage_a, Config::kTileK - rows, place, 0);
+          load_b(tile_b, full, stage_b, Config::kTileK - rows, place, 0);
+        } else if constexpr (Traits::kArray) {
+          ArrayMatrix const matrix_a(params, Operand::A, work.batch), matrix_b(params, Operand::B, work.batch);
+          load_a(tile_a, full, stage_a, k, matrix_a.low(), matrix_a.high());
+          load_b(tile_b, full, stage_b, k, matrix_b.low(), matrix_b.high());
+        } else {
+          load_a(tile_a, full, stage_a, Traits::kMixed ? k * Traits::kBitsA / 8 : k, batch_a);
+          load_b(tile_b, full, stage_b, k, batch_b);
+        }
+        if constexpr (Groups::kGroups > 0)
+          Groups::load(params, full, storage.base + Storage::kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);
+      }
+    }
+    if (issues) launch_dependents();
+    // Peers arrive at this CTA's barriers until they have read its last stages: it must not end before. (All else that
+    // reaches its shared memory, loads of peers and sums of other parts of K, it has waited for.)
+    if constexpr (StagePipeline::kPeers > 1) {
+      for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);
+    }
+  }
+
+  /// One warp: fills the scales of each stage, beside `produce`. A full barrier has seen all arrivals of one lap before the
+  /// readers of that lap release its scales.
+  __device__ static void produce_scales(Params const& params, Storage storage, Scheduler& scheduler) {
+    StagePipeline& pipeline = storage.pipeline();
+    uint32_t const stages = cute::cast_smem_ptr_to_uint(storage.base + Storage::kOffsetScales);
+    uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
+    wait_for_prerequisites();
+    Position at;
+    bool again = false;
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Unit const work = scheduler.work(index);
+      ScaleLoad<Config::kTileM> load(params, work.m, work.n, work.k_tile, work.batch);
+#pragma unroll 1
+      for (int i = 0; i < work.k_tiles; ++i) {
+        if (again) Scales::acquire(at.stage);
+        load(stages + at.stage * Scales::kBytes, full + at.stage * int(sizeof(uint64_t)));
+        at.advance();
+        again |= at.stage == 0;
+      }
+    }
+    // No barrier is left half arrived at.
+    for (int stage = 0; stage < (again ? Config::kStages : at.stage); ++stage) Scales::acquire(stage);
+  }
+
+  /// Warps of the producer warpgroup that do not load: transpose each stage as it arrives.
+  __device__ static void transpose(Storage storage, Scheduler& scheduler, int warp) {
+    StagePipeline& pipeline = storage.pipeline();
+    Ready& ready = storage.ready();
+    Position at;
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      int const k_tiles = scheduler.k_tiles(index);
+      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, at.advance()) {
+        pipeline.wait_full(at);
+        if constexpr (StagesA::kTransposed)
+          StageTranspose<RawA, A, Traits::kTransposers>::run(storage.base + Storage::kOffsetRawA + at.stage * RawA::kBytes,
+                                                     storage.base + Storage::kOffsetA + at.stage * A::kBytes, warp);
+        if constexpr (StagesB::kTransposed)
+          StageTranspose<RawB, B, Traits::kTransposers>::run(storage.base + Storage::kOffsetRawB + at.stage * RawB::kBytes,
+                                                     storage.base + Storage::kOffsetB + at.stage * B::kBytes, warp);
+        ready.arrive(at);
+      }
+    }
+  }
+};
+
+}  // namespace gemmill

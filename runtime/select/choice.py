@@ -1,0 +1,73 @@
+"""What a selector answers: the kernel that a problem goes to, and why."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.kernels.faults import is_aligned, realigned
+
+RUNNERS_UP = 4
+"""Most runners-up that a choice names."""
+
+Rows = Literal["m", "n"]
+"""The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel that a problem goes to."""
+
+    name: str
+    """Kernel name."""
+    config: GemmConfig
+    reason: str
+    """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
+    predicted_us: float
+    """Time to expect, in microseconds: measured or modelled, as ``source`` says. NaN of a quick selection."""
+    runners_up: tuple[tuple[str, float], ...]
+    """The next best kernels and their times in microseconds; none of a quick selection."""
+    source: Literal["measured", "model", "quick"]
+    """What the choice rests on."""
+    swap_ab: bool = False
+    """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+
+    @property
+    def swapped(self) -> bool:
+        """The earlier name of :attr:`swap_ab`."""
+        return _renamed(self)
+
+
+class Candidate(NamedTuple):
+    """A kernel that may be the best for a problem."""
+
+    name: str
+    """Kernel name."""
+    swap_ab: bool
+    """As :attr:`Choice.swap_ab`."""
+    us: float
+    """Microseconds to expect."""
+
+    @property
+    def swapped(self) -> bool:
+        """The earlier name of :attr:`swap_ab`."""
+        return _renamed(self)
+
+
+def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
+    """What a reason adds for a kernel that runs the transposed problem, or realigned operands."""
+    words = "; it runs D^T = B^T A^T, with A and B swapped" if swap_ab else ""
+    if is_aligned(problem):
+        return words
+    names, problem = ("BAC", problem.transposed) if swap_ab else ("ABC", problem)
+    if found := sorted(names["abc".index(x)] for x in realigned(config, problem)):
+        words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
+    return words
+
+
+def _renamed(found: Choice | Candidate) -> bool:
+    warnings.warn(f"{type(found).__name__}.swapped is called swap_ab", DeprecationWarning, stacklevel=3)
+    return found.swap_ab

@@ -1,0 +1,149 @@
+"""What each K decomposition adds to the time of a kernel: the second kernel of split-K, sums handed over, shares of
+stream-K. The data-parallel one, where a CTA sums all of K, adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.parts import MIN_SHARE, PARTIAL_BYTES
+from gemmill.library.legality.resources import EXCHANGE_STEPS
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.arrays import column
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.cost.arrays import Floats
+
+# Fitted to runs of 60 kernels on a dozen problems, on an H200.
+_REDUCTION_NS = 300.0
+"""A second kernel, beyond what launches in a train take."""
+_REDUCTION_GBPS = 2200.0
+"""Rate at which it reads partial sums, which are in L2 as a rule."""
+_LEVEL_NS = 2000.0
+"""Handing accumulators to another CTA: stores, a flag, a first load."""
+_TAKE_NS_PER_BYTE = 0.8e3 / (128 * 128 * PARTIAL_BYTES)
+"""Adding the accumulators of another CTA, by their bytes in one."""
+_BRANCHES = 4
+"""Of the tree in which sums are added up (emitters/include/gemmill/scheduler/work.cuh)."""
+_MOST_SUMS = 4096
+"""Most partial sums of a tile: more than there are clusters on a GPU."""
+_CLUSTER_NS = 700.0
+"""Handing accumulators to another CTA of the cluster, through its shared memory. An estimate, like the next."""
+_CLUSTER_BYTES_PER_NS = 100.0
+"""Rate at which a CTA sends them."""
+
+
+def _nothing(splits: Floats, tile: Floats) -> Floats:
+    return np.zeros_like(tile)
+
+
+def exchange_ns(splits: Floats, tile: Floats) -> Floats:
+    """Time to add up so many partial sums of an output tile of so many elements; 0 for one."""
+    levels, takes = (figure.take(splits.astype(np.int64)) for figure in _exchanges())
+    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
+
+
+@cache
+def _exchanges() -> tuple[Floats, Floats]:
+    """By the number of partial sums levels of the tree in which they are added up, and how many the last CTA takes."""
+    splits = np.arange(_MOST_SUMS + 1, dtype=np.float64)
+    levels = np.ceil(np.log(np.maximum(splits, 1)) / np.log(_BRANCHES) - 1e-9)
+    last = np.ceil(splits / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
+    return levels, np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
+
+
+def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
+    """Time in which the CTAs of a cluster add up the sums of a tile of so many elements."""
+    sent = tile * PARTIAL_BYTES * (splits - 1) / splits
+    return np.where(splits > 1, _CLUSTER_NS + sent / _CLUSTER_BYTES_PER_NS, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """What a K decomposition adds. Functions take the splits of K and the elements of an output tile."""
+
+    is_data_parallel: bool = False
+    """Whether one CTA sums all of K of a tile."""
+    tile_ns: Callable[[Floats, Floats], Floats] = _nothing
+    """To the end of each tile."""
+    kernel_ns: Callable[[Floats, Floats], Floats] = _nothing
+    """Once, to the busiest SM."""
+    is_shared_in_clusters: bool = False
+    """Whether the CTAs that share K of a tile are a cluster."""
+    adds_up_within: bool = False
+    """Whether CTAs add up their sums within the kernel, one after the other."""
+    has_second_kernel: bool = False
+    """Whether a CTA stores partial sums, which a second kernel adds up: :func:`second_kernel_ns`."""
+    has_shares: bool = False
+    """Whether CTAs take equal shares of all steps in place of tiles: :func:`stream_ns`."""
+
+
+DECOMPOSITIONS: Mapping[str, Decomposition] = MappingProxyType(
+    {
+        "tiles": Decomposition(is_data_parallel=True),
+        "split": Decomposition(has_second_kernel=True),
+        "fused": Decomposition(kernel_ns=exchange_ns, adds_up_within=True),
+        "stream": Decomposition(has_shares=True),
+        "cluster": Decomposition(is_shared_in_clusters=True, tile_ns=_cluster_ns),
+    }
+)
+"""By the name of a config's ``scheduler.decomposition``."""
+
+
+def decomposition_of(config: GemmConfig) -> Decomposition:
+    """What the decomposition of a kernel adds."""
+    return DECOMPOSITIONS[config.scheduler.decomposition]
+
+
+def cluster_k(config: GemmConfig) -> int:
+    """CTAs of a cluster that share K of a tile."""
+    return config.scheduler.splits if decomposition_of(config).is_shared_in_clusters else 1
+
+
+def tile_ns(configs: Sequence[GemmConfig]) -> Floats:
+    """What is added to the end of each tile of kernels."""
+    return _added(configs, lambda decomposition: decomposition.tile_ns)
+
+
+def kernel_ns(configs: Sequence[GemmConfig]) -> Floats:
+    """What is added once to the busiest SM under kernels."""
+    return _added(configs, lambda decomposition: decomposition.kernel_ns)
+
+
+def _added(
+    configs: Sequence[GemmConfig], figure: Callable[[Decomposition], Callable[[Floats, Floats], Floats]]
+) -> Floats:
+    splits, tile = column(configs, lambda c: c.scheduler.splits), column(configs, lambda c: c.tile.m * c.tile.n)
+    added = np.zeros_like(tile)
+    for decomposition in DECOMPOSITIONS.values():
+        index = np.flatnonzero([decomposition_of(config) is decomposition for config in configs])
+        added[index] = figure(decomposition)(splits[index], tile[index])
+    return added
+
+
+def second_kernel_ns(problem: GemmProblem, splits: Floats, output_bytes: Floats) -> Floats:
+    """Time of the second kernel of split-K, by the bytes of an element of C and D."""
+    elements = problem.m * problem.n * problem.batch
+    return _REDUCTION_NS + elements * (splits * PARTIAL_BYTES + output_bytes) / _REDUCTION_GBPS
+
+
+def stream_ns(
+    clusters: Floats, resident: Floats, steps: Floats, step_ns: Floats, store_ns: Floats, tile: Floats
+) -> Floats:
+    """Time of the busiest SM under stream-K, for so many cluster tiles of so many steps along K."""
+    grid = np.minimum(np.maximum(clusters, clusters * steps // MIN_SHARE), resident)
+    shared = clusters % grid
+    parts = np.maximum(grid // np.maximum(shared, 1), 2)
+    each = np.ceil(shared / (grid - shared))
+    helped = np.minimum(np.ceil((steps + EXCHANGE_STEPS) * each / (each + 1)), steps)
+    owned = np.where(2 * shared <= grid, np.ceil(steps / parts), helped)
+    shared = np.where(steps - owned < EXCHANGE_STEPS, 0, shared)
+    whole = np.ceil((clusters - shared) / grid)
+    sharing_ns = owned * step_ns + store_ns + exchange_ns(parts, tile)
+    return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))

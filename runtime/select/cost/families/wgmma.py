@@ -1,0 +1,200 @@
+"""Kernels that multiply by WGMMA what TMA loads.
+
+A tile is a loop over K, in which the tensor cores, the loads from L2 and the latency of those loads compete and the
+slowest sets the pace, and an epilogue, which pingpong hides behind the other warpgroup's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.legality.resources import (
+    INSTRUCTION_K_BYTES,
+    SUBTILE_M,
+    element_bytes,
+    multiplies_from_registers,
+    operand_swizzle,
+    transposes,
+)
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.arrays import column
+from gemmill.runtime.select.cost.decompositions import decomposition_of, kernel_ns, stream_ns
+from gemmill.runtime.select.cost.families.family import Family
+from gemmill.runtime.select.cost.roofline import EPILOGUE, soft_maximum
+from gemmill.runtime.select.cost.sm import LATENCY_NS, SHARED_BYTES_PER_CYCLE, STEP_SHARPNESS, SmTime, SmWork
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.cost.arrays import Bools, Floats
+
+# Of Hopper's SM, per clock.
+_MMA_COLUMNS_PER_CYCLE = 2
+"""Columns of a 64-row WGMMA that the tensor cores of an SM finish in a clock."""
+
+# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance.md).
+_SUSTAINED = 0.84
+"""Part of the tensor cores' rate that a loop of WGMMAs reaches."""
+_ROW_CYCLES = 2.2
+"""What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
+_CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
+"""The same for a row that may lie across two lines, by the bytes that its address is a multiple of."""
+WIDE_ROW = 128
+"""Bytes of a row of a box at most."""
+_TRANSPOSING_CYCLES = 250.0
+"""What transposing a stage takes beside the bytes: waiting for it, a fence and a barrier, one stage after the other."""
+_TRANSPOSED_BYTES_PER_CYCLE = 32.0
+"""What three warps transpose in shared memory."""
+
+
+class Step(NamedTuple):
+    """A step along K of a tile, multiplied by WGMMA and loaded by TMA."""
+
+    multiply_cycles: Floats
+    """Clocks in which an SM alone multiplies it."""
+    rows: Floats
+    """Rows of boxes of A and of B, the rows, that a CTA asks TMA for."""
+    narrow: Bools
+    """Whether those of A or B are narrow, as of an mn-major operand whose tile is no multiple of 128 bytes."""
+    swap_ab: Bools
+
+    @classmethod
+    def of(
+        cls, configs: Sequence[GemmConfig], swap_ab: bool, row_bytes: Callable[[GemmConfig], tuple[int, int]]
+    ) -> Step:
+        """Of kernels, whose boxes of A and B have rows of so many bytes."""
+        tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
+        tile_k = column(configs, lambda c: c.tile.k)
+        bytes_a, bytes_b = column(configs, lambda c: c.a.type.bits / 8), column(configs, lambda c: c.b.type.bits / 8)
+        mma_cycles = np.maximum(
+            tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / SHARED_BYTES_PER_CYCLE
+        )
+        mmas = tile_m / SUBTILE_M * tile_k * np.maximum(bytes_a, bytes_b) / INSTRUCTION_K_BYTES
+        row_a, row_b = np.array([row_bytes(config) for config in configs], np.float64).T
+        rows_a = tile_m * tile_k * bytes_a / row_a / column(configs, lambda c: c.cluster.n)
+        rows_b = tile_n * tile_k * bytes_b / row_b / column(configs, lambda c: c.cluster.m)
+        return cls(
+            multiply_cycles=mmas * mma_cycles / _SUSTAINED,
+            rows=np.stack([rows_a, rows_b]),
+            narrow=np.minimum(row_a, row_b) < WIDE_ROW,
+            swap_ab=np.full(len(configs), swap_ab),
+        )
+
+    def paces(
+        self, work: SmWork, problem: GemmProblem, gpu: Gpu, transposing_cycles: Floats | float = 0.0
+    ) -> tuple[Floats, Floats]:
+        """Times to multiply a step, and to load and transpose it."""
+        own_cycles = np.maximum(self._row_cycles(work, problem), transposing_cycles)
+        load_ns = np.maximum(work.load_ns, own_cycles / gpu.clock_ghz)
+        return self.multiply_cycles / gpu.clock_ghz, load_ns
+
+    def _row_cycles(self, work: SmWork, problem: GemmProblem) -> Floats | float:
+        """Clocks in which TMA loads the rows of boxes of a step, as far as the constants, which were fitted to wide
+        rows within lines, do not have it. Operands are taken for packed, but those that are realigned: their rows begin
+        lines."""
+        a = _crossing_cycles(problem.a_dtype, problem.extents_of("a")[0])
+        b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
+        if not (a or b or self.narrow.any()):
+            return 0.0
+        cycles = self.narrow * _ROW_CYCLES
+        if a or b:
+            cycles = np.maximum(cycles, np.where(self.swap_ab, ((b,), (a,)), ((a,), (b,))))
+        return np.asarray((self.rows * np.array((work.inside_a, work.inside_b)) * cycles).sum(axis=0))
+
+
+class WgmmaFeatures(NamedTuple):
+    """Figures of kernels of the family."""
+
+    step: Step
+    transposing_cycles: Floats
+    """Clocks in which a CTA transposes what it must of a step, in shared memory."""
+    latency_ns: Floats
+    """What the loads of a step take while the other stages are multiplied."""
+    pingpong: Bools
+    tile: Floats
+    """Elements of an output tile."""
+    kernel_ns: Floats
+    """What the decomposition adds once."""
+    has_shares: Bools
+    """Whether it is stream-K."""
+
+    @classmethod
+    def of(cls, configs: Sequence[GemmConfig], swap_ab: bool) -> WgmmaFeatures:
+        """Of kernels, for problems as they are or transposed."""
+        return cls(
+            step=Step.of(configs, swap_ab, _row_bytes),
+            transposing_cycles=column(configs, _transposing_cycles),
+            latency_ns=LATENCY_NS / (column(configs, lambda c: c.stages) - 1),
+            pingpong=np.array([c.schedule == "pingpong" for c in configs]),
+            tile=column(configs, lambda c: c.tile.m * c.tile.n),
+            kernel_ns=kernel_ns(configs),
+            has_shares=np.array([decomposition_of(c).has_shares for c in configs]),
+        )
+
+    def cost(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> SmTime:
+        """As :meth:`Features.cost`."""
+        multiply_ns, load_ns = self.step.paces(work, problem, gpu, self.transposing_cycles)
+        paces = np.array((multiply_ns, load_ns, self.latency_ns))
+        sm_ns = LATENCY_NS + self._tiles_ns(work, soft_maximum(paces, STEP_SHARPNESS))
+        bound = np.where(work.stores_set_pace(sm_ns), EPILOGUE, np.argmax(paces, axis=0))
+        return SmTime(sm_ns, bound, load_ns / multiply_ns)
+
+    def _tiles_ns(self, work: SmWork, step_ns: Floats) -> Floats:
+        """Time of the tiles of the busiest SM. Pingpong computes one while it stores another: of the stores the last
+        alone is seen, if they are shorter."""
+        loop_ns, store_ns = work.steps * step_ns, work.store_ns
+        hidden_ns = work.waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
+        ns = np.where(self.pingpong, hidden_ns, work.tiles_ns(step_ns)) + self.kernel_ns
+        if (stream := np.flatnonzero(self.has_shares)).size:
+            own = work.clusters, work.resident, work.steps, step_ns, store_ns, self.tile
+            ns[stream] = stream_ns(*(figure[stream] for figure in own))
+        return ns
+
+
+def multiplies_as_loaded(config: GemmConfig) -> bool:
+    """Whether A and B are multiplied as they are loaded."""
+    if config.a.type.bits != config.b.type.bits:
+        return False
+    if config.a.major == config.b.major == "k":
+        return True
+    own = fields_of(config)
+    moved = multiplies_from_registers(own) or any(transposes(own, x) for x in "ab")
+    return not moved and "any" not in (config.a.major, config.b.major)
+
+
+def _row_bytes(config: GemmConfig) -> tuple[int, int]:
+    """Bytes of a row of the boxes of A and of B."""
+    own = fields_of(config)
+    return operand_swizzle(own, "a"), operand_swizzle(own, "b")
+
+
+def _transposing_cycles(config: GemmConfig) -> float:
+    """Clocks in which a stage is transposed in shared memory, where it is: by warps, or what is read and written there.
+
+    The latter are what TMA writes, what transposing reads and writes, and what WGMMAs of 64 rows read: A once, B each.
+    """
+    if config.a.major == config.b.major == "k":
+        return 0.0
+    own = fields_of(config)
+    a, b = (
+        extent * config.tile.k * element_bytes(own, x) for x, extent in (("a", config.tile.m), ("b", config.tile.n))
+    )
+    transposed = sum(size for x, size in (("a", a), ("b", b)) if transposes(own, x))
+    if not transposed:
+        return 0.0
+    moved = (a + b) + 2 * transposed + (a + b * config.tile.m // SUBTILE_M)
+    return max(_TRANSPOSING_CYCLES + transposed / _TRANSPOSED_BYTES_PER_CYCLE, moved / SHARED_BYTES_PER_CYCLE)
+
+
+def _crossing_cycles(dtype: DTypeName, elements: int) -> float:
+    """Clocks that TMA takes for a row where rows are so many elements apart; 0 where all begin lines."""
+    stride = elements * DTYPES[dtype].bits // 8
+    return _CROSSING_CYCLES.get(stride & -stride, 0.0)
+
+
+FAMILY = Family(WgmmaFeatures.of, is_corrected=multiplies_as_loaded, is_preferred=True)

@@ -1,0 +1,92 @@
+"""What a kernel needs and a problem lacks, and whether it serves the problem as it is, transposed, or realigned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.epilogues.parse import LINEAR, serves
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.legality.resources import TMA_ALIGN
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.kernels.formats import FIELDS, format_of
+
+_ALIGNS = ("a_align", "b_align", "c_align", "d_align")
+
+
+def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
+    """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
+    found = []
+    for field, wanted in zip(FIELDS, format_of(config), strict=True):
+        given = getattr(problem, field)
+        if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
+            found.append(f"{_words(field)} {_value(wanted)} (it has {_value(given)})")
+    for field, align in zip(_ALIGNS, config.least_aligns(), strict=True):
+        if (given := getattr(problem, field)) < align:
+            found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
+    return found
+
+
+def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
+    """Whether a kernel serves a problem only transposed; None where it does not serve it at all."""
+    if not faults(config, problem):
+        return False
+    return True if problem.can_transpose and not faults(config, problem.transposed) else None
+
+
+def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel that was measured on a problem, and keeps enough of the sums, ran its transpose: D's major says
+    so, but of kernels for any."""
+    major = config.d.major
+    return needs_swap(config, problem) is True if major == "any" else major != problem.d_major
+
+
+def realigned(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
+    """Which of ``a``, ``b`` and ``c`` of a problem are copied into aligned memory before a kernel that runs it as it
+    is; ``problem.transposed`` for one that runs the transpose."""
+    operands = zip("abc", (config.a, config.b, config.c), strict=True)
+    return tuple(x for x, operand in operands if operand and getattr(problem, f"{x}_align") < operand.align)
+
+
+def is_aligned(problem: GemmProblem) -> bool:
+    """Whether all operands are aligned as TMA wants them."""
+    return min(problem.a_align, problem.b_align, problem.c_align, problem.d_align) >= TMA_ALIGN
+
+
+def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -> UnsupportedProblemError:
+    """The error for a problem that none of some kernels serves on a GPU: names what the nearest wants otherwise."""
+    from gemmill.library.legality.rules import verdicts  # a program whose problems are served starts faster
+
+    if not any(config.target.capability == gpu.capability for config in configs.values()):
+        target = ".".join(map(str, gpu.capability))
+        return UnsupportedProblemError(
+            f"none of {len(configs)} kernels is made for {gpu.name} (compute capability {target})"
+        )
+    plain = replace(problem, epilogue=LINEAR)
+    wanting = {name: faults(config, plain) for name, config in configs.items()}
+    nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
+    if not wanting[nearest]:
+        if refusals := verdicts(replace(configs[nearest], epilogue=problem.epilogue)):
+            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
+        return UnsupportedProblemError(
+            f"no kernel serves {problem}: {nearest} would with this epilogue in place of its own, but the kernels "
+            "here run as they are; name a manifest besides the packs, or pack kernels with this epilogue"
+        )
+    needs = " and ".join(wanting[nearest])
+    if "alignment" in needs:
+        needs += ": pad the contiguous extents, or copy the operands into aligned memory"
+    return UnsupportedProblemError(
+        f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
+    )
+
+
+def _value(value: str | int | None) -> str:
+    return "none" if value is None else str(value)
+
+
+def _words(field: str) -> str:
+    """``a_major`` as ``A's major``."""
+    operand, _, property_ = field.partition("_")
+    return f"{operand.upper()}'s {'alignment' if property_ == 'align' else property_}" if property_ else field

@@ -1,0 +1,79 @@
+"""Formats: what a problem and a kernel that serves it have in common, and what kernels a problem may go to by it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import canonical, unstaged
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import GemmProblem
+
+Format = tuple[str | int | None, ...]
+"""Values of :data:`FIELDS`."""
+FIELDS = (
+    *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
+    *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
+)
+"""Fields of a problem that a kernel must have equal, or have ``any`` major."""
+A, B = FIELDS.index("a_dtype"), FIELDS.index("b_dtype")
+OUTPUTS = slice(FIELDS.index("c_dtype"), FIELDS.index("d_major") + 1)
+EPILOGUE = FIELDS.index("epilogue")
+
+format_of_problem: Callable[[GemmProblem], Format] = attrgetter(*FIELDS)
+"""The formats of a problem."""
+
+
+def format_of(config: GemmConfig) -> Format:
+    """What a problem must have equal for a kernel."""
+    a, b, c, d = config.a, config.b, config.c, config.d
+    return (
+        a.dtype,
+        a.major,
+        a.scale,
+        b.dtype,
+        b.major,
+        b.scale,
+        config.accumulator,
+        config.promote,
+        c.dtype if c else None,
+        c.major if c else None,
+        d.dtype,
+        d.major,
+        config.scheduler.batching,
+        config.epilogue,
+    )
+
+
+def types_of(formats: Format) -> Format:
+    """Formats without majors."""
+    return tuple(value for field, value in zip(FIELDS, formats, strict=True) if not field.endswith("_major"))
+
+
+def serving_formats(problem: GemmProblem) -> Iterator[Format]:
+    """The formats of kernels that serve a problem: its own, and those that read an operand whatever its majorness."""
+    choices = []
+    for field in FIELDS:
+        value = getattr(problem, field)
+        others = ("any",) if field.endswith("_major") else (unstaged(value),) if field == "epilogue" else ()
+        choices.append(dict.fromkeys((value, *(others if value else ()))))
+    return itertools.product(*choices)
+
+
+def check_formats(problem: GemmProblem) -> None:
+    """Refuse what no kernel could have, and what a kernel's name would spell otherwise.
+
+    Raises:
+        UnsupportedProblemError: names the field and its value.
+    """
+    for field in ("a_dtype", "b_dtype", "accumulator", "d_dtype"):
+        if (value := getattr(problem, field)) not in DTYPES:
+            raise UnsupportedProblemError(f"{field} is {value!r}; it must be one of {', '.join(DTYPES)}")
+    if (problem.c_dtype is None) != (problem.c_major is None) or problem.c_dtype not in (None, *DTYPES):
+        c = f"c_dtype is {problem.c_dtype!r} and c_major {problem.c_major!r}"
+        raise UnsupportedProblemError(f"{c}; C has a type and a major, or there is none and both are None")
+    if (text := canonical(problem.epilogue)) != problem.epilogue:
+        raise UnsupportedProblemError(f"the epilogue is {problem.epilogue!r}; problems have its one spelling, {text!r}")

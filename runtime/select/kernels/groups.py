@@ -1,0 +1,170 @@
+"""Groups of kernels that serve the same problems, with their figures for the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.epilogues.parse import is_gated
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.runtime.select.cost.families import FAMILIES
+from gemmill.runtime.select.cost.model import FeatureTable
+from gemmill.runtime.select.kernels.faults import is_aligned, refusal
+from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
+from gemmill.runtime.select.kernels.variations import Variants
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.cost.arrays import Integers
+
+_EXTENTS = ("m", "n", "k", "batch")
+_SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
+"""Types of A and B whose sums tensor cores can keep in f16."""
+
+
+class Group(NamedTuple):
+    """Kernels that serve the same problem formats, some of them the transposed problem: each is here once or twice."""
+
+    names: tuple[str, ...]
+    configs: tuple[GemmConfig, ...]
+    aligns: Integers
+    """Alignments in bytes of A, B, C and D that a problem must have for each kernel."""
+    table: FeatureTable
+
+    @classmethod
+    def of(cls, configs: Mapping[str, GemmConfig], swap_ab: bool = False) -> Group:
+        """Kernels by name, for problems as they are or transposed, where A and B change places."""
+        order = [1, 0, 2, 3] if swap_ab else [0, 1, 2, 3]
+        aligns = np.array([config.least_aligns() for config in configs.values()])[:, order]
+        return cls(tuple(configs), tuple(configs.values()), aligns, FeatureTable.of([*configs.values()], swap_ab))
+
+    @classmethod
+    def joined(cls, groups: Sequence[Group]) -> Group:
+        """The kernels of several groups, in order."""
+        return cls(
+            tuple(itertools.chain.from_iterable(group.names for group in groups)),
+            tuple(itertools.chain.from_iterable(group.configs for group in groups)),
+            np.concatenate([group.aligns for group in groups]),
+            FeatureTable.joined([group.table for group in groups]),
+        )
+
+    def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers:
+        """Indices of the kernels whose alignments a problem meets, and which stay within some SMs: what realigns
+        operands does not."""
+        if sm_count is None and is_aligned(problem):  # no kernel wants more
+            return np.arange(len(self.names))
+        offered = (problem.a_align, problem.b_align, problem.c_align, problem.d_align)
+        serves = (self.aligns <= offered).all(axis=1)
+        if sm_count is not None:
+            serves &= ~self.table.realigned(problem).any(axis=0)
+            serves &= (self.table.tiling.ctas <= sm_count) & ~self.table.has_second_kernel
+        return np.flatnonzero(serves)
+
+    def first(self, order: Iterable[int], count: int) -> list[int]:
+        """The first few kernels, each once."""
+        found: dict[str, int] = {}
+        for i in order:
+            found.setdefault(self.names[i], i)
+        return [*found.values()][:count]
+
+
+class Kernels:
+    """The kernels of a set that serve a problem on a GPU.
+
+    Args:
+        configs: the kernels by name.
+        gpu: where; kernels for other compute capabilities are passed over.
+        varies: whether kernels may be taken otherwise than they are declared, as :class:`Variants` says.
+    """
+
+    def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, varies: bool) -> None:
+        self.configs = configs
+        self._gpu = gpu
+        own = {name: config for name, config in configs.items() if config.target.capability == gpu.capability}
+        self.variants = Variants(own, varies)
+        self._groups: dict[tuple[Format, bool, bool], Group | None] = {}
+        """By formats, whether they sum more precisely, and whether they are of preferred families alone."""
+
+    def serving(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers]:
+        """Kernels for the formats of a problem, and which of them serve it: of those that sum as asked or, where none
+        does, more precisely.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
+        """
+        if (found := self.find(problem, sm_count)) is not None:
+            return found
+        if sm_count is not None and (found := self.find(problem, None)):
+            group, serving = found
+            raise UnsupportedProblemError(
+                f"no kernel serves {problem} on {sm_count} SMs: those that serve it are in clusters of at least "
+                f"{group.table.tiling.ctas[serving].min():.0f} CTAs, or reduce in a second kernel or copy operands "
+                "first, which keeps to no bound; raise sm_count or leave it out"
+            )
+        raise refusal(self.configs, problem, self._gpu)
+
+    def find(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers] | None:
+        """As :meth:`serving`, or None.
+
+        Raises:
+            UnsupportedProblemError: no kernel could serve it.
+        """
+        for extent in _EXTENTS:
+            if not 0 <= (value := getattr(problem, extent)) <= MAX_EXTENT:
+                raise UnsupportedProblemError(f"{extent} is {value}; it must be from 0 to {MAX_EXTENT:,}")
+        if problem.n % 2 and is_gated(problem.epilogue):
+            raise UnsupportedProblemError(f"n is {problem.n}; an epilogue of pairs of columns needs an even one")
+        for group in self._groups_for(problem):
+            if (serving := group.serving(problem, sm_count)).size:
+                return group, serving
+        return None
+
+    def _groups_for(self, problem: GemmProblem) -> Iterator[Group]:
+        """Kernels for problems of the same formats, group by group: the first that serves one is asked. Those that sum
+        as asked, then those that keep more of the sums; of each, where all operands are aligned, those of
+        preferred families before all."""
+        formats = format_of_problem(problem)
+        families = (True, False) if is_aligned(problem) else (False,)
+        for precise, preferred in itertools.product((False, True), families):
+            key = formats, precise, preferred
+            if key not in self._groups:  # several threads would make the same
+                check_formats(problem)
+                made = self._more_precise(problem, preferred) if precise else self._either_way(problem, preferred)
+                self._groups[key] = Group.joined(made) if made else None
+            if (group := self._groups[key]) is not None:
+                yield group
+
+    def _either_way(self, problem: GemmProblem, preferred: bool) -> list[Group]:
+        """The kernels for a problem, and for its transpose where that is the same; of preferred families or of
+        all."""
+        groups = [Group.of(configs) for configs in self._members(problem, preferred)]
+        if problem.can_transpose:
+            groups += (Group.of(configs, swap_ab=True) for configs in self._members(problem.transposed, preferred))
+        return groups
+
+    def _more_precise(self, problem: GemmProblem, preferred: bool) -> list[Group]:
+        """Kernels that keep more of the sums than is asked for."""
+        groups = []
+        if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
+            groups += self._either_way(replace(problem, accumulator="f32"), preferred)
+        if problem.promote:
+            for configs in self._members(replace(problem, promote=0), preferred):
+                if exact := {n: config for n, config in configs.items() if FAMILIES[config.family].sums_exactly}:
+                    groups.append(Group.of(exact))
+        return groups
+
+    def _members(self, problem: GemmProblem, preferred: bool) -> Iterator[Mapping[str, GemmConfig]]:
+        """Kernels for the formats of a problem, of preferred families or of all: those of just these formats
+        first, then those that take any majors."""
+        for formats in serving_formats(problem):
+            members = self.variants.of(formats, problem.epilogue)
+            if preferred:
+                members = {n: config for n, config in members.items() if FAMILIES[config.family].is_preferred}
+            if members:
+                yield members

@@ -1,0 +1,132 @@
+"""Moves that make a kernel of another: with other types, or another epilogue. One check of legality is behind all, so
+that whoever takes a kernel otherwise than it is declared, by the model, a measurement or a decision tree, takes the
+same one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.dtypes import DTYPES, with_alike
+from gemmill.library.epilogues.parse import LINEAR, unstaged
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.kernels.formats import (
+    EPILOGUE,
+    OUTPUTS,
+    A,
+    B,
+    Format,
+    format_of,
+    format_of_problem,
+    types_of,
+)
+
+
+def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
+    """A linear kernel with an epilogue in place of its own; None where rules refuse it.
+
+    Matrices that TMA cannot move for it are read and written at any strides. Stages are as :func:`_refitted` says.
+    """
+    for text in dict.fromkeys((epilogue, unstaged(epilogue))):
+        if changed := _refitted(config, replace(config, epilogue=text)):
+            return changed
+    return None
+
+
+def with_types(
+    config: GemmConfig, a_dtype: Any, b_dtype: Any, c_dtype: Any, c_major: Any, d_dtype: Any
+) -> GemmConfig | None:
+    """A kernel with other types of A, B and D and another C, None for none; None where rules refuse it.
+
+    C is aligned as D is. Stages are as :func:`_refitted` says.
+    """
+    a, b = replace(config.a, dtype=a_dtype), replace(config.b, dtype=b_dtype)
+    d = replace(config.d, dtype=d_dtype)
+    c = None if c_dtype is None else replace(d, dtype=c_dtype, major=c_major)
+    return _refitted(config, replace(config, a=a, b=b, c=c, d=d))
+
+
+def with_types_of(config: GemmConfig, problem: GemmProblem) -> GemmConfig | None:
+    """A kernel with the types of A, B and D of a problem that it runs as it is, and its C."""
+    p = problem
+    return with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
+
+
+def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
+    """A changed kernel that has no more stages than ``stages: auto`` then gives, unless it was deeper than that before
+    and still fits; None where rules refuse it."""
+    # Imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
+    from gemmill.library.legality.footprint import auto_stages
+    from gemmill.library.legality.rules import legal
+
+    if (stages := auto_stages(fields_of(changed))) < config.stages:
+        deeper = config.stages > auto_stages(fields_of(config))
+        if not (deeper and legal(changed)):
+            changed = replace(changed, stages=stages)
+    return changed if legal(changed) else None
+
+
+def named(configs: Iterable[GemmConfig | None]) -> dict[str, GemmConfig]:
+    """Those that there are, by name."""
+    return {kernel_name(config): config for config in configs if config is not None}
+
+
+class Variants:
+    """Kernels by their formats, those that are declared and those that these may be taken as.
+
+    Args:
+        configs: the kernels that are declared, by name.
+        varies: whether they may also be taken with the epilogue of a problem, and with other types, which some of them
+            has, be it for other majors: C and D as asked, A and B in place of types alike.
+    """
+
+    def __init__(self, configs: Mapping[str, GemmConfig], varies: bool) -> None:
+        members: dict[Format, dict[str, GemmConfig]] = defaultdict(dict)
+        for name in sorted(configs):
+            members[format_of(configs[name])][name] = configs[name]
+        self._declared: Mapping[Format, Mapping[str, GemmConfig]] = dict(members)
+        self._types = {types_of(key) for key in members} if varies else set()
+        self.varies = varies
+        self._found: dict[Format, Mapping[str, GemmConfig]] = {}
+        """As they are asked for."""
+
+    def has_types_of(self, problem: GemmProblem) -> bool:
+        """Whether kernels may be taken with the types of a problem."""
+        return types_of(format_of_problem(problem)) in self._types
+
+    def of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
+        """The kernels of some formats, by name in order: for the epilogue of a problem those declared with it, or else,
+        where kernels may vary, the linear ones with it in place of theirs, as far as rules allow."""
+        declared = self._declared.get(formats, {})
+        if not self.varies or formats[EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
+            return declared
+        if formats not in self._found:
+            if epilogue == LINEAR:
+                found = {**declared, **self._alike(formats)} if types_of(formats) in self._types else declared
+            else:
+                linear = self.of((*formats[:EPILOGUE], LINEAR), LINEAR)
+                found = named(with_epilogue(config, epilogue) for config in linear.values())
+            self._found[formats] = {name: found[name] for name in sorted(found)}
+        return self._found[formats]
+
+    def _alike(self, formats: Format) -> Mapping[str, GemmConfig]:
+        """The kernels without C for some majors, of those types that most of them have, with the types of some formats
+        in place of theirs: any of D, of A and B their own or one alike."""
+        a_dtype: Any = formats[A]
+        b_dtype: Any = formats[B]
+        c_dtype, c_major, d_dtype, d_major = formats[OUTPUTS]
+        before, between, behind = formats[A + 1 : B], formats[B + 1 : OUTPUTS.start], formats[OUTPUTS.stop :]
+        alike = (
+            self._declared.get((a, *before, b, *between, None, None, d, d_major, *behind), {})
+            for a, b, d in itertools.product(with_alike(a_dtype), with_alike(b_dtype), DTYPES)
+        )
+        most = max(alike, key=len)
+        if d_major == "any" or most is self._declared.get(formats):
+            return {}
+        return named(with_types(config, a_dtype, b_dtype, c_dtype, c_major, d_dtype) for config in most.values())
