@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from gemmill.library.decompositions import parts
-from gemmill.library.epilogues.parse import MAX_NODES, parse
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.syntax import MAX_NODES
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem

@@ -1,0 +1,359 @@
+"""The grammar of epilogues: Python's through ``ast``, never ``eval``, into a tree whose names and types are checked."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import struct
+import warnings
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
+from gemmill.library.epilogues.tree import (
+    FUNCTIONS,
+    OPERAND_DTYPES,
+    REDUCTIONS,
+    Assignment,
+    Call,
+    Epilogue,
+    Kind,
+    Major,
+    Node,
+    Number,
+    Operand,
+    Role,
+    Type,
+    Value,
+)
+from gemmill.library.errors import ExpressionError
+from gemmill.library.wording import one_of, suggest
+
+MAX_NODES, MAX_DEPTH = 512, 64
+"""Most operators, functions and names of an epilogue; and how many of them may lie within one another."""
+RESERVED = frozenset(
+    (
+        *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
+        "self",
+        *(
+            "out_dtype",
+            "accumulator",
+            "stream",
+            "registry",
+            "kernel",
+            "epilogue",
+            "a_scale",
+            "b_scale",
+            "a_zero",
+            "b_zero",
+            "a_dtype",
+            "b_dtype",
+            "addresses",
+        ),
+        *(
+            "promote",
+            "tf32",
+            "fast_accumulation",
+            "sm_count",
+            "batch_invariant",
+            "autotune",
+            "quick",
+            "offsets",
+            "counts",
+            "batching",
+            "groups",
+            "deterministic",
+            "workspace",
+        ),
+    )
+)
+"""Names that no operand, local value or output has: they mean something, here or as arguments of ``matmul``."""
+
+_KINDS: Mapping[tuple[str, ...], Kind] = MappingProxyType(
+    {("m",): "row", ("n",): "column", ("batch",): "batch", ("m", "n"): "matrix"}
+)
+_BINARY: Mapping[type[ast.AST], str] = MappingProxyType(
+    {
+        ast.Add: "add",
+        ast.Sub: "sub",
+        ast.Mult: "mul",
+        ast.Div: "div",
+        ast.Lt: "lt",
+        ast.LtE: "le",
+        ast.Gt: "gt",
+        ast.GtE: "ge",
+        ast.Eq: "eq",
+        ast.NotEq: "ne",
+        ast.And: "and",
+        ast.Or: "or",
+    }
+)
+_MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
+_NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+_FACTORS = ("alpha", "beta")
+
+
+def read(text: str) -> Epilogue:
+    """The epilogue that a text says, from its statements.
+
+    Raises:
+        ExpressionError: the text is not an epilogue; the column says where.
+        RecursionError: it is nested too deeply.
+    """
+    strange = next((i for i, x in enumerate(text) if not ((x.isascii() and x.isprintable()) or x == "\n")), None)
+    if strange is not None:
+        raise ExpressionError(f"{text[strange]!r} is no character of an epilogue", strange)
+    if "#" in text:
+        raise ExpressionError("an epilogue holds no comments", text.index("#"))
+    statements = [(_statement(source, start), source, start) for start, source in _split(text)]
+    if not statements:
+        raise ExpressionError("the epilogue is empty; the least is `d = acc`")
+    read = [{node.id for node in ast.walk(s.value) if isinstance(node, ast.Name)} for s, *_ in statements]
+    parser = _Parser()
+    for index, (statement, source, start) in enumerate(statements):
+        later = frozenset[str]().union(*read[index + 1 :])
+        parser.source, parser.start = source, start
+        parser.assignment(statement, later)
+    if not any(a.role == "d" for a in parser.assignments):
+        raise ExpressionError("nothing is assigned to d; the least is `d = acc`", len(text.rstrip()))
+    if not parser.read & {"acc", "gate", "up"}:
+        raise ExpressionError("the sums of products are not read: acc, or gate and up, must stand somewhere")
+    return Epilogue(tuple(parser.assignments))
+
+
+def _split(text: str) -> Iterator[tuple[int, str]]:
+    """Statements, and where they start: semicolons and, outside brackets, line ends part them."""
+    start, depth = 0, 0
+    for index, character in enumerate(f"{text};"):
+        depth += (character in "([{") - (character in ")]}")
+        if character == ";" or (character == "\n" and depth <= 0):
+            statement = text[start:index]
+            if statement.strip():
+                yield start + len(statement) - len(statement.lstrip()), statement.strip().replace("\n", " ")
+            start, depth = index + 1, 0
+
+
+def _is_function(name: str) -> bool:
+    """Whether a name is one that an epilogue can call; operators have names of their own, which it cannot."""
+    return name in REDUCTIONS or (name in FUNCTIONS and not FUNCTIONS[name].symbol)
+
+
+def _statement(source: str, start: int) -> ast.Assign:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            (statement,) = ast.parse(source).body
+    except SyntaxError as error:
+        raise ExpressionError(error.msg, start + (error.offset or 1) - 1) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f"cannot be read: {error}", start) from None
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        raise ExpressionError(f"{source!r} is no assignment, as `d = acc` is", start)
+    return statement
+
+
+def _as_float32(value: float) -> float:
+    """A number rounded to float32, infinite beyond it."""
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", float(value)))
+    except OverflowError:
+        return math.inf
+    return float(rounded)
+
+
+class _Parser:
+    """Turns syntax into the tree, statement by statement."""
+
+    def __init__(self) -> None:
+        self.source, self.start = "", 0
+        self.assignments: list[Assignment] = []
+        self.operands: dict[str, Operand] = {}
+        self.read: set[str] = set()
+        self.nodes = self.depth = 0
+
+    def error(self, node: ast.AST, message: str) -> ExpressionError:
+        return ExpressionError(message, self.start + getattr(node, "col_offset", 0))
+
+    def assignment(self, statement: ast.Assign, later: frozenset[str]) -> None:
+        target = statement.targets[0]
+        name, dtype, kind, major = self.reference(target)
+        if name == "d":
+            if dtype or kind or major:
+                raise self.error(target, "d is D: its type is that of the tensor, and it takes no index")
+        elif name in RESERVED or _is_function(name):
+            raise self.error(target, f"{name!r} cannot be assigned to: the name has a meaning")
+        if any(a.name == name for a in self.assignments):
+            raise self.error(target, f"{name!r} is assigned twice")
+        if name in self.operands:
+            raise self.error(target, f"{name!r} has been read as an operand; assign it before it is read")
+        value, role = statement.value, "local"
+        match value:
+            case ast.Call(ast.Name(reduction), [argument], []) if reduction in REDUCTIONS and (
+                reduction == "sum" or len(value.args) == 1
+            ):
+                value, role = argument, reduction
+            case _ if name == "d":
+                role = "d"
+            case _ if dtype or kind or major or name not in later:
+                role = "store"
+        if role in REDUCTIONS:
+            self.check_reduction(statement, name, dtype, kind, later)
+            kind = kind or "scalar"
+            if major:
+                raise self.error(target, f"{name} is a reduction; only a matrix is {major}-major")
+        elif kind not in (None, "matrix"):
+            raise self.error(target, f"an output of fewer values than D is a reduction, as `{name}[m] = sum(acc)` is")
+        tree = self.number(value)
+        kind, dtype = kind or "matrix", dtype or OPERAND_DTYPES[0]
+        self.assignments.append(Assignment(name, _role(role), kind, dtype, tree, major or "any"))
+
+    def check_reduction(
+        self, statement: ast.Assign, name: str, dtype: DTypeName | None, kind: Kind | None, later: frozenset[str]
+    ) -> None:
+        if name == "d":
+            raise self.error(statement.value, "d has a value for each element; a reduction needs a name of its own")
+        if dtype not in (None, "f32"):
+            raise self.error(statement.targets[0], f"{name} is a reduction, whose type is f32")
+        if kind == "matrix":
+            raise self.error(statement.targets[0], f"{name} is a reduction: it has no value for each m and n")
+        if name in later:
+            raise self.error(statement.targets[0], f"{name} is a reduction, known only at the end: nothing reads it")
+
+    def reference(self, node: ast.expr) -> tuple[str, DTypeName | None, Kind | None, Major | None]:
+        """Name, element type, kind and major of ``name.dtype.major[index]``."""
+        kind: Kind | None = None
+        dtype: DTypeName | None = None
+        major: Major | None = None
+        if isinstance(node, ast.Subscript):
+            index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            names = tuple(part.id if isinstance(part, ast.Name) else "?" for part in index)
+            if names not in _KINDS:
+                raise self.error(
+                    node.slice, f"[{ast.unparse(node.slice)}] is no index; there are [m], [n], [m, n], [batch]"
+                )
+            kind, node = _KINDS[names], node.value
+        if isinstance(node, ast.Attribute) and node.attr in _MAJORS:
+            major, node = _MAJORS[node.attr], node.value
+        if isinstance(node, ast.Attribute):
+            if node.attr not in OPERAND_DTYPES:
+                raise self.error(node, f"{node.attr!r} is no type of an operand; it is {one_of(OPERAND_DTYPES)}")
+            dtype, node = node.attr, node.value
+        if not isinstance(node, ast.Name):
+            raise self.error(node, f"{ast.unparse(node)!r} is no name")
+        if not _NAME.fullmatch(node.id):
+            raise self.error(node, f"{node.id!r} is no name here: lower-case letters, digits and single underscores")
+        return node.id, dtype, kind, major
+
+    def number(self, node: ast.expr) -> Node:
+        return self.typed(node, "number")
+
+    def typed(self, node: ast.expr, wanted: Type) -> Node:
+        tree = self.node(node)
+        kind = FUNCTIONS[tree.function].result if isinstance(tree, Call) else "number"
+        if kind != wanted:
+            has, needs = ("a condition", "a number") if wanted == "number" else ("a number", "a condition")
+            raise self.error(node, f"{ast.unparse(node)!r} is {has}; {needs} belongs here: use where(condition, x, y)")
+        return tree
+
+    def is_zero(self, node: ast.Constant) -> bool:
+        """Whether a number is 0 as it is written."""
+        mantissa, *_ = re.split("[eE]", ast.get_source_segment(self.source, node) or "")
+        return not re.search("[1-9]", mantissa)
+
+    def node(self, node: ast.expr) -> Node:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise self.error(node, f"the epilogue has more than {MAX_NODES} operators, functions and names")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(node, f"operators and functions within one another are more than {MAX_DEPTH} deep")
+        tree = self.tree(node)
+        self.depth -= 1
+        return tree
+
+    def tree(self, node: ast.expr) -> Node:
+        match node:
+            case ast.Constant(int() | float() as value) if not isinstance(value, bool):
+                rounded = _as_float32(value)
+                if math.isinf(rounded):
+                    raise self.error(node, f"a number is beyond float32, at most {MAX_FLOAT32:.4g}")
+                if rounded == 0 and not self.is_zero(node):
+                    raise self.error(node, "a number is not 0, but nearer to it than any of float32, at least 1.4e-45")
+                return Number(float(value))
+            case ast.UnaryOp(ast.USub(), operand):
+                tree = self.number(operand)
+                return Number(0.0 - tree.value) if isinstance(tree, Number) else Call("neg", (tree,))
+            case ast.UnaryOp(ast.UAdd(), operand):
+                return self.number(operand)
+            case ast.UnaryOp(ast.Not(), operand):
+                return Call("not", (self.typed(operand, "condition"),))
+            case ast.BinOp(left, operator, right) if type(operator) in _BINARY:
+                return Call(_BINARY[type(operator)], (self.number(left), self.number(right)))
+            case ast.BoolOp(operator, [first, *others]):
+                tree = self.typed(first, "condition")
+                for other in others:
+                    tree = Call(_BINARY[type(operator)], (tree, self.typed(other, "condition")))
+                return tree
+            case ast.Compare(left, [comparison], [right]) if type(comparison) in _BINARY:
+                return Call(_BINARY[type(comparison)], (self.number(left), self.number(right)))
+            case ast.Compare(_, [_, _, *_]):
+                raise self.error(node, "compare two numbers at a time; join comparisons with `and`")
+            case ast.Call(ast.Name(name), arguments, []):
+                return self.call(node, name, arguments)
+            case ast.Name() | ast.Attribute() | ast.Subscript():
+                return self.value(node)
+            case ast.BinOp(_, ast.Pow(), _):
+                raise self.error(node, "there is no power operator; write x * x, sqrt(x) or exp(y * log(x))")
+            case ast.IfExp():
+                raise self.error(node, "a choice is written where(condition, x, y)")
+        raise self.error(node, f"{ast.unparse(node)!r} is not allowed; there are numbers, names, operators, functions")
+
+    def call(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Node:
+        function = FUNCTIONS.get(name)
+        if function is None or function.symbol:
+            known = [*(name for name, f in FUNCTIONS.items() if not f.symbol), "sum"]
+            if name == "sum":
+                raise self.error(node, "sum makes an output and stands alone, as in `total = sum(acc)`")
+            raise self.error(
+                node, f"unknown function {name!r}{suggest(name, known) or '; functions: ' + ', '.join(known)}"
+            )
+        wanted = function.arguments
+        if name in REDUCTIONS and len(arguments) == 1:
+            raise self.error(node, f"{name} of one argument makes an output, alone: `top = {name}(acc)`")
+        if len(arguments) < len(wanted) or (len(arguments) > len(wanted) and not function.variadic):
+            count = f"{len(wanted)}{' or more' if function.variadic else ''}"
+            raise self.error(node, f"{name} takes {count} argument{'s'[: count != '1']}, not {len(arguments)}")
+        types = wanted + wanted[-1:] * (len(arguments) - len(wanted))
+        return Call(name, tuple(self.typed(a, kind) for a, kind in zip(arguments, types, strict=True)))
+
+    def value(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Node:
+        name, dtype, kind, major = self.reference(node)
+        assigned = next((a for a in self.assignments if a.name == name), None)
+        if name in ("acc", "c", "gate", "up") or assigned is not None:
+            if dtype or kind or major:
+                raise self.error(node, f"{name!r} is a value of this element: it takes no type and no index")
+            self.read.add(name)
+            if "acc" in self.read and self.read & {"gate", "up"}:
+                raise self.error(node, "acc cannot stand beside gate and up, which are the sums of two columns")
+            return Value(name)
+        if name in _FACTORS and (dtype or kind or major):
+            raise self.error(node, f"{name!r} is a factor that the caller gives: it takes no type and no index")
+        if name == "d":
+            raise self.error(node, "d is read before it is assigned")
+        if name in ("m", "n", "batch"):
+            raise self.error(node, f"{name!r} is an index: it stands in brackets, as in bias[n]")
+        if _is_function(name):
+            raise self.error(node, f"{name!r} is a function, and has no value")
+        if name in RESERVED and name not in _FACTORS:
+            raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning")
+        if major and kind != "matrix":
+            raise self.error(node, f"{name!r} has no [m, n]; only a matrix is {major}-major")
+        operand = Operand(name, kind or "scalar", dtype or OPERAND_DTYPES[0], major or "any")
+        if self.operands.setdefault(name, operand) != operand:
+            raise self.error(node, f"{name!r} stood with another index, type or major before; it must have one of each")
+        return operand
+
+
+def _role(role: str) -> Role:
+    return role  # type: ignore[return-value]  # assignment() makes no others
