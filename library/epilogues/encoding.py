@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.errors import ExpressionError
@@ -10,7 +11,7 @@ from gemmill.library.errors import ExpressionError
 _PREFIX = "x"
 PATTERN = f"{LINEAR}|{_PREFIX}[a-zA-Z0-9]+"
 """The regular expression that such parts match."""
-_CAPITALS = {
+CAPITALS: Mapping[str, str] = {
     " ": "S",
     "_": "U",
     ".": "D",
@@ -29,7 +30,8 @@ _CAPITALS = {
     ">": "G",
     "!": "N",
 }
-_CHARACTERS = {capital: character for character, capital in _CAPITALS.items()}
+"""The letter that a character becomes."""
+_CHARACTERS = {capital: character for character, capital in CAPITALS.items()}
 
 
 def encode(text: str) -> str:
@@ -37,7 +39,7 @@ def encode(text: str) -> str:
     if text == LINEAR:
         return text
     packed = re.sub(r"(?<![a-z0-9_]) +| +(?![a-z0-9_])", "", text)
-    return _PREFIX + "".join(_CAPITALS.get(character, character) for character in packed)
+    return _PREFIX + "".join(CAPITALS.get(character, character) for character in packed)
 
 
 def decode(part: str) -> str:
