@@ -36,6 +36,8 @@ class Field:
     """Whether names leave its default out."""
     part: str | None = None
     """The part of a kernel's name that it stands in, where that is not called as the part of the config."""
+    format: bool = False
+    """Whether a problem has it, and goes to kernels that have the same, or ``any`` major."""
     auto: bool = False
     """Whether a manifest may say ``auto``, which is then its default."""
     was: tuple[str, ...] = ()

@@ -37,13 +37,14 @@ FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
 class InputOperand:
     """A (M x K) or B (N x K)."""
 
-    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16")]
+    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16", format=True)]
     major: Annotated[
         MajorAB,
         Field(
             doc="The contiguous extent.",
             means={"mn": "M for A, N for B", "any": "none need be: strides along both extents are read"},
             example="k",
+            format=True,
         ),
     ]
     align: Annotated[
@@ -60,6 +61,7 @@ class InputOperand:
             "point.",
             token="s{}",
             unsaid=True,
+            format=True,
         ),
     ] = "none"
 
@@ -73,13 +75,14 @@ class InputOperand:
 class OutputOperand:
     """C or D (M x N)."""
 
-    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16")]
+    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16", format=True)]
     major: Annotated[
         MajorCD,
         Field(
             doc="The contiguous extent.",
             means={"n": "row-major", "m": "column-major", "any": "none need be: strides along both are followed"},
             example="n",
+            format=True,
         ),
     ]
     align: Annotated[
@@ -159,6 +162,7 @@ class Scheduler:
                 "kgrouped": "A and B one after the other along K, at offsets",
             },
             unsaid=True,
+            format=True,
         ),
     ] = "strided"
 
@@ -174,7 +178,7 @@ class GemmConfig:
     arch: Annotated[ArchName, Field(doc="Compilation target.")] = "sm90a"
     a: InputOperand
     b: InputOperand
-    accumulator: Annotated[DTypeName, Field(doc="Type the products are summed in.", example="f32")]
+    accumulator: Annotated[DTypeName, Field(doc="Type the products are summed in.", example="f32", format=True)]
     promote: Annotated[
         Promotion,
         Field(
@@ -182,6 +186,7 @@ class GemmConfig:
             "never.",
             token="p{}",
             unsaid=True,
+            format=True,
             part="accumulator",
         ),
     ] = 0
@@ -216,7 +221,7 @@ class GemmConfig:
     scheduler: Scheduler = Scheduler()
     epilogue: Annotated[
         EpilogueText,
-        Field(doc="What is done to each sum before it is stored; linear: D = alpha * A @ B + beta * C."),
+        Field(doc="What is done to each sum before it is stored; linear: D = alpha * A @ B + beta * C.", format=True),
     ] = LINEAR
 
     @property

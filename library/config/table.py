@@ -55,6 +55,11 @@ class Row:
         return self.field.part or (self.group.upper() if len(self.group) == 1 else self.group)
 
     @property
+    def of_problem(self) -> str:
+        """What a problem calls it, of a field that is part of its format: ``a_dtype``, ``batching``."""
+        return f"{self.group}_{self.leaf}" if len(self.group) == 1 else self.leaf or self.name
+
+    @property
     def doc(self) -> str:
         """What it is, and what its words mean."""
         words = "; ".join(f"{word}: {meaning}" for word, meaning in self.field.means.items())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.table import TABLE
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError
@@ -14,10 +15,8 @@ from gemmill.library.problem import GemmProblem
 
 Format = tuple[str | int | None, ...]
 """Values of :data:`FIELDS`."""
-FIELDS = (
-    *("a_dtype", "a_major", "a_scale", "b_dtype", "b_major", "b_scale", "accumulator", "promote"),
-    *("c_dtype", "c_major", "d_dtype", "d_major", "batching", "epilogue"),
-)
+_ROWS = tuple(row for row in TABLE.values() if row.field.format)
+FIELDS = tuple(row.of_problem for row in _ROWS)
 """Fields of a problem that a kernel must have equal, or have ``any`` major."""
 A, B = FIELDS.index("a_dtype"), FIELDS.index("b_dtype")
 OUTPUTS = slice(FIELDS.index("c_dtype"), FIELDS.index("d_major") + 1)
@@ -27,25 +26,14 @@ format_of_problem: Callable[[GemmProblem], Format] = attrgetter(*FIELDS)
 """The formats of a problem."""
 
 
+_with_c = attrgetter(*(row.name for row in _ROWS))
+_without_c = attrgetter(*(row.name if row.absent is None else row.group for row in _ROWS))
+
+
 def format_of(config: GemmConfig) -> Format:
     """What a problem must have equal for a kernel."""
-    a, b, c, d = config.a, config.b, config.c, config.d
-    return (
-        a.dtype,
-        a.major,
-        a.scale,
-        b.dtype,
-        b.major,
-        b.scale,
-        config.accumulator,
-        config.promote,
-        c.dtype if c else None,
-        c.major if c else None,
-        d.dtype,
-        d.major,
-        config.scheduler.batching,
-        config.epilogue,
-    )
+    formats: Format = _with_c(config) if config.c else _without_c(config)
+    return formats
 
 
 def types_of(formats: Format) -> Format:

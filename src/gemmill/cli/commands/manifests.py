@@ -13,9 +13,10 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, manifest_path
 from gemmill.cli.output import Status
-from gemmill.library.config.fields import fields_of
+from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.config.table import GROUPS, Row
 from gemmill.library.errors import ManifestError
 from gemmill.library.legality import resources
 from gemmill.library.legality.coverage import schedules, tables
@@ -211,19 +212,7 @@ def explain(name_or_file: Kernel, as_json: Json = False) -> None:
 def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
     """What `explain` says of a config, given the rules it breaks."""
     fields = fields_of(config)
-    operands = [f"A {config.a.dtype} {config.a.major}-major", f"B {config.b.dtype} {config.b.major}-major"]
-    if config.c is not None:
-        operands.append(f"C {config.c.dtype} {config.c.major}-major")
-    operands.append(f"D {config.d.dtype} {config.d.major}-major")
-    lines = [
-        kernel_name(config),
-        f"  {', '.join(operands)}, accumulated in {config.accumulator}",
-        f"  tile {config.tile.m}x{config.tile.n}x{config.tile.k}, cluster {config.cluster.m}x{config.cluster.n}, "
-        f"{config.schedule}, {config.stages} stages, raster along {config.scheduler.raster}, "
-        f"swizzle {config.scheduler.swizzle_size}, {config.epilogue} epilogue",
-    ]
-    if config.scheduler.splits > 1:
-        lines.append(f"  K in {config.scheduler.splits} parts ({config.scheduler.decomposition})")
+    lines = [kernel_name(config), *filter(None, (_said(rows, fields) for rows in GROUPS.values()))]
     if not broken:
         return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resource_table(config).items())])
     for verdict in broken:
@@ -231,6 +220,19 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
         fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
         lines += [f"refused by {verdict.rule}: {verdict.says}", f"  of: {values}", f"  nearest legal change: {fix}"]
     return "\n".join(lines)
+
+
+def _said(rows: Sequence[Row], fields: Fields) -> str:
+    """The line of one member of a config, each field with what its value means; without those that names leave out."""
+    said = []
+    for row in rows:
+        value = fields[row.name]
+        if value == row.absent:
+            return f"  {row.group}: none"
+        if not (row.field.unsaid and value == row.default):
+            meaning = row.field.means.get(str(value))
+            said.append(" ".join(filter(None, (row.leaf, str(value), meaning and f"({meaning})"))))
+    return f"  {rows[0].group}: {', '.join(said)}" if said else ""
 
 
 def resource_table(config: GemmConfig) -> Mapping[str, int]:
