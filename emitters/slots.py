@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.table import TABLE
 from gemmill.library.launch import LaunchSpec
 
 
 def slots(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
-    """Operands, tile, stages, order of tiles and symbols, by the names of their slots."""
+    """Operands, tile, stages, members made of fields, and symbols, by the names of their slots."""
     c = config.c or config.d
     return {
         "summary": f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
@@ -23,8 +27,15 @@ def slots(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
         "tile_n": config.tile.n,
         "tile_k": config.tile.k,
         "stages": config.stages,
-        "raster": config.scheduler.raster.upper(),
-        "swizzle": config.scheduler.swizzle_size,
+        "fields": "\n".join(_members(config)),
         "spec_symbol": f"{launch.entry}_spec",
         "entry": launch.entry,
     }
+
+
+def _members(config: GemmConfig) -> Iterator[str]:
+    """Members of the kernel's ``Config`` as the table of fields declares them."""
+    fields = fields_of(config)
+    for row in TABLE.values():
+        if row.field.cpp:
+            yield f"  static constexpr {row.field.cpp.format(str(fields[row.name]).upper())};"

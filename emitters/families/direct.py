@@ -34,8 +34,7 @@ ${atom}${epilogue_text}struct Config {
   static constexpr int kTileM = $tile_m, kTileN = $tile_n, kTileK = $tile_k;
   static constexpr int kStages = $stages;
 
-  static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
-  static constexpr int kSwizzle = $swizzle;
+$fields
 
 $members  using Epilogue = $epilogue;
 };

@@ -49,8 +49,7 @@ ${epilogue_text}struct Config {
   static constexpr bool kZeros = $zeros;
   static constexpr int kStages = $stages, kSubtileN = $subtile_n, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
 
-  static constexpr gemmill::Raster kRaster = gemmill::Raster::$raster;
-  static constexpr int kSwizzle = $swizzle;
+$fields
   template <class Order, int TileK>
   using Scheduler = gemmill::$scheduler;
 

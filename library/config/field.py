@@ -40,6 +40,9 @@ class Field:
     """Whether a problem has it, and goes to kernels that have the same, or ``any`` major."""
     auto: bool = False
     """Whether a manifest may say ``auto``, which is then its default."""
+    cpp: str | None = None
+    """The member of a kernel's ``Config`` that says it in C++, with ``{}`` for the value, words in capitals; None where
+    an emitter says it otherwise."""
     was: tuple[str, ...] = ()
     """Its former keys in manifests, filters and stored configs, which are still read."""
 

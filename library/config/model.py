@@ -117,12 +117,19 @@ class Cluster:
 class Scheduler:
     """Order in which persistent CTAs walk the output tiles, and how they share K and batches."""
 
-    raster: Annotated[RasterName, Field(doc="Raster order: the extent along which consecutive tiles lie.")] = "m"
+    raster: Annotated[
+        RasterName,
+        Field(
+            doc="Raster order: the extent along which consecutive tiles lie.",
+            cpp="gemmill::Raster kRaster = gemmill::Raster::{}",
+        ),
+    ] = "m"
     swizzle_size: Annotated[
         Positive,
         Field(
             doc="Swizzle size: tiles across the raster order that are walked as one group, for L2 reuse.",
             example=8,
+            cpp="int kSwizzle = {}",
             was=("swizzle",),
         ),
     ] = 1
