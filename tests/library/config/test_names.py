@@ -51,9 +51,9 @@ def test_nothing_that_changes_the_kernel_is_missing_from_the_name(config: GemmCo
     fields = fields_of(config)
     assert config_of(fields) == config
     for field, value in fields.items():
-        others: list[Value] = [word for word in WORDS.get(field, ()) if word not in (value, "none")]
-        if isinstance(value, int):
-            others = [4 - value if field == "promote" else value + 1]
+        others = [other for other in TABLE[field].values if other != value]
+        if isinstance(value, int) and not others:
+            others = [value + 1]
         if not (field.startswith("c.") and config.c is None):
             for other in others:
                 assert kernel_name(config_of({**fields, field: other})) != kernel_name(config)
