@@ -126,7 +126,7 @@ def _plan(registry: Any, config: Any, x: dict[str, Any]) -> Any:
     out = x["gated"] if epilogue.gated else x["out"]
     if config.epilogue == "linear":
         return gemmill.plan(x["a"], x["b"], out=out, registry=registry, kernel=config)
-    passed = {o.name: x[o.name] for o in epilogue.passed}
+    passed = {o.name: x[o.name] for o in epilogue.arguments}
     return gemmill.plan(x["a"], x["b"], out=out, registry=registry, kernel=config, epilogue=config.epilogue, **passed)
 
 

@@ -26,7 +26,7 @@ class Arch(NamedTuple):
     capability: tuple[int, int]
     """Compute capability a GPU must have."""
     shared_bytes: int
-    """Most dynamic shared memory of a block."""
+    """Most dynamic shared memory of a CTA."""
     last_cuda: int | None = None
     """The last major version of CUDA that compiles for it; None where all do."""
 
@@ -59,7 +59,7 @@ class Gpu:
     sms: int
     """Streaming multiprocessors."""
     clusters_of_4: int
-    """Clusters of four blocks that are resident at a time: a GPC holds whole clusters only."""
+    """Clusters of four CTAs that are resident at a time: a GPC holds whole clusters only."""
     clusters_of_8: int
     """The same of eight."""
     clock_ghz: float

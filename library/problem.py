@@ -19,14 +19,14 @@ _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "
 """The major of C and D once their rows are called columns."""
 
 
-def widens_a(a: str, b: str) -> bool:
-    """Whether operands of types ``a`` and ``b`` are a narrow A, which is widened, and a B of 16 bits."""
+def upconverts_a(a: str, b: str) -> bool:
+    """Whether operands of types ``a`` and ``b`` are a narrower A, which is upconverted, and a B of 16 bits."""
     return DTYPES[a].bits <= 8 and DTYPES[b].bits == 16
 
 
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:
-    """Whether one operand is widened to the other's type."""
-    return widens_a(a, b) or widens_a(b, a)
+    """Whether one operand is upconverted to the other's type."""
+    return upconverts_a(a, b) or upconverts_a(b, a)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class Epilogue:
         return tuple(assignment for assignment in self.assignments if assignment.is_output)
 
     @cached_property
-    def passed(self) -> tuple[Operand | Assignment, ...]:
+    def arguments(self) -> tuple[Operand | Assignment, ...]:
         """Operands, then outputs: whatever the caller gives by name."""
         return (*self.operands, *self.outputs)
 
@@ -309,13 +309,13 @@ def _reference(name: str, kind: Kind, dtype: DTypeName, major: Major) -> str:
     return f"{dotted}{INDEX[kind]}"
 
 
-Passed = TypeVar("Passed", Operand, Assignment)
+Argument = TypeVar("Argument", Operand, Assignment)
 
 
 def with_dtypes(epilogue: Epilogue, dtypes: Mapping[str, DTypeName]) -> Epilogue:
     """The epilogue with other element types of some operands and outputs."""
 
-    def change(x: Passed) -> Passed:
+    def change(x: Argument) -> Argument:
         return replace(x, dtype=dtypes.get(x.name, x.dtype))
 
     return _changed(epilogue, change, change)
@@ -324,7 +324,7 @@ def with_dtypes(epilogue: Epilogue, dtypes: Mapping[str, DTypeName]) -> Epilogue
 def with_majors(epilogue: Epilogue, majors: Mapping[str, Major]) -> Epilogue:
     """The epilogue with other majors of its matrices; ``any`` for those that are not named."""
 
-    def change(x: Passed) -> Passed:
+    def change(x: Argument) -> Argument:
         return replace(x, major=majors.get(x.name, "any"))
 
     return _changed(epilogue, change, change)
@@ -337,7 +337,7 @@ def transposed(epilogue: Epilogue) -> Epilogue:
     kinds: dict[Kind, Kind] = {"row": "column", "column": "row"}
     majors: dict[Major, Major] = {"n": "m", "m": "n"}
 
-    def change(x: Passed) -> Passed:
+    def change(x: Argument) -> Argument:
         return replace(x, kind=kinds.get(x.kind, x.kind), major=majors.get(x.major, x.major))
 
     return _changed(epilogue, change, change)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError
-from gemmill.library.problem import GemmProblem, widens_a
+from gemmill.library.problem import GemmProblem, upconverts_a
 
 BETA = 1.0
 """Beta of every measurement with a C; alpha is :func:`natural_alpha`."""
@@ -146,7 +146,7 @@ def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: i
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
 
     def scales(operand: str) -> Any:
-        if widens_a(problem.a_dtype, problem.b_dtype):
+        if upconverts_a(problem.a_dtype, problem.b_dtype):
             return groups(random_scales)
         shape = scale_shape(problem, operand)
         if operand == "b":

@@ -23,7 +23,7 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.resources import INSTRUCTION_K_BYTES
-from gemmill.library.problem import GemmProblem, widens_a
+from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.operands import OperandSet, scale_block, torch, torch_dtype
 
 SIGMAS = 8.0
@@ -82,7 +82,7 @@ class Reference:
 def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: float) -> Reference:
     """Compute alpha * A @ B + beta * C in float64 on the operands' device, and each element's bound."""
     shape = (problem.batch, problem.m, problem.n)
-    mixed = widens_a(problem.a_dtype, problem.b_dtype)
+    mixed = upconverts_a(problem.a_dtype, problem.b_dtype)
     widened_a = widened(problem, operands) if mixed else operands.a
     a, b = (_batched(tensor, problem.batch) for tensor in (widened_a, operands.b))
     c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)

@@ -23,7 +23,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.parts import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import RecordError, UnsupportedProblemError
-from gemmill.library.problem import GemmProblem, widens_a
+from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.analysis.records import Appender, source_commit
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
@@ -49,7 +49,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
     """
     a, b, c, d = config.a, config.b, config.c, config.d
-    m, n = (shape.n, shape.m) if widens_a(a.dtype, b.dtype) else (shape.m, shape.n)
+    m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
     packed = GemmProblem.packed(
         (m, n, shape.k, shape.batch),
         (a.dtype, "k" if a.major == "any" else a.major),

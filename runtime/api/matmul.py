@@ -827,7 +827,7 @@ def _launch(launcher: Launcher, addresses: Addresses, stream: int) -> None:
 def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...], as_written: bool = False) -> Gemm:
     """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; ``as_written``: where the
     caller says so, since whether it can depends on M."""
-    if not any(x.kind == "matrix" for x in epilogue.passed):
+    if not any(x.kind == "matrix" for x in epilogue.arguments):
         return gemm
     if gemm.problem.batching != "strided":
         if epilogue.majors:

@@ -12,7 +12,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, widens_a
+from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
 from gemmill.runtime.launch import tma
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -191,7 +191,7 @@ def bind(
 
     groups = scales = None
     if is_mixed(a.dtype, b.dtype):
-        narrow = matrices_a if widens_a(a.dtype, b.dtype) else matrices_b
+        narrow = matrices_a if upconverts_a(a.dtype, b.dtype) else matrices_b
         groups = _groups(narrow, b if narrow is matrices_a else a, others, batch_shape)
     elif a_zero is not None or b_zero is not None:
         raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")

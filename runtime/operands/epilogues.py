@@ -100,7 +100,7 @@ class Passed(NamedTuple):
     def may_stack(self) -> bool:
         """Whether a batch that shares B may become one taller matrix: nothing depends on row, matrix or element."""
         extents = {"scalar": 1, "column": 1}
-        named = self.epilogue.passed
+        named = self.epilogue.arguments
         values = ((o.kind, self.values[o.name]) for o in named)
         return all(isinstance(v, float) or len(v.shape) <= extents.get(kind, -1) for kind, v in values)
 
@@ -150,7 +150,7 @@ def read_operands(epilogue: Epilogue, given: Mapping[str, Any], stream: int) -> 
 def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     """The epilogue with the element types of the tensors, where it names none."""
     dtypes = {}
-    named = {o.name: o.dtype for o in epilogue.passed}
+    named = {o.name: o.dtype for o in epilogue.arguments}
     reductions = {o.name for o in epilogue.outputs if o.is_reduction}
     for name, value in values.items():
         if not isinstance(value, TensorView):
@@ -196,7 +196,7 @@ def bind_operands(
     batch, m, n = out.shape[:rank], out.shape[rank] if row_axis else 1, out.shape[-1] if column_axis else 1
     outputs = {o.name: o for o in epilogue.outputs}
     bound = []
-    for o in epilogue.passed:
+    for o in epilogue.arguments:
         value = values[o.name]
         if isinstance(value, float):
             bound.append(Bound(o.name, 0, value, ()))

@@ -35,7 +35,7 @@ from gemmill.cli.output import Status
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.problem import GemmProblem, widens_a
+from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.worker import Options, Unit
@@ -161,7 +161,7 @@ def run(
     else:
         chosen = registry(manifest, [], records)
         configs = [parse_name(name) for name in best(chosen.select(problem), top)]
-    if widens_a(problem.b_dtype, problem.a_dtype):
+    if upconverts_a(problem.b_dtype, problem.a_dtype):
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
     with tempfile.TemporaryDirectory() as folder:
         found = measure([Unit(problem, tuple(configs))], Path(folder) / "records.jsonl", store=Store(store))
