@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from gemmill.library.config.domains import suggest
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import ManifestError
@@ -21,6 +20,7 @@ from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import RULES
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.grid import Cells, Grid, Predicate, Table
+from gemmill.library.wording import suggest
 
 Mask = npt.NDArray[np.bool_]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gemmill.library.config.domains import suggest
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
@@ -20,6 +19,7 @@ from gemmill.library.manifest.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.manifest.renamed import rename
 from gemmill.library.manifest.schema import FilteredSet, Manifest, PresetSpec
 from gemmill.library.manifest.validation import validated
+from gemmill.library.wording import suggest
 
 SHIPPED = Path(__file__).parents[2] / "manifests"
 """The folder of the manifests that ship."""
