@@ -186,6 +186,19 @@ def test_a_kernel_name_may_be_longer_than_a_file_name(tmp_path: Path) -> None:
     assert name in ok("explain", name)
 
 
+def test_a_former_name_is_told_once_on_stderr(manifest: Path) -> None:
+    manifest.write_text(MANIFEST.replace("stages: 4}", "stages: 4, scheduler: {swizzle: 1}}"))
+    result = gemmill("list", manifest, "--where", "scheduler.swizzle == 1")
+    assert result.exit_code == 0
+    assert SMALL in result.stdout
+    says = [
+        line for line in result.stderr.splitlines() if "scheduler.swizzle is now called scheduler.swizzle_size" in line
+    ]
+    assert len(says) == 1
+    assert says[0].startswith(f"warning: {manifest}:")
+    assert result.stderr.count("is now called") == 2
+
+
 def test_outputs_are_neither_inputs_nor_each_other(manifest: Path, tmp_path: Path) -> None:
     text = manifest.read_text()
     for command in (("emit", manifest, "-o", manifest), ("pack", manifest, "-o", manifest)):

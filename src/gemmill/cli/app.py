@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -31,9 +32,16 @@ GEMMILL_DEBUG=1 shows the traceback of an error.
 """
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning as a user wants it: without the line of code it comes from."""
-    output.complain(f"warning: {message}")
+def _show_each_once() -> Callable[..., None]:
+    """What shows warnings as a user wants them: each text once, without the line of code it comes from."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if (text := str(message)) not in shown:
+            shown.add(text)
+            output.complain(f"warning: {text}")
+
+    return show
 
 
 class Commands(TyperGroup):
@@ -46,7 +54,7 @@ class Commands(TyperGroup):
         except GemmillError as error:
             output.complain(f"error: {error}")
             raise typer.Exit(Status.USAGE) from None
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _show_each_once()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
