@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import dask
+import distributed  # before any test sets one of its options, which dask forgets otherwise with its defaults
 import psutil
 import pytest
 from tests.profiler.sweep.test_sweep import PLAIN
@@ -229,7 +230,6 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
         swept(Cluster(address, process=process))
     options = ("--nthreads", "1", "--resources", "GPU=1")
     workers = [command("worker", *options, CUDA_VISIBLE_DEVICES=gpu) for gpu in ("A:0", "A:1")]
-    distributed = pytest.importorskip("distributed")
     with distributed.Client(address, set_as_default=False) as client:
         client.wait_for_workers(2)
     found = swept(Cluster(address, process=process))
