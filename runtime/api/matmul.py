@@ -28,8 +28,9 @@ from gemmill.library.errors import (
     UnsupportedProblemError,
 )
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime import driver
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
-from gemmill.runtime.launch import driver
+from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.plan import OPERANDS, Addresses, Launcher, Plan, Resets, is_empty
 from gemmill.runtime.operands.binding import Gemm, bind, d_shape, unpacked
 from gemmill.runtime.operands.epilogues import (
@@ -168,7 +169,7 @@ def _remember(like: _Like, known: _Known | None) -> None:
         _known[like] = known
 
 
-_kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], driver.Kernel]] = WeakKeyDictionary()
+_kernels: WeakKeyDictionary[Registry, dict[tuple[int, str], Kernel]] = WeakKeyDictionary()
 _lock = threading.Lock()
 _shared_registry: list[Registry] = []
 
@@ -867,7 +868,7 @@ def _prepare(tensors: dict[str, TensorView], handle: int, options: Options, pass
     return _Ready(launcher, _stream_to_follow(tensors["a"], handle, None), out.device, out.shape, out.dtype)
 
 
-def _load(registry: Registry, name: str, device: int, handle: int) -> driver.Kernel:
+def _load(registry: Registry, name: str, device: int, handle: int) -> Kernel:
     """A kernel of a registry on a GPU, compiled and loaded if need be, but not while the stream is being captured."""
     with _lock:
         kernels = _kernels.setdefault(registry, {})
@@ -879,5 +880,5 @@ def _load(registry: Registry, name: str, device: int, handle: int) -> driver.Ker
                 "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of "
                 "these shapes, strides and dtypes"
             )
-        kernel = kernels[device, name] = driver.load(device, registry.get(name))
+        kernel = kernels[device, name] = load(device, registry.get(name))
     return kernel

@@ -11,8 +11,9 @@ from typing import Any
 from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.resources import align_up
-from gemmill.runtime.launch import driver, tma
-from gemmill.runtime.launch.driver import PreparedLaunch
+from gemmill.runtime import driver
+from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.kernel import PreparedLaunch
 from gemmill.runtime.launch.parameters import ParameterBlock
 from gemmill.runtime.operands.binding import Gemm
 

@@ -12,7 +12,7 @@ from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.legality.resources import align_up
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.copies import BEGIN, Copy, CopyLaunch
-from gemmill.runtime.launch.driver import Kernel, PreparedLaunch
+from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
 from gemmill.runtime.launch.parameters import Described, ParameterBlock
 from gemmill.runtime.launch.workspace import workspace
 from gemmill.runtime.operands.binding import Gemm

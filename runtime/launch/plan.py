@@ -11,8 +11,9 @@ from gemmill.library.epilogues.parse import MAX_NODES, parse
 from gemmill.library.errors import GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.launch import driver, tma
-from gemmill.runtime.launch.driver import Kernel
+from gemmill.runtime import driver
+from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import Described, ParameterBlock
 from gemmill.runtime.operands.binding import Gemm, unpacked
 from gemmill.runtime.operands.epilogues import NOTHING, Bound, Passed, refuse_shared_memory

@@ -20,7 +20,7 @@ from typing import Any
 
 from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.errors import DeviceError
-from gemmill.runtime.launch.driver import CAPTURE_ERRORS, bindings, check, current
+from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current
 
 _GRANULE = 2 << 20
 """Workspaces are multiples of this many bytes."""

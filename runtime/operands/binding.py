@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.config.model import BatchingName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, widens_a
-from gemmill.runtime.launch import tma
 from gemmill.runtime.operands.tensors import TensorView
 
 GROUPS = (128, 64, 32)
@@ -507,7 +507,7 @@ def _operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: 
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
         # An operand with strides that are too long for TMA counts as one without a contiguous extent.
-        longest = 8 * tma.MAX_STRIDE
+        longest = 8 * TMA_MAX_STRIDE
         regular = (outer == 1 or 0 < stride * bits < longest) and 0 <= batch_stride * bits < longest
         if (inner == 1 or inner_stride == 1) and regular:
             layouts.append(described(major, stride if outer > 1 else 0))

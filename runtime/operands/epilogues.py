@@ -8,6 +8,7 @@ from itertools import combinations
 from math import copysign, prod
 from typing import Any, NamedTuple
 
+from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.config.domains import suggest
 from gemmill.library.dtypes import DTYPES, MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
@@ -22,7 +23,7 @@ from gemmill.library.epilogues.tree import (
     with_majors,
 )
 from gemmill.library.errors import ExpressionError, OperandError
-from gemmill.runtime.launch import tma
+from gemmill.library.legality.resources import TMA_ALIGN
 from gemmill.runtime.operands.binding import broadcast, collapse, matrices, refuse_overlap
 from gemmill.runtime.operands.tensors import TensorView, view
 
@@ -86,7 +87,7 @@ class Passed(NamedTuple):
         parts = (
             (v, copysign(1, v))
             if isinstance(v, float)
-            else (v.shape, v.strides, v.dtype, v.device, v.writable, v.ptr % tma.ALIGNMENT)
+            else (v.shape, v.strides, v.dtype, v.device, v.writable, v.ptr % TMA_ALIGN)
             for v in self.values.values()
         )
         return (self.text, *parts)
@@ -172,7 +173,7 @@ def staged(epilogue: Epilogue, bound: tuple[Bound, ...]) -> Epilogue:
             raise OperandError(
                 f"{name} is {wanted}-major in the epilogue, so that TMA moves it: it must be contiguous along "
                 f"{wanted.upper()}, with an address and all other strides (of an output also the extent) that are "
-                f"multiples of {tma.ALIGNMENT} bytes; leave out the major"
+                f"multiples of {TMA_ALIGN} bytes; leave out the major"
             )
     return with_majors(epilogue, majors)
 
@@ -281,15 +282,15 @@ def _major(value: TensorView, extents: tuple[int, int, int], strides: tuple[int,
     (m, n, batch), (row, column, outer) = extents, strides
     majors: tuple[tuple[Major, int, int, int, int], ...] = (("n", n, column, m, row), ("m", m, row, n, column))
     for major, inner, inner_stride, other, stride in majors:
-        steps = (stride * size if other > 1 else tma.ALIGNMENT, outer * size if batch > 1 else tma.ALIGNMENT)
+        steps = (stride * size if other > 1 else TMA_ALIGN, outer * size if batch > 1 else TMA_ALIGN)
         if (
             inner > 1
             and inner_stride == 1
             and steps[0] > 0
             and steps[1] >= 0
-            and not any(step % tma.ALIGNMENT or step >= tma.MAX_STRIDE for step in steps)
-            and value.ptr % tma.ALIGNMENT == 0
-            and not (output and inner * size % tma.ALIGNMENT)
+            and not any(step % TMA_ALIGN or step >= TMA_MAX_STRIDE for step in steps)
+            and value.ptr % TMA_ALIGN == 0
+            and not (output and inner * size % TMA_ALIGN)
         ):
             return major
     return "any"

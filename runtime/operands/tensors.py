@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 
 TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 """gemmill's dtype by the name of PyTorch's."""

@@ -30,7 +30,7 @@ from gemmill.profiler.sweep.crew import Crew
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, problem_of, sweep, units
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 from gemmill.runtime.storage.store import Store
 
 pytestmark = pytest.mark.slow
