@@ -19,7 +19,7 @@ from gemmill.runtime.api.matmul import (
     handle_of,
     multiply_views,
 )
-from gemmill.runtime.operands.epilogues import read_passed
+from gemmill.runtime.operands.arguments import read_arguments
 from gemmill.runtime.registry import Registry
 
 _Call = ParamSpec("_Call")
@@ -107,7 +107,7 @@ def grouped_matmul(
         autotune=autotune,
     )
     others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
-    passed = read_passed(epilogue, operands, handle_of(a, stream))
+    passed = read_arguments(epilogue, operands, handle_of(a, stream))
     return multiply_views(a, b, c, out, stream, options, passed, **others)
 
 

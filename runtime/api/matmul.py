@@ -32,18 +32,15 @@ from gemmill.runtime import driver
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.plan import OPERANDS, Addresses, Launcher, Plan, Resets, is_empty
-from gemmill.runtime.operands.binding import Gemm, bind, d_shape, unpacked
-from gemmill.runtime.operands.epilogues import (
-    NOTHING,
-    Bound,
-    Passed,
-    bind_operands,
-    read_passed,
-    refuse_shared_memory,
-    staged,
-)
-from gemmill.runtime.operands.groups import bind_groups, grouped_shape, groups_kind
-from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, as_words, is_torch, view
+from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, read_arguments
+from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.groups import bind_groups
+from gemmill.runtime.operands.overlap import refuse_shared_memory
+from gemmill.runtime.operands.reading import as_words, unpacked, view
+from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
+from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
@@ -419,12 +416,19 @@ def matmul(
         (a_dtype, b_dtype),
     )
     scales = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    passed = read_passed(epilogue, operands, handle_of(a, stream))
+    passed = read_arguments(epilogue, operands, handle_of(a, stream))
     return multiply_views(a, b, c, out, stream, options, passed, **scales)
 
 
 def multiply_views(
-    a: Any, b: Any, c: Any, out: Any, stream: Stream, options: Options, passed: Passed = NOTHING, **others: Any
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    stream: Stream,
+    options: Options,
+    passed: EpilogueArguments = NO_ARGUMENTS,
+    **others: Any,
 ) -> Done:
     """:func:`matmul` where not all operands are PyTorch's, or there are others: scales, offsets, counts, addresses, an
     epilogue's."""
@@ -484,7 +488,7 @@ def plan(
     dtypes = a_dtype, b_dtype
     others = {"a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
     others |= {"offsets": offsets, "counts": counts, "addresses": addresses}
-    passed = read_passed(epilogue, operands, handle_of(a, stream))
+    passed = read_arguments(epilogue, operands, handle_of(a, stream))
     tensors, out, handle = _read(a, b, c, out, out_dtype, stream, dtypes, passed.epilogue, **others)
     options = Options(
         float(alpha),
@@ -638,7 +642,7 @@ def _allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, str
 
 
 def _choose(
-    tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING
+    tensors: dict[str, TensorView], handle: int, options: Options, passed: EpilogueArguments = NO_ARGUMENTS
 ) -> tuple[Gemm, Choice | None, Launcher | Resets | None]:
     """Select, build, load and bind the kernel of a call."""
     alpha, beta, accumulator = options.alpha, options.beta, options.accumulator
@@ -683,7 +687,7 @@ def _choose(
         b_zero=tensors.get("b_zero"),
         epilogue=passed.epilogue,
     )
-    extras = bind_operands(
+    extras = bind_arguments(
         passed.epilogue,
         passed.values,
         tensors["out"],
@@ -769,7 +773,7 @@ def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool
 def _time(
     tensors: dict[str, TensorView],
     handle: int,
-    passed: Passed,
+    passed: EpilogueArguments,
     registry: Registry,
     candidates: list[Candidate],
     launcher: Callable[[str, bool], Launcher],
@@ -825,7 +829,7 @@ def _launch(launcher: Launcher, addresses: Addresses, stream: int) -> None:
     launcher.launch(stream, addresses)
 
 
-def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...], as_written: bool = False) -> Gemm:
+def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], as_written: bool = False) -> Gemm:
     """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; ``as_written``: where the
     caller says so, since whether it can depends on M."""
     if not any(x.kind == "matrix" for x in epilogue.passed):
@@ -844,7 +848,7 @@ def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[Bound, ...], as_wr
     return replace(gemm, problem=replace(gemm.problem, epilogue=text))
 
 
-def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed) -> bool:
+def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: EpilogueArguments) -> bool:
     """Whether beta scales anything; OperandError where C, alpha or beta is passed and not read, or C is missing."""
     epilogue = passed.epilogue
     if passed.text is not None and epilogue.reads_c != has_c:
@@ -861,7 +865,9 @@ def _check_factors(alpha: float, beta: float | None, has_c: bool, passed: Passed
     return beta_is_read
 
 
-def _prepare(tensors: dict[str, TensorView], handle: int, options: Options, passed: Passed = NOTHING) -> _Ready:
+def _prepare(
+    tensors: dict[str, TensorView], handle: int, options: Options, passed: EpilogueArguments = NO_ARGUMENTS
+) -> _Ready:
     """What :func:`matmul` keeps of a call."""
     _, _, launcher = _choose(tensors, handle, options, passed)
     out = tensors["out"]

@@ -15,7 +15,7 @@ from gemmill.runtime.launch.copies import BEGIN, Copy, CopyLaunch
 from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
 from gemmill.runtime.launch.parameters import Described, ParameterBlock
 from gemmill.runtime.launch.workspace import workspace
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 
 
 class Exchange:

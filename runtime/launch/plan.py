@@ -15,10 +15,13 @@ from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import Described, ParameterBlock
-from gemmill.runtime.operands.binding import Gemm, unpacked
-from gemmill.runtime.operands.epilogues import NOTHING, Bound, Passed, refuse_shared_memory
-from gemmill.runtime.operands.groups import GROUPS
-from gemmill.runtime.operands.tensors import TensorView, as_words, view
+from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
+from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.overlap import refuse_shared_memory
+from gemmill.runtime.operands.reading import as_words, unpacked, view
+from gemmill.runtime.operands.shapes import FOUND_BY
+from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import realigned
 
@@ -80,7 +83,7 @@ def is_empty(problem: GemmProblem) -> bool:
 
 
 def _encode_descriptors(
-    gemm: Gemm, kernel: Kernel, block: ParameterBlock, extras: Mapping[str, tuple[int, Bound]]
+    gemm: Gemm, kernel: Kernel, block: ParameterBlock, extras: Mapping[str, tuple[int, BoundArgument]]
 ) -> Iterator[Described]:
     """Writes the TMA descriptors; those that follow an operand."""
     problem = gemm.problem
@@ -130,7 +133,9 @@ def _factor_layout(problem: GemmProblem) -> str:
     return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
 
 
-def _scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[Bound]) -> Iterator[tuple[str, str, float]]:
+def _scalars(
+    gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgument]
+) -> Iterator[tuple[str, str, float]]:
     """Parameters other than descriptors: member, layout, value. A kernel has some of them. TMA moves what is staged."""
     problem, factor = gemm.problem, _factor_layout(gemm.problem)
     for extent in ("m", "n", "k", "batch"):
@@ -156,7 +161,7 @@ def _scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[Bound]) -> 
             yield f"{name}_batch_stride", "q", scale.batch_stride
 
 
-def _write_extra(extra: Bound, gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> None:
+def _write_extra(extra: BoundArgument, gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> None:
     """Writes what is passed to the epilogue: an address, then strides or, of a scalar, its value."""
     at = spec.offsets[f"epilogue.{extra.name}"]
     block.write(at, "Q", extra.address)
@@ -172,7 +177,7 @@ def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
         if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None:
             yield operand, gemm.name(operand)
     if gemm.problem.batching != "strided":
-        yield "groups", GROUPS[gemm.problem.batching]
+        yield "groups", FOUND_BY[gemm.problem.batching]
 
 
 def _operand_addresses(gemm: Gemm) -> Addresses:
@@ -180,14 +185,14 @@ def _operand_addresses(gemm: Gemm) -> Addresses:
     operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
     addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
     if gemm.problem.batching != "strided":
-        addresses[GROUPS[gemm.problem.batching]] = gemm.groups
+        addresses[FOUND_BY[gemm.problem.batching]] = gemm.groups
     return tuple(addresses.get(name, 0) for name in OPERANDS)
 
 
 class Resets:
     """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
 
-    def __init__(self, device: int, extras: Sequence[Bound]) -> None:
+    def __init__(self, device: int, extras: Sequence[BoundArgument]) -> None:
         self._device = device
         self._fills = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
 
@@ -213,7 +218,7 @@ class Launcher:
         beta: float,
         swapped: bool = False,
         sm_count: int | None = None,
-        extras: Sequence[Bound] = (),
+        extras: Sequence[BoundArgument] = (),
     ) -> None:
         if swapped:
             gemm = gemm.transposed
@@ -280,7 +285,7 @@ class Launcher:
                 self._exchange.launch(stream, self._prepared, addresses)
 
 
-def _describe_matrix(box: TmaBox, matrix: Bound, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
+def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
     """The descriptor of an epilogue's matrix."""
     row, column, outer = matrix.transposed if is_transposed else matrix.strides
     sizes = {"m": problem.m, "n": problem.d_columns}
@@ -313,7 +318,7 @@ class Plan:
         choice: Choice | None,
         launcher: Launcher | Resets | None,
         stream: Callable[[], int],
-        passed: Passed = NOTHING,
+        passed: EpilogueArguments = NO_ARGUMENTS,
         told: Collection[str] = (),
     ) -> None:
         self.problem = problem
@@ -412,7 +417,7 @@ class Plan:
         self._closed = True
         self._launcher = None
         self._tensors = {}
-        self._passed = NOTHING
+        self._passed = NO_ARGUMENTS
         self.out = None
 
     def __enter__(self) -> Plan:

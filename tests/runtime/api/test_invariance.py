@@ -22,8 +22,8 @@ from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.api.matmul import matmul, plan
+from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.operands.binding import bind
-from gemmill.runtime.operands.epilogues import read_epilogue
 from gemmill.runtime.select.deciders.invariant import TYPICAL_ROWS
 from gemmill.runtime.select.selector import Selector
 

@@ -18,8 +18,9 @@ from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.plan import grid_blocks
-from gemmill.runtime.operands.binding import Gemm
-from gemmill.runtime.operands.groups import bind_groups, groups_kind
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.groups import bind_groups
+from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select.selector import Selector
 
