@@ -30,12 +30,14 @@ from gemmill.library.errors import (
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
+from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
-from gemmill.runtime.launch.plan import OPERANDS, Addresses, Launcher, Plan, Resets, is_empty
+from gemmill.runtime.launch.launcher import Launcher, Resets
+from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, read_arguments
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
-from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
 from gemmill.runtime.operands.groups import bind_groups
 from gemmill.runtime.operands.overlap import refuse_shared_memory
 from gemmill.runtime.operands.reading import as_words, unpacked, view

@@ -13,6 +13,13 @@ from gemmill.runtime.operands.overlap import refuse_overlap
 from gemmill.runtime.operands.scales import Scale
 from gemmill.runtime.operands.strided import Matrices, Operand, operand
 
+OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
+"""What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses."""
+PLACES = {name: place for place, name in enumerate(OPERANDS)}
+
+Addresses = tuple[int, ...]
+"""Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of the arguments of its epilogue."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm:

@@ -18,8 +18,9 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.matmul import matmul, plan, stream_handle
+from gemmill.runtime.launch.descriptors import fetched_bytes
+from gemmill.runtime.launch.grid import grid_blocks
 from gemmill.runtime.launch.parameters import ParameterBlock
-from gemmill.runtime.launch.plan import fetched_bytes, grid_blocks
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
 PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")

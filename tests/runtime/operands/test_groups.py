@@ -17,7 +17,7 @@ from gemmill.library.errors import OperandError
 from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
-from gemmill.runtime.launch.plan import grid_blocks
+from gemmill.runtime.launch.grid import grid_blocks
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.groups import bind_groups
 from gemmill.runtime.operands.shapes import groups_kind

@@ -1,0 +1,141 @@
+"""One kernel bound to one memory layout: parameters encoded once, then nothing but ``cuLaunchKernelEx``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gemmill.library.epilogues.parse import MAX_NODES
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.launch import LaunchSpec
+from gemmill.runtime import driver
+from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.descriptors import encode_descriptors
+from gemmill.runtime.launch.grid import grid_blocks
+from gemmill.runtime.launch.kernel import Kernel
+from gemmill.runtime.launch.parameters import ParameterBlock, scalars, write_argument
+from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
+from gemmill.runtime.operands.shapes import FOUND_BY
+from gemmill.runtime.select.kernels.faults import realigned
+
+if TYPE_CHECKING:
+    from gemmill.runtime.launch.copies import Copy
+
+_UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
+"""No addresses, as many as there can be."""
+
+
+class Resets:
+    """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
+
+    def __init__(self, device: int, extras: Sequence[BoundArgument]) -> None:
+        self._device = device
+        self._fills = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
+
+    def launch(self, stream: int, addresses: Addresses) -> None:
+        """Fill the outputs on a stream."""
+        for index, word, count in self._fills:
+            if count:
+                driver.fill(self._device, stream, addresses[index], word, count)
+
+
+class Launcher:
+    """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
+
+    The kernel must serve the problem, or with ``swapped`` its transpose: see
+    :func:`gemmill.runtime.select.kernels.faults.needs_swap`.
+    """
+
+    def __init__(
+        self,
+        gemm: Gemm,
+        kernel: Kernel,
+        alpha: float,
+        beta: float,
+        swapped: bool = False,
+        sm_count: int | None = None,
+        extras: Sequence[BoundArgument] = (),
+    ) -> None:
+        if swapped:
+            gemm = gemm.transposed
+        self.swapped = gemm.is_transposed
+        """Whether the kernel's A is the caller's b."""
+        spec = kernel.spec
+        names = realigned(kernel.config, gemm.problem)
+        self.copied = frozenset(map(gemm.name, names))
+        """Operands that are copied into aligned memory before each launch, as the caller calls them."""
+        if names and sm_count is not None:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.copied))} aligned to "
+                f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
+            )
+        self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
+        copies: dict[int, Copy] = {}
+        if names:
+            from gemmill.runtime.launch.copies import aligned  # as few launches need it
+
+            gemm, into = aligned(gemm, names)
+            copies = {PLACES[gemm.name(copy.name)]: copy for copy in into}
+        self.kernel = kernel
+        self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
+        """Blocks of a launch."""
+        self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
+        placed = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
+        descriptors = [*encode_descriptors(gemm, kernel, block, placed)]
+        self._descriptors = tuple(x for x in descriptors if x.place not in copies)
+        staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
+        for name, layout, value in scalars(gemm, alpha, beta, staged.values()):
+            if name in spec.offsets:
+                block.write(spec.offsets[name], layout, value)
+        for _, extra in placed.values():
+            write_argument(extra, gemm, spec, block)
+        pointers = [(PLACES[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
+        pointers += [(place, member) for member, (place, _) in placed.items()]
+        self._pointers = tuple((index, block.integer(spec.offsets[member])) for index, member in pointers)
+        self._resets = Resets(kernel.device, extras) if any(extra.reset for extra in extras) else None
+        self._exchange = None
+        if spec.parts or copies:
+            from gemmill.runtime.launch.exchange import Exchange  # likewise
+
+            following = (x for x in descriptors if x.place in copies)
+            self._exchange = Exchange(gemm, kernel, block, self.blocks, copies, following)
+        self._prepared = kernel.prepare(self.blocks, block.arguments)
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, addresses: Addresses) -> None:
+        """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
+        with self._lock:
+            if addresses is not self._addresses and addresses != self._addresses:
+                before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
+                for index, descriptor, shift in self._descriptors:
+                    if addresses[index] != before[index]:
+                        tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
+                for index, pointer in self._pointers:
+                    pointer.value = addresses[index]
+                self._addresses = addresses
+            if self._resets is not None:
+                self._resets.launch(stream, addresses)
+            if self._exchange is None:
+                self._prepared.launch(stream)
+            else:
+                self._exchange.launch(stream, self._prepared, addresses)
+
+
+def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
+    """The operands that a kernel finds by plain addresses, and what the caller calls them."""
+    for operand in ("a", "b", "c", "d", "a_scale", "b_scale"):
+        if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None:
+            yield operand, gemm.name(operand)
+    if gemm.problem.batching != "strided":
+        yield "groups", FOUND_BY[gemm.problem.batching]
+
+
+def _operand_addresses(gemm: Gemm) -> Addresses:
+    """The addresses of :data:`OPERANDS`."""
+    operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
+    addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
+    if gemm.problem.batching != "strided":
+        addresses[FOUND_BY[gemm.problem.batching]] = gemm.groups
+    return tuple(addresses.get(name, 0) for name in OPERANDS)
