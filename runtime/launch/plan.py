@@ -2,79 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError
-from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
-from gemmill.runtime.launch.launcher import Launcher, Resets
-from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
-from gemmill.runtime.operands.gemm import OPERANDS, Addresses
+from gemmill.runtime.launch.launcher import Launcher
+from gemmill.runtime.launch.prepared import Launches, PreparedCall
+from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.overlap import refuse_shared_memory
 from gemmill.runtime.operands.reading import as_words, unpacked, view
 from gemmill.runtime.operands.tensors import TensorView
-from gemmill.runtime.select.choice import Choice
-
-
-def _moved(launcher: Launcher) -> frozenset[str]:
-    """What the caller calls those beside A, B, C and D that TMA moves: matrices of the epilogue, scales of groups and
-    their zero points."""
-    narrow = "b" if launcher.swapped else "a"
-    scaling = (f"{narrow}_{box.operand}" for box in launcher.kernel.spec.boxes if box.operand in ("scale", "zero"))
-    return frozenset((*parse(launcher.kernel.config.epilogue).majors, *scaling))
 
 
 class Plan:
     """A GEMM on given tensors, selected, compiled, loaded and encoded: calling it is nothing but a launch.
 
-    It keeps its tensors alive until it is closed. Made by :func:`gemmill.plan`. ``told`` names the operands whose dtype
-    the caller told, since their tensors do not.
+    It keeps its tensors alive until it is closed. Made by :func:`gemmill.plan`; ``stream`` gives the stream of a
+    launch.
     """
 
-    def __init__(
-        self,
-        problem: GemmProblem,
-        tensors: dict[str, TensorView],
-        out: Any,
-        choice: Choice | None,
-        launcher: Launcher | Resets | None,
-        stream: Callable[[], int],
-        passed: EpilogueArguments = NO_ARGUMENTS,
-        told: Collection[str] = (),
-    ) -> None:
-        self.problem = problem
+    def __init__(self, call: GemmCall, prepared: PreparedCall, stream: Callable[[], int]) -> None:
+        launcher = prepared.new_launcher()
+        kernel = launcher if isinstance(launcher, Launcher) else None
+        self.problem = prepared.problem
         """What it solves."""
-        self.choice = choice
+        self.choice = prepared.choice
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
-        bound = launcher if isinstance(launcher, Launcher) else None
-        self.kernel = bound.kernel.config if bound else None
+        self.kernel = kernel.kernel.config if kernel else None
         """Config of its kernel; None where D is empty and no kernel is launched."""
-        self.blocks = bound.blocks if bound else 0
+        self.blocks = kernel.blocks if kernel else 0
         """Blocks that a launch has, and so the most SMs that it uses."""
-        self.swapped = bound.swapped if bound else False
+        self.swapped = kernel.swapped if kernel else False
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
-        self.copied = bound.copied if bound else frozenset()
+        self.copied = kernel.copied if kernel else frozenset()
         """Which of ``a``, ``b`` and ``c`` are copied into aligned memory before each launch: TMA cannot move them."""
-        self.out = out
+        self.out = call.out
         """The tensor it writes."""
-        self._moved = _moved(bound) if bound else frozenset()
-        self._tensors = tensors
-        self._told = told
-        self._passed = passed
-        self._launcher = launcher
+        self._moved = _moved(kernel) if kernel else frozenset()
+        self._call: GemmCall | None = call
+        self._launcher: Launches | None = launcher
         self._stream = stream
-        self._addresses = self._current_addresses()
-        self._closed = False
+        self._addresses = call.addresses
 
     def __call__(self) -> None:
         """Launch on the stream given to :func:`gemmill.plan`, or on PyTorch's current one."""
         launcher = self._launcher
-        if launcher is not None:
-            launcher.launch(self._stream(), self._addresses)
-        elif self._closed:
-            raise self._error()
+        if launcher is None:
+            raise _closed()
+        launcher.launch(self._stream(), self._addresses)
 
     def rebind(
         self,
@@ -97,50 +75,52 @@ class Plan:
 
         OperandError where one has not; the plan is then unchanged.
         """
-        if self._closed:
-            raise self._error()
-        tensors = dict(self._tensors)
-        values = dict(self._passed.values)
-        tensors |= {name: value for name, value in values.items() if not isinstance(value, float)}
-        others = a_scale, b_scale, a_zero, b_zero, offsets, counts, addresses
-        given = dict(zip(OPERANDS, (a, b, c, out, *others), strict=True)) | operands
+        given = {name: x for name, x in (locals() | operands).items() if name not in ("self", "operands")}
+        if self._call is None:
+            raise _closed()
+        arguments = self._call.arguments
+        tensors, values = dict(self._call.tensors), dict(arguments.values)
         for name, tensor in given.items():
-            if tensor is None:
-                continue
-            if isinstance(values.get(name), float):
-                raise OperandError(
-                    f"{name}: this plan was made with a number; for another make a new plan, or one with a "
-                    "tensor of one element, which may be written to"
-                )
-            if name not in tensors:
-                raise OperandError(
-                    f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
-                )
-            read = as_words(tensor, name) if name == "addresses" else tensor
-            new, old = view(read, name, self._stream()), tensors[name]
-            if name in self._told:
-                new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
-            if not new.same_layout(old):
-                raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
-            if (name == "out" or name in self._passed.outputs) and not new.writable:
-                raise OperandError(f"{name} is read-only")
-            if 0 not in new.shape and (name in ("a", "b", "c", "out") or name in self._moved):
-                self._check_address(name, new.ptr)
-            tensors[name] = new
-        passed = self._passed._replace(values={name: tensors.get(name, value) for name, value in values.items()})
-        refuse_shared_memory(tensors["out"], passed)
-        self._tensors = {name: tensor for name, tensor in tensors.items() if name not in values}
-        self._passed = passed
-        self._addresses = self._current_addresses()
-        if out is not None:
-            self.out = out
+            if tensor is not None:
+                new = self._rebound(name, tensor, tensors.get(name, values.get(name)))
+                if name in tensors:
+                    tensors[name] = new
+                else:
+                    values[name] = new
+        arguments = arguments._replace(values=values)
+        refuse_shared_memory(tensors["out"], arguments)
+        self._call = replace(self._call, tensors=tensors, arguments=arguments, out=self.out if out is None else out)
+        self._addresses = self._call.addresses
+        self.out = self._call.out
+
+    def _rebound(self, name: str, tensor: Any, old: TensorView | float | None) -> TensorView:
+        """Another tensor read, in place of one of the plan; OperandError where it cannot stand there."""
+        assert self._call is not None
+        if isinstance(old, float):
+            raise OperandError(
+                f"{name}: this plan was made with a number; for another make a new plan, or one with a tensor of one "
+                "element, which may be written to"
+            )
+        if old is None:
+            raise OperandError(
+                f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
+            )
+        options = self._call.options
+        new = view(as_words(tensor, name) if name == "addresses" else tensor, name, self._stream())
+        if {"a": options.a_dtype, "b": options.b_dtype}.get(name) is not None:  # its tensor does not tell
+            new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
+        if not new.same_layout(old):
+            raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
+        if (name == "out" or name in self._call.arguments.outputs) and not new.writable:
+            raise OperandError(f"{name} is read-only")
+        if 0 not in new.shape and (name in ("a", "b", "c", "out") or name in self._moved):
+            self._check_address(name, new.ptr)
+        return new
 
     def close(self) -> None:
         """Let go of tensors and parameters; a later call raises. Launches under way finish."""
-        self._closed = True
+        self._call = None
         self._launcher = None
-        self._tensors = {}
-        self._passed = NO_ARGUMENTS
         self.out = None
 
     def __enter__(self) -> Plan:
@@ -162,10 +142,14 @@ class Plan:
                 f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
             )
 
-    def _current_addresses(self) -> Addresses:
-        own = (self._tensors[name].ptr if name in self._tensors else 0 for name in OPERANDS)
-        return (*own, *self._passed.addresses)
 
-    @staticmethod
-    def _error() -> GemmillError:
-        return GemmillError("this plan is closed; make a new one with gemmill.plan")
+def _closed() -> GemmillError:
+    return GemmillError("this plan is closed; make a new one with gemmill.plan")
+
+
+def _moved(launcher: Launcher) -> frozenset[str]:
+    """What the caller calls those beside A, B, C and D that TMA moves: matrices of the epilogue, scales of groups and
+    their zero points."""
+    narrow = "b" if launcher.swapped else "a"
+    scaling = (f"{narrow}_{box.operand}" for box in launcher.kernel.spec.boxes if box.operand in ("scale", "zero"))
+    return frozenset((*parse(launcher.kernel.config.epilogue).majors, *scaling))

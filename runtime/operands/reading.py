@@ -13,6 +13,10 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime import driver
 from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch
 
+# Of dtypes that others write alike, the first: a caller says what else bytes hold.
+_OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
+_OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if dtype.dlpack}
+
 _DLPACK_CUDA = 2
 _DLPACK_CUDA_MANAGED = 13
 _DLPACK_READ_ONLY = 1
@@ -112,7 +116,7 @@ def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: i
     """Read version 2 or 3 of the CUDA array interface (Numba's documentation, "CUDA Array Interface")."""
     if interface.get("mask") is not None:
         raise OperandError(f"{name} is masked; gemmill takes dense tensors")
-    dtype = next((t for t in DTYPES.values() if t.typestr == interface["typestr"]), None)
+    dtype = _OF_TYPESTR.get(interface["typestr"])
     if dtype is None:
         raise _refuse_dtype(name, f"{interface['typestr']!r} (bf16 has no typestr: pass an object with __dlpack__)")
     shape = tuple(int(extent) for extent in interface["shape"])
@@ -184,7 +188,7 @@ def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
         dl = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     else:
         raise OperandError(f"{name}: its __dlpack__ returned {capsule!r}, which is no DLPack capsule")
-    dtype = next((t for t in DTYPES.values() if t.dlpack == (dl.code, dl.bits)), None)
+    dtype = _OF_DLPACK.get((dl.code, dl.bits))
     if dtype is None or dl.lanes != 1:
         raise _refuse_dtype(name, f"with DLPack code {dl.code}, {dl.bits} bits, {dl.lanes} lanes")
     shape = tuple(dl.shape[: dl.ndim])

@@ -17,7 +17,8 @@ from gemmill.library.config.model import MajorAB
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.api.matmul import matmul, plan, stream_handle
+from gemmill.runtime.api.matmul import matmul, plan
+from gemmill.runtime.api.streams import stream_handle
 from gemmill.runtime.launch.descriptors import fetched_bytes
 from gemmill.runtime.launch.grid import grid_blocks
 from gemmill.runtime.launch.parameters import ParameterBlock
