@@ -21,7 +21,6 @@ def grouped_matmul(
     b: Any,
     offsets: Any = None,
     *,
-    counts: Any = None,
     out: Any = None,
     c: Any = None,
     alpha: float = 1.0,
@@ -32,13 +31,14 @@ def grouped_matmul(
     fast_accumulation: bool = True,
     a_scale: Any = None,
     b_scale: Any = None,
-    epilogue: str | None = None,
+    counts: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
     autotune: int | None = None,
+    epilogue: str | None = None,
     **operands: Any,
 ) -> GemmCall:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.

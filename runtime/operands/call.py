@@ -127,7 +127,8 @@ def signature(call: GemmCall) -> Hashable:
     """All that a prepared call depends on: layouts and dtypes of tensors, of addresses the alignment; options; the
     epilogue and its arguments. Not addresses and streams, which are a launch's."""
     layouts = tuple([(name, *tensor.layout) for name, tensor in call.tensors.items()])
-    signs = copysign(1, call.options.alpha), copysign(1, call.options.beta or 0)  # 0.0 and -0.0 are equal
+    alpha, beta = call.options.alpha, call.options.beta
+    signs = copysign(1, alpha), beta is not None and copysign(1, beta)  # 0.0 and -0.0 are equal
     return layouts, call.options, signs, call.arguments.key
 
 
