@@ -20,7 +20,7 @@ def check_promises(call: GemmCall) -> None:
         for option in ("kernel", "autotune", "sm_count", "batch_invariant"):
             if getattr(options, option) not in (None, False):
                 raise OperandError(
-                    f"quick chooses a kernel at once, and {option} is given, which chooses otherwise: pass one of them"
+                    f"quick selects by a decision tree, and {option} is given, which selects otherwise: pass one of them"
                 )
     if options.autotune is not None:
         _check_autotune(call)

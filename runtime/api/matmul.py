@@ -63,12 +63,12 @@ def matmul(
     of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted. Any strides will do; ``a_scale`` is read
     fastest where it is contiguous along M.
 
-    One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are widened
-    in registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K, the even one
-    in the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero``, in
-    the dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype after each step;
-    the group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (..., M, K/group;
-    contiguous along M) and ``a_zero`` do the same for a narrow ``a``.
+    One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are
+    upconverted in registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K,
+    the even one in the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and
+    ``b_zero``, in the dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype
+    after each step; the group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (...,
+    M, K/group; contiguous along M) and ``a_zero`` do the same for a narrow ``a``.
 
     ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
     follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
@@ -86,7 +86,7 @@ def matmul(
     along K, ``c`` and ``out`` along N, and they must be aligned as packed rows are. ``autotune`` times the best so many
     kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
     outputs are written elsewhere meanwhile. ``quick`` is for problems that are launched a few times only, such as
-    prompts with an M of their own: where nothing was measured, the kernel is chosen in some 10 us, not half a
+    prompts with an M of their own: where nothing was measured, the kernel is selected in some 10 us, not half a
     millisecond or more, and is 1 to 2% slower on average (docs/tuning.md).
 
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where

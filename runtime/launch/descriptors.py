@@ -8,7 +8,7 @@ from gemmill.library.launch import TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
-from gemmill.runtime.launch.parameters import Described, ParameterBlock
+from gemmill.runtime.launch.parameters import EncodedDescriptor, ParameterBlock
 from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.gemm import PLACES, Gemm
 
@@ -17,18 +17,18 @@ FEW_ROWS = 64
 
 
 def encode_descriptors(
-    gemm: Gemm, kernel: Kernel, block: ParameterBlock, extras: Mapping[str, tuple[int, BoundArgument]]
-) -> Iterator[Described]:
+    gemm: Gemm, kernel: Kernel, block: ParameterBlock, arguments: Mapping[str, tuple[int, BoundArgument]]
+) -> Iterator[EncodedDescriptor]:
     """Writes the TMA descriptors; those that follow an operand."""
     problem = gemm.problem
     for box in kernel.spec.boxes:
         if box.operand == "partials":
             continue  # it has no address before the launch
-        if box.operand in extras:
-            place, extra = extras[box.operand]
-            described = _describe_matrix(box, extra, problem, gemm.is_transposed)
+        if box.operand in arguments:
+            place, argument = arguments[box.operand]
+            described = _describe_matrix(box, argument, problem, gemm.is_transposed)
             described.encode(block.address + box.offset, kernel.device)
-            yield Described(place, block.address + box.offset, 0)
+            yield EncodedDescriptor(place, block.address + box.offset, 0)
             continue
         operand = getattr(gemm, box.operand)
         # Without a K tile A and B are not read, and may have no address.
@@ -45,7 +45,7 @@ def encode_descriptors(
         fetched = fetched_bytes(box, problem, described.strides[0])
         described.encode(block.address + box.offset, kernel.device, fetched)
         if not (unread or box.anywhere):
-            yield Described(PLACES[name], block.address + box.offset, described.address - address)
+            yield EncodedDescriptor(PLACES[name], block.address + box.offset, described.address - address)
 
 
 def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:

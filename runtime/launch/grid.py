@@ -8,10 +8,10 @@ from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
 
 
-def grid_blocks(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
-    """Blocks of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
+def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
+    """CTAs of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
 
-    With ``sm_count``, no more blocks than that: an SM may hold several, but blocks spread before they share one.
+    With ``sm_count``, no more CTAs than that: an SM may hold several, but CTAs spread before they share one.
     """
     size = spec.cluster_blocks
     if sm_count is not None:

@@ -56,7 +56,7 @@ class Kernel:
             self.max_clusters = self._max_active_clusters()
         if self.max_clusters < 1:
             raise DeviceError(
-                f"{spec.entry}: no cluster of {spec.cluster_blocks} blocks fits GPU {device}, "
+                f"{spec.entry}: no cluster of {spec.cluster_blocks} CTAs fits GPU {device}, "
                 f"{device_name(device)}; take a kernel with a smaller cluster"
             )
 
@@ -64,11 +64,11 @@ class Kernel:
         """Clusters that the whole GPU holds at a time."""
         driver = bindings()
         if not overlaps(self.device):
-            what = f"asking how many blocks of {self.spec.entry} an SM of GPU {self.device} holds"
-            blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            what = f"asking how many CTAs of {self.spec.entry} an SM of GPU {self.device} holds"
+            ctas = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self.function, self.spec.threads, self.spec.shared_bytes
             )
-            return int(check(blocks, what)) * sm_count(self.device)
+            return int(check(ctas, what)) * sm_count(self.device)
         size = self.spec.cluster_blocks
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -78,23 +78,21 @@ class Kernel:
         what = f"asking how many clusters of {self.spec.entry} GPU {self.device} holds"
         return int(check(driver.cuOccupancyMaxActiveClusters(self.function, config), what))
 
-    def prepare(self, blocks: int, arguments: int) -> PreparedLaunch:
-        """A launch of ``blocks`` blocks; ``arguments`` is the address of the ``void*`` that points at the struct."""
+    def prepare(self, ctas: int, arguments: int) -> PreparedLaunch:
+        """A launch of ``ctas`` CTAs; ``arguments`` is the address of the ``void*`` that points at the struct."""
         spec = self.spec
-        return PreparedLaunch(
-            self.device, spec.entry, self.function, blocks, spec.threads, spec.shared_bytes, arguments
-        )
+        return PreparedLaunch(self.device, spec.entry, self.function, ctas, spec.threads, spec.shared_bytes, arguments)
 
-    def prepare_reduction(self, blocks: int, arguments: int) -> PreparedLaunch:
+    def prepare_reduction(self, ctas: int, arguments: int) -> PreparedLaunch:
         """The same for the second kernel of a split kernel, which takes the same parameters."""
         reduction = self.spec.parts and self.spec.parts.reduction
         assert reduction, f"{self.spec.entry} has no second kernel"
-        return PreparedLaunch(self.device, reduction.entry, self.reduction, blocks, reduction.threads, 0, arguments)
+        return PreparedLaunch(self.device, reduction.entry, self.reduction, ctas, reduction.threads, 0, arguments)
 
 
-def _launch_config(blocks: int, threads: int, shared_bytes: int) -> Any:
+def _launch_config(ctas: int, threads: int, shared_bytes: int) -> Any:
     config = bindings().CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared_bytes
     return config
@@ -110,13 +108,13 @@ class PreparedLaunch:
     __slots__ = ("_arguments", "_config", "_device", "_entry", "_function", "_launch", "_stream")
 
     def __init__(
-        self, device: int, entry: str, function: Any, blocks: int, threads: int, shared_bytes: int, arguments: int
+        self, device: int, entry: str, function: Any, ctas: int, threads: int, shared_bytes: int, arguments: int
     ) -> None:
         self._device = device
         self._entry = entry
         self._function = function
         self._arguments = arguments
-        self._config = _launch_config(blocks, threads, shared_bytes)
+        self._config = _launch_config(ctas, threads, shared_bytes)
         if overlaps(device):
             driver = bindings()
             overlap = driver.CUlaunchAttribute()

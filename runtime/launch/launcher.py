@@ -12,7 +12,7 @@ from gemmill.library.launch import LaunchSpec
 from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.descriptors import encode_descriptors
-from gemmill.runtime.launch.grid import grid_blocks
+from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import ParameterBlock, scalars, write_argument
 from gemmill.runtime.operands.bound_arguments import BoundArgument
@@ -21,7 +21,7 @@ from gemmill.runtime.operands.shapes import FOUND_BY
 from gemmill.runtime.select.kernels.faults import realigned
 
 if TYPE_CHECKING:
-    from gemmill.runtime.launch.copies import Copy
+    from gemmill.runtime.launch.realign import RealignedOperand
 
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 """No addresses, as many as there can be."""
@@ -30,9 +30,11 @@ _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 class Resets:
     """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
 
-    def __init__(self, device: int, extras: Sequence[BoundArgument]) -> None:
+    def __init__(self, device: int, arguments: Sequence[BoundArgument]) -> None:
         self._device = device
-        self._fills = tuple((len(OPERANDS) + i, *extra.reset) for i, extra in enumerate(extras) if extra.reset)
+        self._fills = tuple(
+            (len(OPERANDS) + i, *argument.reset) for i, argument in enumerate(arguments) if argument.reset
+        )
 
     def launch(self, stream: int, addresses: Addresses) -> None:
         """Fill the outputs on a stream."""
@@ -44,7 +46,7 @@ class Resets:
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
-    The kernel must serve the problem, or with ``swapped`` its transpose: see
+    The kernel must serve the problem, or with ``swap_ab`` its transpose: see
     :func:`gemmill.runtime.select.kernels.faults.needs_swap`.
     """
 
@@ -54,54 +56,54 @@ class Launcher:
         kernel: Kernel,
         alpha: float,
         beta: float,
-        swapped: bool = False,
+        swap_ab: bool = False,
         sm_count: int | None = None,
-        extras: Sequence[BoundArgument] = (),
+        arguments: Sequence[BoundArgument] = (),
     ) -> None:
-        if swapped:
+        if swap_ab:
             gemm = gemm.transposed
-        self.swapped = gemm.is_transposed
+        self.swap_ab = gemm.is_transposed
         """Whether the kernel's A is the caller's b."""
         spec = kernel.spec
         names = realigned(kernel.config, gemm.problem)
-        self.copied = frozenset(map(gemm.name, names))
+        self.realigned = frozenset(map(gemm.name, names))
         """Operands that are copied into aligned memory before each launch, as the caller calls them."""
         if names and sm_count is not None:
             raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.copied))} aligned to "
+                f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.realigned))} aligned to "
                 f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
             )
-        self._addresses: Addresses = (*_operand_addresses(gemm), *(extra.address for extra in extras))
-        copies: dict[int, Copy] = {}
+        self._addresses: Addresses = (*_operand_addresses(gemm), *(argument.address for argument in arguments))
+        moved: dict[int, RealignedOperand] = {}
         if names:
-            from gemmill.runtime.launch.copies import aligned  # as few launches need it
+            from gemmill.runtime.launch.realign import realign  # as few launches need it
 
-            gemm, into = aligned(gemm, names)
-            copies = {PLACES[gemm.name(copy.name)]: copy for copy in into}
+            gemm, into = realign(gemm, names)
+            moved = {PLACES[gemm.name(operand.name)]: operand for operand in into}
         self.kernel = kernel
-        self.blocks = grid_blocks(spec, gemm.problem, kernel.max_clusters, sm_count)
-        """Blocks of a launch."""
+        self.ctas = grid_ctas(spec, gemm.problem, kernel.max_clusters, sm_count)
+        """CTAs of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
-        placed = {f"epilogue.{extra.name}": (len(OPERANDS) + i, extra) for i, extra in enumerate(extras)}
+        placed = {f"epilogue.{argument.name}": (len(OPERANDS) + i, argument) for i, argument in enumerate(arguments)}
         descriptors = [*encode_descriptors(gemm, kernel, block, placed)]
-        self._descriptors = tuple(x for x in descriptors if x.place not in copies)
+        self._descriptors = tuple(x for x in descriptors if x.place not in moved)
         staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
         for name, layout, value in scalars(gemm, alpha, beta, staged.values()):
             if name in spec.offsets:
                 block.write(spec.offsets[name], layout, value)
-        for _, extra in placed.values():
-            write_argument(extra, gemm, spec, block)
+        for _, argument in placed.values():
+            write_argument(argument, gemm, spec, block)
         pointers = [(PLACES[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
         pointers += [(place, member) for member, (place, _) in placed.items()]
         self._pointers = tuple((index, block.integer(spec.offsets[member])) for index, member in pointers)
-        self._resets = Resets(kernel.device, extras) if any(extra.reset for extra in extras) else None
-        self._exchange = None
-        if spec.parts or copies:
-            from gemmill.runtime.launch.exchange import Exchange  # likewise
+        self._resets = Resets(kernel.device, arguments) if any(argument.reset for argument in arguments) else None
+        self._in_workspace = None
+        if spec.parts or moved:
+            from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # likewise
 
-            following = (x for x in descriptors if x.place in copies)
-            self._exchange = Exchange(gemm, kernel, block, self.blocks, copies, following)
-        self._prepared = kernel.prepare(self.blocks, block.arguments)
+            following = (x for x in descriptors if x.place in moved)
+            self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, moved, following)
+        self._prepared = kernel.prepare(self.ctas, block.arguments)
         self._lock = threading.Lock()
 
     def launch(self, stream: int, addresses: Addresses) -> None:
@@ -117,10 +119,10 @@ class Launcher:
                 self._addresses = addresses
             if self._resets is not None:
                 self._resets.launch(stream, addresses)
-            if self._exchange is None:
+            if self._in_workspace is None:
                 self._prepared.launch(stream)
             else:
-                self._exchange.launch(stream, self._prepared, addresses)
+                self._in_workspace.launch(stream, self._prepared, addresses)
 
 
 def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,8 @@ _STRIDED = (
 """Parameters of an operand that is read through plain addresses: member, layout, attribute of the operand."""
 
 
-class Described(NamedTuple):
-    """An encoded descriptor that follows an operand."""
+class EncodedDescriptor(NamedTuple):
+    """A descriptor that follows an operand."""
 
     place: int
     """The operand's, in :data:`~gemmill.runtime.operands.gemm.OPERANDS`, or of what is passed to the epilogue after

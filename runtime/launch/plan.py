@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError
@@ -15,6 +16,8 @@ from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.overlap import refuse_shared_memory
 from gemmill.runtime.operands.reading import as_words, unpacked, view
 from gemmill.runtime.operands.tensors import TensorView
+
+T = TypeVar("T")
 
 
 class Plan:
@@ -33,12 +36,12 @@ class Plan:
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.kernel = kernel.kernel.config if kernel else None
         """Config of its kernel; None where D is empty and no kernel is launched."""
-        self.blocks = kernel.blocks if kernel else 0
-        """Blocks that a launch has, and so the most SMs that it uses."""
-        self.swapped = kernel.swapped if kernel else False
+        self.ctas = kernel.ctas if kernel else 0
+        """CTAs that a launch has, and so the most SMs that it uses."""
+        self.swap_ab = kernel.swap_ab if kernel else False
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
-        self.copied = kernel.copied if kernel else frozenset()
-        """Which of ``a``, ``b`` and ``c`` are copied into aligned memory before each launch: TMA cannot move them."""
+        self.realigned: frozenset[str] = kernel.realigned if kernel else frozenset()
+        """Which of ``a``, ``b`` and ``c`` TMA cannot move: they are copied into aligned memory before each launch."""
         self.out = call.out
         """The tensor it writes."""
         self._moved = _moved(kernel) if kernel else frozenset()
@@ -129,12 +132,32 @@ class Plan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def blocks(self) -> int:
+        """The earlier name of :attr:`ctas`."""
+        return self._renamed("blocks", "ctas", self.ctas)
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """The earlier name of :attr:`realigned`."""
+        return self._renamed("copied", "realigned", self.realigned)
+
+    @property
+    def swapped(self) -> bool:
+        """The earlier name of :attr:`swap_ab`."""
+        return self._renamed("swapped", "swap_ab", self.swap_ab)
+
+    @staticmethod
+    def _renamed(old: str, new: str, value: T) -> T:
+        warnings.warn(f"Plan.{old} is called {new}", DeprecationWarning, stacklevel=3)
+        return value
+
     def _check_address(self, name: str, address: int) -> None:
         """Refuse a tensor whose first element is less aligned than the kernel relies on."""
-        known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swapped else {})
+        known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swap_ab else {})
         operand = getattr(self.kernel, known_as.get(name, name), None)
         align = tma.ALIGNMENT if name in self._moved else operand.align if operand is not None else 0
-        if operand is not None and (name in self.copied or (name == "out" and self.problem.d_align < align)):
+        if operand is not None and (name in self.realigned or (name == "out" and self.problem.d_align < align)):
             align = operand.type.bytes
         if align and (address % align or address == 0):
             raise OperandError(
@@ -150,6 +173,6 @@ def _closed() -> GemmillError:
 def _moved(launcher: Launcher) -> frozenset[str]:
     """What the caller calls those beside A, B, C and D that TMA moves: matrices of the epilogue, scales of groups and
     their zero points."""
-    narrow = "b" if launcher.swapped else "a"
+    narrow = "b" if launcher.swap_ab else "a"
     scaling = (f"{narrow}_{box.operand}" for box in launcher.kernel.spec.boxes if box.operand in ("scale", "zero"))
     return frozenset((*parse(launcher.kernel.config.epilogue).majors, *scaling))

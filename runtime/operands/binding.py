@@ -86,8 +86,8 @@ def bind(
     if groups.name == "b":
         if epilogue.gated:
             raise OperandError(
-                f"the epilogue `{epilogue}` pairs columns of b, and kernels that widen b compute the transpose: apply "
-                "it to the result, or widen b beforehand"
+                f"the epilogue `{epilogue}` pairs columns of b, and kernels that upconvert b compute the transpose: "
+                "apply it to the result, or upconvert b beforehand"
             )
         gemm = gemm.transposed
     problem = replace(gemm.problem, a_scale=groups.scaling)

@@ -23,7 +23,8 @@ Addresses = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A problem and the tensors it is solved on. Kernels widen A alone: of a narrow B the transpose is computed."""
+    """A problem and the tensors it is solved on. Kernels upconvert A alone: with a narrow B the
+    transpose is computed."""
 
     problem: GemmProblem
     a: Operand

@@ -41,7 +41,7 @@ def bind_groups(
     The values of ``groups`` are on the GPU and are not read here. Addresses, (3 or 4, matrices), are pairs of s32.
     """
     if is_mixed(a.dtype, b.dtype) or a_zero is not None or b_zero is not None:
-        raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels widen neither: pass operands as wide")
+        raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels upconvert neither: pass one width")
     check_devices(a, b=b, c=c, out=d, a_scale=a_scale, b_scale=b_scale, **{kind: groups})
     if kind == "addresses" and epilogue is not PLAIN:
         raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")

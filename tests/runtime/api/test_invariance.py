@@ -176,7 +176,7 @@ def test_maxima_and_minima_are_deterministic() -> None:
         ({"autotune": 4, "deterministic": True}, "autotune and deterministic are both given, but kernels sum in"),
         ({"autotune": 4, "batch_invariant": True}, "autotune and batch_invariant are both given"),
         ({"autotune": 4, "kernel": "x"}, "kernel names the kernel, and autotune looks for the fastest"),
-        ({"quick": True, "kernel": "x"}, "quick chooses a kernel at once, and kernel is given, which"),
+        ({"quick": True, "kernel": "x"}, "quick selects by a decision tree, and kernel is given, which"),
         ({"quick": True, "autotune": 4}, "and autotune is given, which chooses otherwise: pass one of them"),
         ({"quick": True, "sm_count": 16}, "and sm_count is given"),
         ({"quick": True, "batch_invariant": True}, "and batch_invariant is given"),
