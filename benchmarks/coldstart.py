@@ -116,7 +116,8 @@ def _steps(pack: str, a: object, b: object) -> Iterator[str]:
 
     matmul, make_registry = gemmill.matmul, gemmill.Registry  # which imports what they need
     yield "  import gemmill"
-    from gemmill.runtime.launch import driver
+    from gemmill.runtime import driver
+    from gemmill.runtime.launch.kernel import load
 
     driver.bindings()
     yield "  import cuda.bindings"
@@ -129,7 +130,7 @@ def _steps(pack: str, a: object, b: object) -> Iterator[str]:
     yield "  select"
     artifact = registry.get(name)
     yield "  read the kernel"
-    driver.load(0, artifact)
+    load(0, artifact)
     yield "  load the module"
     matmul(a, b, registry=registry)
     yield "  bind and launch"

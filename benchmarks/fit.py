@@ -220,7 +220,7 @@ def of_gpus(files: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
 
 def up_to_date(files: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Files without measurements of problems that have been measured since their operands are fetched otherwise."""
-    from gemmill.runtime.launch.plan import FEW_ROWS
+    from gemmill.runtime.launch.descriptors import FEW_ROWS
 
     def is_changed(p: Any) -> bool:
         return min(p.m, p.n) <= FEW_ROWS or "mn" in (p.a_major, p.b_major)

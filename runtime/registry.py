@@ -26,7 +26,7 @@ from gemmill.library.errors import (
     UnsupportedProblemError,
 )
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms

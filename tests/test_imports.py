@@ -18,8 +18,8 @@ ROOMS = {
     "select": (),
     "storage": ("settings", "select.decisions"),  # a data type
     "compile": ("settings", "storage"),
-    "operands": ("launch.driver", "launch.tma"),
-    "launch": ("storage", "operands", "select.choice", "select.kernels.faults"),
+    "operands": ("driver",),
+    "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),
 }
 """What each room of the runtime may import of the others."""
 HEAVY = {"torch", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}

@@ -31,7 +31,7 @@ from gemmill.profiler.measure.telemetry import Reading, Telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
 from gemmill.profiler.measure.timing import summarise
 from gemmill.profiler.measure.worker import this_machine
-from gemmill.runtime.launch import driver
+from gemmill.runtime.launch.kernel import load
 from gemmill.runtime.launch.parameters import ParameterBlock
 
 COPY = "copy"
@@ -157,7 +157,7 @@ class CeilingLaunch:
         from gemmill.runtime.compile.compiler import Compiler  # the rest of the module needs no toolchain
 
         config = ceiling_config(dtype)
-        kernel = driver.load(0, Compiler().compile(emit_ceiling(config), config))
+        kernel = load(0, Compiler().compile(emit_ceiling(config), config))
         blocks = kernel.max_clusters  # one on each SM, whose shared memory it fills
         tile, spec = config.tile, kernel.spec
 

@@ -25,7 +25,7 @@ from gemmill.library.version import __version__
 from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.crew import Done, measure
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 
 POLL_SECONDS = 30.0
 """How often a sweep whose units take long looks whether there are workers left."""

@@ -5,22 +5,38 @@ Only calls that ask for it read the answer, so no other call depends on what a s
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
 from gemmill.library.config.names import parse_name
+from gemmill.library.errors import CaptureError, CompileError, DeviceError, GemmillError, UnsupportedProblemError
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime import driver
+from gemmill.runtime.api import caches
+from gemmill.runtime.launch.prepared import Launches
+from gemmill.runtime.launch.timing import scratch, time_launches
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Addresses
+from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, in_words
 
+if TYPE_CHECKING:
+    from gemmill.runtime.compile.pool import Outcome
+
 _lock = threading.Lock()
 """Held while kernels are timed: threads that timed at once would disturb each other."""
-_known: WeakKeyDictionary[Registry, dict[str, Choice]] = WeakKeyDictionary()
+
+NewLauncher = Callable[[str, bool], Callable[[], Launches]]
+"""What loads a kernel by name, to run the transposed problem or not, and then makes its launcher."""
 
 
 class TimedKernel(Frozen):
@@ -48,6 +64,16 @@ class Answer(Frozen):
     """Those timed, the fastest first."""
 
 
+def autotuned_call(
+    call: GemmCall, registry: Registry, problem: GemmProblem, sm_count: int | None, new_launcher: NewLauncher
+) -> Choice:
+    """The fastest of the best ``call.options.autotune`` kernels, on the operands of a call; its ``problem`` is as it is
+    to be selected for."""
+    count, gpu = call.options.autotune, driver.device_name(call.tensors["a"].device)
+    assert count is not None
+    return autotuned(registry, problem, count, sm_count, gpu, lambda found: _time(call, registry, found, new_launcher))
+
+
 def autotuned(
     registry: Registry,
     problem: GemmProblem,
@@ -65,8 +91,8 @@ def autotuned(
     candidates = registry.candidates(problem, count, sm_count)
     asked = [asdict(problem), gpu, sm_count, sorted((c.name, c.swap_ab) for c in candidates)]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    known = caches.of_registry(registry).answers
     with _lock:
-        known = _known.setdefault(registry, {})
         if key not in known:
             answer = _read(registry, key, problem, candidates)
             if answer is None:
@@ -106,3 +132,60 @@ def _choice(answer: Answer) -> Choice:
     )
     runners_up = tuple((other.kernel, other.us) for other in others[:RUNNERS_UP])
     return Choice(best.kernel, config, reason, best.us, runners_up, "measured", best.swapped)
+
+
+def _time(
+    call: GemmCall, registry: Registry, candidates: list[Candidate], new_launcher: NewLauncher
+) -> list[float | None]:
+    """Microseconds of each of some kernels on the operands of a call, None of those that cannot be built or launched;
+    what they write goes elsewhere. The error of the first where that is all of them."""
+    device = call.tensors["a"].device
+    if driver.is_capturing(device, call.stream):
+        raise CaptureError(
+            f"autotune is to time {len(candidates)} kernels, which cannot be done while the stream is captured into a "
+            "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with the same autotune "
+            "and operands of these shapes, strides and dtypes"
+        )
+    launchers = _launchers(registry, candidates, new_launcher)
+    values = {**call.tensors, **call.arguments.values}
+    addresses = [*call.addresses]
+    places = [place for place, name in enumerate(call.places) if name == "out" or name in call.arguments.outputs]
+    written = [x for x in (values[call.places[place]] for place in places) if isinstance(x, TensorView)]
+    with scratch(device, written) as elsewhere:
+        for place, address in zip(places, elsewhere, strict=True):
+            addresses[place] = address
+        launches = [functools.partial(_launch, launcher, tuple(addresses)) for launcher in launchers.values()]
+        times = time_launches(device, call.stream, launches, [candidate.us for candidate in launchers])
+    found = dict(zip(launchers, times, strict=True))
+    return [found.get(candidate) for candidate in candidates]
+
+
+def _launchers(registry: Registry, candidates: list[Candidate], new_launcher: NewLauncher) -> dict[Candidate, Launches]:
+    """Launchers of the candidates that can be built and launched; the error of the first where none can."""
+    failed: dict[str, GemmillError] = {}
+
+    def note(outcome: Outcome) -> None:
+        if outcome.error is not None:
+            failed[outcome.name] = outcome.error
+
+    with suppress(CompileError):  # told below, kernel by kernel
+        registry.warm([candidate.name for candidate in candidates], on_done=note)
+    launchers: dict[Candidate, Launches] = {}
+    errors: list[GemmillError] = []
+    for candidate in candidates:
+        error = failed.get(candidate.name)
+        if error is None:
+            try:
+                launchers[candidate] = new_launcher(candidate.name, candidate.swap_ab)()
+                continue
+            except (CompileError, UnsupportedProblemError, DeviceError) as refusal:
+                error = refusal
+        logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.name, error)
+        errors.append(error)
+    if not launchers:
+        raise errors[0]
+    return launchers
+
+
+def _launch(launcher: Launches, addresses: Addresses, stream: int) -> None:
+    launcher.launch(stream, addresses)

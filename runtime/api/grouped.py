@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api.matmul import (
-    Done,
-    Options,
-    Stream,
-    beta_of,
-    call_by_tensors,
-    documented_by,
-    handle_of,
-    multiply_views,
-)
-from gemmill.runtime.operands.epilogues import read_passed
+from gemmill.runtime.api.prepare import launch
+from gemmill.runtime.api.read import read_call
+from gemmill.runtime.api.streams import Stream
+from gemmill.runtime.api.warm import by_tensors
+from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.registry import Registry
 
-_Call = ParamSpec("_Call")
 
-
-def _recognised(general: Callable[_Call, Done]) -> Callable[_Call, Any]:
-    """:func:`grouped_matmul`, whose warm calls are recognised by their tensors."""
-    named = inspect.signature(general).parameters
-
-    @documented_by(general)
-    def grouped_matmul(
-        a: Any, b: Any, offsets: Any = None, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any
-    ) -> Any:
-        given = {"offsets": offsets, **options}
-        given = {name: x for name, x in given.items() if x is not None or name not in named}
-        return call_by_tensors(general, a, b, out, c, stream, given)
-
-    return grouped_matmul
-
-
-@_recognised
+@by_tensors
 def grouped_matmul(
     a: Any,
     b: Any,
     offsets: Any = None,
     *,
-    counts: Any = None,
     out: Any = None,
     c: Any = None,
     alpha: float = 1.0,
@@ -57,15 +31,16 @@ def grouped_matmul(
     fast_accumulation: bool = True,
     a_scale: Any = None,
     b_scale: Any = None,
-    epilogue: str | None = None,
+    counts: Any = None,
     stream: Stream = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
     autotune: int | None = None,
+    epilogue: str | None = None,
     **operands: Any,
-) -> Done:
+) -> GemmCall:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
 
     ``offsets`` (int32, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.
@@ -91,24 +66,10 @@ def grouped_matmul(
     are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in :func:`gemmill.matmul`;
     ``batch_invariant`` is for groups of rows.
     """
+    arguments = locals()
     if offsets is None and counts is None:
         raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
-    options = Options(
-        float(alpha),
-        beta_of(beta),
-        out_dtype,
-        accumulator,
-        tf32,
-        fast_accumulation,
-        registry=registry,
-        kernel=kernel,
-        deterministic=deterministic,
-        batch_invariant=batch_invariant,
-        autotune=autotune,
-    )
-    others = {"a_scale": a_scale, "b_scale": b_scale, "offsets": offsets, "counts": counts}
-    passed = read_passed(epilogue, operands, handle_of(a, stream))
-    return multiply_views(a, b, c, out, stream, options, passed, **others)
+    return read_call(arguments)
 
 
 def array_matmul(
@@ -136,7 +97,4 @@ def array_matmul(
     Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
     :func:`gemmill.matmul`.
     """
-    options = Options(
-        float(alpha), beta_of(beta), None, accumulator, tf32, fast_accumulation, registry=registry, kernel=kernel
-    )
-    multiply_views(a, b, c, out, stream, options, addresses=addresses)
+    launch(read_call(locals()))

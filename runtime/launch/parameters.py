@@ -1,19 +1,35 @@
-"""The memory that kernels' parameters are passed in."""
+"""Parameters of a kernel: the memory that they are passed in, and the values that do not follow an operand."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from gemmill.library.launch import LaunchSpec
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
+from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.gemm import Gemm
+
+_UNALIGNED_D = 31
+"""The bit of ``batched`` that says so (kernel/params.cuh)."""
+
+_STRIDED = (
+    ("pointer", "Q", "ptr"),
+    ("row_stride", "q", "row_stride"),
+    ("column_stride", "q", "column_stride"),
+    ("batch_stride", "q", "batch_stride"),
+)
+"""Parameters of an operand that is read through plain addresses: member, layout, attribute of the operand."""
 
 
-class Described(NamedTuple):
-    """An encoded descriptor that follows an operand."""
+class EncodedDescriptor(NamedTuple):
+    """A descriptor that follows an operand."""
 
     place: int
-    """The operand's, in :data:`~gemmill.runtime.launch.plan.OPERANDS`, or of what is passed to the epilogue after
+    """The operand's, in :data:`~gemmill.runtime.operands.gemm.OPERANDS`, or of what is passed to the epilogue after
     these."""
     address: int
     """The descriptor's."""
@@ -53,3 +69,44 @@ class ParameterBlock:
     def read(self) -> bytes:
         """The struct's bytes."""
         return ctypes.string_at(self.address, self._size)
+
+
+def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, str, float]]:
+    """Parameters other than descriptors: member, layout, value. A kernel has some of them. TMA moves what is staged."""
+    problem, factor = gemm.problem, _factor_layout(gemm.problem)
+    for extent in ("m", "n", "k", "batch"):
+        yield extent, "i", getattr(problem, extent)
+    batched = [bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)] + [bool(x.strides[2]) for x in staged]
+    unaligned = gemm.problem.d_align < tma.ALIGNMENT
+    yield "batched", "I", sum(has << i for i, has in enumerate(batched)) | unaligned << _UNALIGNED_D
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        yield name, factor, int(value) if factor == "i" else value
+        yield f"{name}64", "d", value
+    for name, operand in (("a", gemm.a), ("b", gemm.b), ("c", gemm.c), ("d", gemm.d)):
+        if operand is not None:
+            for member, layout, attribute in _STRIDED:
+                yield f"{name}_{member}", layout, getattr(operand, attribute)
+            if name in "cd":
+                yield f"{name}_stride", "q", operand.stride
+    yield "groups_pointer", "Q", gemm.groups
+    for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
+        if scale is not None:
+            yield f"{name}_pointer", "Q", scale.ptr
+            yield f"{name}_stride", "q", scale.stride
+            yield f"{name}_k_stride", "q", scale.k_stride
+            yield f"{name}_batch_stride", "q", scale.batch_stride
+
+
+def write_argument(argument: BoundArgument, gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> None:
+    """Writes what is passed to the epilogue: an address, then strides or, of a scalar, its value."""
+    at = spec.offsets[f"epilogue.{argument.name}"]
+    block.write(at, "Q", argument.address)
+    for i, stride in enumerate(argument.transposed if gemm.is_transposed else argument.strides):
+        block.write(at + 8 + 8 * i, "q", stride)
+    if not argument.strides:
+        block.write(at + 8, _factor_layout(gemm.problem), argument.value)
+
+
+def _factor_layout(problem: GemmProblem) -> str:
+    """The type of alpha, beta and scalars of the epilogue."""
+    return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"

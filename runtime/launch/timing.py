@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gemmill.library.errors import DeviceError
-from gemmill.runtime.launch.driver import bindings, check, current
+from gemmill.runtime.driver import bindings, check, current
 from gemmill.runtime.operands.tensors import TensorView
 
 ROUNDS = 11

@@ -16,7 +16,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError, OperandError
 from gemmill.library.launch import TmaBox
 from gemmill.library.legality.resources import TMA_ALIGN
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 
 ALIGNMENT = TMA_ALIGN
 """Bytes that address and strides of a tensor must be a multiple of."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.errors import DeviceError
-from gemmill.runtime.launch.driver import CAPTURE_ERRORS, bindings, check, current
+from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current
 
 _GRANULE = 2 << 20
 """Workspaces are multiples of this many bytes."""
@@ -49,24 +49,24 @@ class Workspace:
         """Address of the flags; 0 while there are none."""
         self._has = WorkspaceSize(0, 0)
 
-    def holds(self, need: WorkspaceSize) -> bool:
+    def holds(self, needed: WorkspaceSize) -> bool:
         """Whether it is large enough."""
-        return need.buffer <= self._has.buffer and need.flags <= self._has.flags
+        return needed.buffer <= self._has.buffer and needed.flags <= self._has.flags
 
-    def reserve(self, need: WorkspaceSize, what: str) -> None:
+    def reserve(self, needed: WorkspaceSize, what: str) -> None:
         """Make it large enough, once the launches before are through; DeviceError where there is no memory for it."""
-        if self.holds(need):
+        if self.holds(needed):
             return
         with current(self.device), _while_capturing():
             if self.stream is not None and self._has.buffer:
                 check(bindings().cuStreamSynchronize(self.stream), f"waiting for work on stream {self.stream:#x}")
-            if need.buffer > self._has.buffer:
+            if needed.buffer > self._has.buffer:
                 old, self.buffer, self._has = self.buffer, 0, WorkspaceSize(0, self._has.flags)
-                self.buffer, size = _reallocate(old, need.buffer, what)
+                self.buffer, size = _reallocate(old, needed.buffer, what)
                 self._has = WorkspaceSize(size, self._has.flags)
-            if need.flags > self._has.flags:
+            if needed.flags > self._has.flags:
                 old, self.flags, self._has = self.flags, 0, WorkspaceSize(self._has.buffer, 0)
-                self.flags, size = _reallocate(old, need.flags, what)
+                self.flags, size = _reallocate(old, needed.flags, what)
                 _clear(self.flags, size)
                 self._has = WorkspaceSize(self._has.buffer, size)
 
@@ -97,26 +97,26 @@ class _Lease:
         return over
 
 
-def workspace(device: int, stream: int, need: WorkspaceSize) -> Workspace:
+def workspace(device: int, stream: int, needed: WorkspaceSize) -> Workspace:
     """The workspace of a stream, or of the graph that the stream is being captured into; perhaps still too small."""
     capture = _capture(device, stream)
     with _lock:
         if capture is not None:
-            return _captured(device, (capture[0], stream), capture[1], need)
+            return _captured(device, (capture[0], stream), capture[1], needed)
         thread = threading.get_ident() if stream == _PER_THREAD_STREAM else 0
         return _of_stream.setdefault((device, stream, thread), Workspace(device, stream))
 
 
-def _captured(device: int, capture: tuple[int, int], graph: int, need: WorkspaceSize) -> Workspace:
+def _captured(device: int, capture: tuple[int, int], graph: int, needed: WorkspaceSize) -> Workspace:
     """The workspace of a stream in a capture. Launches captured before keep theirs, so it must not grow."""
     for lease in _leases:
-        if lease.capture == capture and lease.workspace.holds(need):
+        if lease.capture == capture and lease.workspace.holds(needed):
             return lease.workspace
     for lease in [lease for lease in _leases if lease.is_over()]:
         _leases.remove(lease)
         _idle.append(lease.workspace)
-    # Of those that are free, rather one that need not grow.
-    idle = sorted((free for free in _idle if free.device == device), key=lambda free: not free.holds(need))
+    # Of those that are free, rather one that needed not grow.
+    idle = sorted((free for free in _idle if free.device == device), key=lambda free: not free.holds(needed))
     chosen = idle[0] if idle else Workspace(device)
     lease = _Lease(chosen, capture, graph)
     _leases.append(lease)

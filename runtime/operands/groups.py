@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config.model import BatchingName
@@ -13,69 +11,12 @@ from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed
-from gemmill.runtime.operands.binding import (
-    Gemm,
-    assemble,
-    block_scales,
-    check_devices,
-    check_out,
-    halved,
-    matmul_shape,
-    matrices,
-    spread,
-)
+from gemmill.runtime.operands.binding import check_devices, check_out, spread
+from gemmill.runtime.operands.gemm import Gemm, assemble
+from gemmill.runtime.operands.scales import block_scales
+from gemmill.runtime.operands.shapes import grouped_shape
+from gemmill.runtime.operands.strided import matrices
 from gemmill.runtime.operands.tensors import TensorView
-
-GROUPS: Mapping[BatchingName, str] = MappingProxyType(
-    {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}
-)
-"""What the matrices of a batch are found by, other than strides."""
-
-
-def groups_kind(tensors: Mapping[str, TensorView]) -> str:
-    """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
-    kinds = [kind for kind in dict.fromkeys(GROUPS.values()) if kind in tensors]
-    if len(kinds) > 1:
-        raise OperandError(
-            f"{' and '.join(kinds)} are both given; pass offsets for groups one after the other, counts for slots, "
-            "addresses for an array of matrices"
-        )
-    return kinds[0] if kinds else ""
-
-
-def grouped_shape(
-    a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str, epilogue: Epilogue = PLAIN
-) -> tuple[int, ...]:
-    """Shape of D by those of A, B and the groups; ``kind`` is as :func:`groups_kind` says.
-
-    ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N). ``counts``: (groups,
-    capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M, N). A gated epilogue
-    makes one column of two. OperandError where the shapes do not fit.
-    """
-    return halved(_grouped_shape(a, b, groups, kind), b, epilogue)
-
-
-def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    if kind == "addresses":
-        if len(a) != 2 or len(b) != 2:
-            raise OperandError(f"a has shape {a} and b {b}; with addresses, each is one matrix: (M, K) and (K, N)")
-        return matmul_shape(a, b)
-    if len(groups) != 1:
-        raise OperandError(f"{kind} has shape {groups}; it must have one extent, the groups")
-    (count,) = groups
-    forms = {
-        "offsets": f"(M, K) and b ({count}, K, N), or a (M, K) and b (K, N)",
-        "counts": f"({count}, capacity, K) and b ({count}, K, N)",
-    }
-    ranks = len(a), len(b)
-    if ranks not in {"offsets": ((2, 3), (2, 2)), "counts": ((3, 3),)}[kind]:
-        raise OperandError(f"a has shape {a} and b {b}; with {kind} of {count} groups, a is {forms[kind]}")
-    for name, shape in (("a", a), ("b", b)):
-        if len(shape) == 3 and shape[0] != count:
-            raise OperandError(f"{name} has {shape[0]} matrices and {kind} {count} entries; they must be equal")
-    if a[-1] != b[-2]:
-        raise OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {b[-2]} rows; they must be equal")
-    return (a[0], b[-1]) if ranks == (2, 3) else (count, a[-2], b[-1])
 
 
 def bind_groups(
@@ -100,7 +41,7 @@ def bind_groups(
     The values of ``groups`` are on the GPU and are not read here. Addresses, (3 or 4, matrices), are pairs of s32.
     """
     if is_mixed(a.dtype, b.dtype) or a_zero is not None or b_zero is not None:
-        raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels widen neither: pass operands as wide")
+        raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels upconvert neither: pass one width")
     check_devices(a, b=b, c=c, out=d, a_scale=a_scale, b_scale=b_scale, **{kind: groups})
     if kind == "addresses" and epilogue is not PLAIN:
         raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")

@@ -33,7 +33,7 @@ from gemmill.library.legality.rules import DOMAINS, legal
 from gemmill.library.legality.search import Given, any_legal, draw_legal
 from gemmill.runtime.compile.pool import compile_many
 from gemmill.runtime.compile.toolchain import Toolchain
-from gemmill.runtime.operands.binding import GROUPS
+from gemmill.runtime.operands.scales import GROUP_SIZES
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.store import Store
 
@@ -157,7 +157,7 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
         m = generator.randrange(1, 3 * tile.m * cluster.m)
         n = generator.randrange(1, 3 * tile.n * cluster.n)
         # The size of groups of scales is that of K over their number: one group could be of any size.
-        least = max(GROUPS) + 1 if is_mixed(fields_of(config)) else 1
+        least = max(GROUP_SIZES) + 1 if is_mixed(fields_of(config)) else 1
         most = min(2 * tile.k * config.stages, MOST_K.get(config.accumulator, 4096))
         k = generator.randrange(least, max(most, 2 * least))
         try:

@@ -28,7 +28,7 @@ from gemmill.profiler.measure.operands import (
 )
 from gemmill.profiler.measure.verify import reference, saturated
 from gemmill.runtime.api.matmul import plan
-from gemmill.runtime.launch.driver import bindings
+from gemmill.runtime.driver import bindings
 from gemmill.runtime.launch.workspace import workspace as workspace_of
 from gemmill.runtime.registry import Registry
 

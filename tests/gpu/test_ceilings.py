@@ -17,7 +17,7 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.records import read_records
 from gemmill.profiler.analysis.figures import figures
 from gemmill.profiler.measure.ceilings import CeilingLaunch
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 
 pytestmark = pytest.mark.gpu
 

@@ -364,7 +364,7 @@ def test_matrices_are_moved_by_tma_where_they_can_be() -> None:
                 plan()
                 assert plan.kernel is not None
                 majors = parse(plan.kernel.epilogue).majors
-                expected = {"n": "m", "m": "n"} if plan.swapped else {}
+                expected = {"n": "m", "m": "n"} if plan.swap_ab else {}
                 assert majors.get("r", "any") == expected.get(major, major)
                 assert majors.get("aux") == expected.get("n", "n")
                 torch.testing.assert_close(plan.out.double(), sums + r.double(), rtol=2**-7, atol=1e-3)

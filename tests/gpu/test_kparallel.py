@@ -222,7 +222,7 @@ def test_many_tiles_pass_through_one_cluster(config: GemmConfig, clusters: int, 
         for _ in range(3):
             launch()
         torch.cuda.synchronize()
-        assert launch.blocks == sm_count
+        assert launch.ctas == sm_count
         case.check()
 
 

@@ -40,7 +40,7 @@ def held_for_all_rows(a: Any, b: Any, **options: Any) -> None:
         one = a[row].clone()
         assert torch.equal(bits(gemmill.matmul(one, b, **options)), bits(whole[row])), f"row {row}"
     plans = [gemmill.plan(a[:m], b, **options) for m in (*ROWS, MOST)]
-    assert len({(plan.kernel, plan.swapped) for plan in plans}) == 1
+    assert len({(plan.kernel, plan.swap_ab) for plan in plans}) == 1
 
 
 @pytest.mark.parametrize(("n", "k"), [(512, 7168), (4096, 1024), (1000, 1001), (33, 256)])
@@ -219,7 +219,7 @@ def test_bounded_and_few_rows(tuned: Registry) -> None:
     a, b, wanted = product(4, 512, 4096)
     assert torch.equal(gemmill.matmul(a, b, autotune=6, registry=tuned), wanted)
     with gemmill.plan(a, b, autotune=2, sm_count=16, registry=tuned) as plan:
-        assert plan.blocks <= 16
+        assert plan.ctas <= 16
         assert plan.choice is not None
         assert "on 16 SMs" in plan.choice.reason
         plan()
@@ -244,7 +244,7 @@ def test_timing_while_capturing_is_refused_and_knowing_is_enough(tuned: Registry
     assert torch.equal(out, wanted)
 
 
-# Choices at once.
+# Quick selection.
 
 
 @pytest.mark.parametrize("size", [(300, 1536, 1152), (5, 4096, 640), (1234, 192, 4160)])

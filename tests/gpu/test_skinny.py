@@ -164,7 +164,7 @@ def test_a_kernel_that_fits_only_transposed_runs_so(config: GemmConfig, registry
             kernel=config,
             **plan_options(case.problem, case.operands()),
         )
-        assert launch.swapped
+        assert launch.swap_ab
         launch()
         case.check()
 
@@ -214,8 +214,8 @@ def test_a_launch_stays_within_its_sms(sm_count: int, registry: Registry) -> Non
                 gemmill.plan(case.a.tensor, case.b.tensor, **options)
             continue
         launch = gemmill.plan(case.a.tensor, case.b.tensor, **options)
-        assert 0 < launch.blocks <= sm_count
-        assert launch.blocks % size == 0
+        assert 0 < launch.ctas <= sm_count
+        assert launch.ctas % size == 0
         launch()
         case.check()
 
@@ -225,7 +225,7 @@ def test_selection_and_calls_heed_sm_count() -> None:
     wanted = (a.float() @ a.float().T).to(a.dtype)
     for sm_count in (1, 2, 16, None):
         assert torch.equal(gemmill.matmul(a, a.T, sm_count=sm_count), wanted)
-        blocks = gemmill.plan(a, a.T, sm_count=sm_count).blocks
+        blocks = gemmill.plan(a, a.T, sm_count=sm_count).ctas
         assert blocks > 16 if sm_count is None else 0 < blocks <= sm_count
     for wrong in (0, -1, 1.5, True, "8"):
         with pytest.raises(OperandError, match="sm_count is"):

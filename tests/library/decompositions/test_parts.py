@@ -22,7 +22,7 @@ from gemmill.library.decompositions.parts import (
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.launch.plan import grid_blocks
+from gemmill.runtime.launch.grid import grid_ctas
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_cooperative_s4_m8_{}_linear"
 PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
@@ -58,7 +58,7 @@ def test_stream_takes_a_share_for_each_cluster_and_a_slot_for_each_share(m: int,
     tiles = -(-m // 256) * -(-n // 128)
     count = clusters(stream, problem, tiles, most)
     assert min(tiles, most) <= count <= most
-    assert grid_blocks(stream, problem, most) == 2 * count
+    assert grid_ctas(stream, problem, most) == 2 * count
     steps = -(-k // 64)
     if tiles < count:
         assert tiles * steps >= MIN_SHARE * count, "adding up smaller shares takes longer than they do"
@@ -68,8 +68,8 @@ def test_stream_takes_a_share_for_each_cluster_and_a_slot_for_each_share(m: int,
 
 def test_fused_has_a_slot_for_each_part_but_the_one_that_stores() -> None:
     assert need(spec("k5fused"), PROBLEM, 10) == WorkspaceSize(8 * 4 * 256 * 128 * 4, 8 * 4 * 4 * 4)
-    assert grid_blocks(spec("k5fused"), PROBLEM, 132) == 2 * 8 * 5
-    assert grid_blocks(spec("k5fused"), PROBLEM, 10) == 2 * 10
+    assert grid_ctas(spec("k5fused"), PROBLEM, 132) == 2 * 8 * 5
+    assert grid_ctas(spec("k5fused"), PROBLEM, 10) == 2 * 10
 
 
 def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> None:
@@ -77,18 +77,18 @@ def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> Non
     assert launch.parts is None
     assert "partials" not in launch.offsets
     assert (launch.tile, launch.cluster, launch.cluster_blocks) == ((128, 256), (1, 1), 4)
-    assert grid_blocks(launch, PROBLEM, 30) == 4 * 4 * 2
-    assert grid_blocks(launch, PROBLEM, 5) == 4 * 5
-    assert grid_blocks(launch, PROBLEM, 30, sm_count=11) == 4 * 2
+    assert grid_ctas(launch, PROBLEM, 30) == 4 * 4 * 2
+    assert grid_ctas(launch, PROBLEM, 5) == 4 * 5
+    assert grid_ctas(launch, PROBLEM, 30, sm_count=11) == 4 * 2
     with pytest.raises(UnsupportedProblemError, match=r"sm_count is 3; .* runs in clusters of 4 SMs"):
-        grid_blocks(launch, PROBLEM, 30, sm_count=3)
+        grid_ctas(launch, PROBLEM, 30, sm_count=3)
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(UnsupportedProblemError, match="output tiles; kernels count up to"):
-        grid_blocks(spec("k256fused"), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)
+        grid_ctas(spec("k256fused"), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)
     with pytest.raises(UnsupportedProblemError, match="stream-K counts its steps"):
-        grid_blocks(spec("k1stream"), replace(PROBLEM, k=(1 << 31) - 4096), 66)
+        grid_ctas(spec("k1stream"), replace(PROBLEM, k=(1 << 31) - 4096), 66)
     with pytest.raises(UnsupportedProblemError, match="the reduction counts up to"):
         reduction_blocks(spec("k2split"), replace(PROBLEM, m=1 << 17, n=1 << 17))
 

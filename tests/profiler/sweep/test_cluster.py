@@ -31,7 +31,7 @@ from gemmill.profiler.sweep.crew import Crew
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, problem_of, sweep, units
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 from gemmill.runtime.storage.store import Store
 
 pytestmark = pytest.mark.slow
@@ -230,7 +230,7 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
         swept(Cluster(address, process=process))
     options = ("--nthreads", "1", "--resources", "GPU=1")
     workers = [command("worker", *options, CUDA_VISIBLE_DEVICES=gpu) for gpu in ("A:0", "A:1")]
-    with distributed.Client(address, set_as_default=False) as client:
+    with distributed.Client(address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
         client.wait_for_workers(2)
     found = swept(Cluster(address, process=process))
     assert {m.driver for m in found} == {"A:0", "A:1"}

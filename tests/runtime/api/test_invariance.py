@@ -22,8 +22,8 @@ from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.api.matmul import matmul, plan
+from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.operands.binding import bind
-from gemmill.runtime.operands.epilogues import read_epilogue
 from gemmill.runtime.select.deciders.invariant import TYPICAL_ROWS
 from gemmill.runtime.select.selector import Selector
 
@@ -176,8 +176,8 @@ def test_maxima_and_minima_are_deterministic() -> None:
         ({"autotune": 4, "deterministic": True}, "autotune and deterministic are both given, but kernels sum in"),
         ({"autotune": 4, "batch_invariant": True}, "autotune and batch_invariant are both given"),
         ({"autotune": 4, "kernel": "x"}, "kernel names the kernel, and autotune looks for the fastest"),
-        ({"quick": True, "kernel": "x"}, "quick chooses a kernel at once, and kernel is given, which"),
-        ({"quick": True, "autotune": 4}, "and autotune is given, which chooses otherwise: pass one of them"),
+        ({"quick": True, "kernel": "x"}, "quick selects by a decision tree, and kernel is given, which"),
+        ({"quick": True, "autotune": 4}, "and autotune is given, which selects otherwise: pass one of them"),
         ({"quick": True, "sm_count": 16}, "and sm_count is given"),
         ({"quick": True, "batch_invariant": True}, "and batch_invariant is given"),
     ],

@@ -143,6 +143,7 @@ def test_settings_are_read() -> None:
         ("GEMMILL_JOBS", "0", "1 to 9999"),
         ("GEMMILL_JOBS", "two", "1 to 9999"),
         ("GEMMILL_DEBUG", "", "neither 0 nor 1"),
+        ("GEMMILL_WARM_CALLS", "no", "neither 0 nor 1"),
         ("GEMMILL_STOER", "/a", "GEMMILL_STORE"),
     ],
 )

@@ -17,9 +17,11 @@ from gemmill.library.config.model import MajorAB
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.api.matmul import matmul, plan, stream_handle
+from gemmill.runtime.api.matmul import matmul, plan
+from gemmill.runtime.api.streams import stream_handle
+from gemmill.runtime.launch.descriptors import fetched_bytes
+from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.launch.parameters import ParameterBlock
-from gemmill.runtime.launch.plan import fetched_bytes, grid_blocks
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
 PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
@@ -46,17 +48,17 @@ def test_grid_is_whole_clusters_and_no_more_than_there_is_work(max_clusters: int
     spec = launch_spec(CONFIG)
     for m, n in itertools.product((1, 255, 256, 257, 4096), repeat=2):
         tiles = -(-m // 256) * -(-n // 256) * batch
-        blocks = grid_blocks(spec, replace(PROBLEM, m=m, n=n, batch=batch), max_clusters)
+        blocks = grid_ctas(spec, replace(PROBLEM, m=m, n=n, batch=batch), max_clusters)
         assert blocks == 2 * min(tiles, max_clusters)
 
 
 @pytest.mark.parametrize("sm_count", [2, 3, 20, 131, 500])
 def test_a_bound_on_sms_bounds_the_grid_to_whole_clusters(sm_count: int) -> None:
     spec = launch_spec(CONFIG)
-    blocks = grid_blocks(spec, replace(PROBLEM, m=9999, n=9999), 66, sm_count)
+    blocks = grid_ctas(spec, replace(PROBLEM, m=9999, n=9999), 66, sm_count)
     assert blocks == min(132, sm_count // 2 * 2)
     with pytest.raises(UnsupportedProblemError, match=r"sm_count is 1; gemmill_sm90a_.* runs in clusters of 2 SMs"):
-        grid_blocks(spec, PROBLEM, 66, 1)
+        grid_ctas(spec, PROBLEM, 66, 1)
 
 
 class Stream:

@@ -16,15 +16,9 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.launch.plan import Plan
-from gemmill.runtime.operands.epilogues import (
-    Passed,
-    bind_operands,
-    read_epilogue,
-    read_operands,
-    refuse_shared_memory,
-    staged,
-    typed,
-)
+from gemmill.runtime.operands.arguments import EpilogueArguments, read_epilogue, read_values, typed
+from gemmill.runtime.operands.bound_arguments import bind_arguments, staged
+from gemmill.runtime.operands.overlap import refuse_shared_memory
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -34,7 +28,7 @@ def tensor(*shape: int, dtype: str = "f32", strides: tuple[int, ...] | None = No
 
 
 def bound(text: str, out: TensorView, **values: TensorView | float) -> dict[str, tuple[int, ...]]:
-    return {b.name: b.strides for b in bind_operands(parse(text), values, out, True, True)}
+    return {b.name: b.strides for b in bind_arguments(parse(text), values, out, True, True)}
 
 
 def test_no_argument_of_the_api_can_name_an_operand() -> None:
@@ -58,14 +52,14 @@ def test_strides_follow_shapes() -> None:
         top=tensor(3, 16),
     )
     assert strides == {"s": (), "row": (8,), "per": (1,), "bias": (0,), "r": (1, 0, 0), "top": (16,)}
-    one = bind_operands(parse("d = acc; top = max(acc)"), {"top": tensor()}, tensor(8, 16), True, True)
+    one = bind_arguments(parse("d = acc; top = max(acc)"), {"top": tensor()}, tensor(8, 16), True, True)
     assert one[0].reset == (0xFF800000, 1)
 
 
 def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
     epilogue, d = parse("d = acc * s[m] * w[batch] + bias[n] + r[m, n]; top[n] = max(acc)"), tensor(8, 16)
     values = {"s": tensor(8), "w": tensor(3), "bias": tensor(3, 16), "r": tensor(8, 16), "top": tensor(3, 16)}
-    bound = bind_operands(epilogue, values, d, True, True, groups=3)
+    bound = bind_arguments(epilogue, values, d, True, True, groups=3)
     assert {b.name: b.strides for b in bound} == {
         "s": (0,),
         "w": (1,),
@@ -75,7 +69,7 @@ def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
     }
     for name, value in {"s": tensor(3, 8), "r": tensor(3, 8, 16), "bias": tensor(2, 16), "top": tensor(8, 16)}.items():
         with pytest.raises(OperandError, match=f"^{name} has shape|^{name} .* does not broadcast"):
-            bind_operands(epilogue, values | {name: value}, d, True, True, groups=3)
+            bind_arguments(epilogue, values | {name: value}, d, True, True, groups=3)
 
 
 @pytest.mark.parametrize(
@@ -95,17 +89,17 @@ def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
     ],
 )
 def test_matrices_are_moved_by_tma_where_it_can(value: TensorView, operand: str, output: str | None) -> None:
-    (r,) = bind_operands(parse("d = acc + r[m, n]"), {"r": value}, tensor(3, 8, 16), True, True)
+    (r,) = bind_arguments(parse("d = acc + r[m, n]"), {"r": value}, tensor(3, 8, 16), True, True)
     assert r.major == operand
     if output is not None:
-        (x,) = bind_operands(parse("d = acc; x = acc"), {"x": value}, tensor(3, 8, 16), True, True)
+        (x,) = bind_arguments(parse("d = acc; x = acc"), {"x": value}, tensor(3, 8, 16), True, True)
         assert x.major == output
 
 
 def test_an_output_of_tma_ends_with_whole_16_bytes() -> None:
     epilogue = parse("d = acc + r[m, n]; x = acc")
     values = {name: tensor(8, 18, strides=(20, 1)) for name in ("r", "x")}
-    bound = bind_operands(epilogue, values, tensor(8, 18), True, True)
+    bound = bind_arguments(epilogue, values, tensor(8, 18), True, True)
     assert {x.name: x.major for x in bound} == {"r": "n", "x": "any"}
     assert str(staged(epilogue, bound)) == "d = acc + r.n[m, n]; x[m, n] = acc"
     with pytest.raises(OperandError, match=r"x is n-major in the epilogue, .* leave out the major"):
@@ -158,7 +152,7 @@ def test_outputs_in_the_same_memory_are_refused(call: Any) -> None:
 
 def test_what_shares_memory() -> None:
     def refused(x: TensorView, y: TensorView) -> bool:
-        passed = Passed(parse("d = acc; y = acc"), {"y": y}, None)
+        passed = EpilogueArguments(parse("d = acc; y = acc"), {"y": y}, None)
         try:
             refuse_shared_memory(x, passed)
         except OperandError:
@@ -200,20 +194,20 @@ def test_types_come_from_tensors_unless_named() -> None:
 
 def test_values_are_missed_misnamed_or_too_large() -> None:
     epilogue = parse("d = acc * scale")
-    assert read_operands(epilogue, {"scale": 2}, 0) == {"scale": 2.0}
+    assert read_values(epilogue, {"scale": 2}, 0) == {"scale": 2.0}
     with pytest.raises(OperandError, match="scale is missing"):
-        read_operands(epilogue, {}, 0)
+        read_values(epilogue, {}, 0)
     with pytest.raises(OperandError, match="did you mean scale"):
-        read_operands(epilogue, {"scales": 2}, 0)
+        read_values(epilogue, {"scales": 2}, 0)
     with pytest.raises(OperandError, match=r"at most 3\.403e"):
-        read_operands(epilogue, {"scale": 1e39}, 0)
+        read_values(epilogue, {"scale": 1e39}, 0)
     with pytest.raises(OperandError, match=r"unknown function 'rulu'(.|\n)*\n    +\^"):
         read_epilogue("d = rulu(acc)")
 
 
 def test_what_does_not_depend_on_rows_lets_a_batch_be_stacked() -> None:
     def stacks(text: str, **values: TensorView | float) -> bool:
-        return Passed(parse(text), values, text).may_stack
+        return EpilogueArguments(parse(text), values, text).may_stack
 
     assert stacks("d = acc * s + x[n]", s=1.0, x=tensor(16))
     assert not stacks("d = acc + x[n]", x=tensor(3, 16))

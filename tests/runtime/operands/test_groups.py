@@ -17,9 +17,10 @@ from gemmill.library.errors import OperandError
 from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
-from gemmill.runtime.launch.plan import grid_blocks
-from gemmill.runtime.operands.binding import Gemm
-from gemmill.runtime.operands.groups import bind_groups, groups_kind
+from gemmill.runtime.launch.grid import grid_ctas
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.groups import bind_groups
+from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select.selector import Selector
 
@@ -163,7 +164,7 @@ def test_every_kind_of_groups_is_served_and_the_grid_fits_its_tiles() -> None:
         choice = selector.select(gemm.problem)
         assert choice.config.scheduler.batching == gemm.problem.batching
         assert gemm.problem.batching in str(gemm.problem)
-        assert grid_blocks(launch_spec(choice.config), gemm.problem, 132) <= 132
+        assert grid_ctas(launch_spec(choice.config), gemm.problem, 132) <= 132
         if gemm.problem.batching != "array":
             fused = replace(gemm.problem, epilogue="d = relu(acc + x[n])")
             assert selector.select(fused).config.epilogue == fused.epilogue
@@ -183,4 +184,4 @@ def test_a_grid_has_a_block_for_every_tile(m: int, count: int, cuts: list[int], 
     ends = sorted(min(cut, m) for cut in cuts[: count - 1])
     sizes = [end - begin for begin, end in zip([0, *ends], [*ends, m], strict=True)]
     tiles = sum(-(-size // 256) for size in sizes) * -(-n // 256)
-    assert grid_blocks(launch_spec(parse_name(name)), problem, 1 << 20) >= 2 * tiles
+    assert grid_ctas(launch_spec(parse_name(name)), problem, 1 << 20) >= 2 * tiles

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.binding import Gemm, bind, unpacked
+from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.reading import unpacked
 from gemmill.runtime.operands.tensors import TensorView
 
 

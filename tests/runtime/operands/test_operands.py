@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.binding import Gemm, Operand, bind, matmul_shape
+from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.shapes import matmul_shape
+from gemmill.runtime.operands.strided import Operand
 from gemmill.runtime.operands.tensors import TensorView
 
 Array = np.ndarray[Any, np.dtype[np.float32]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.tensors import from_cuda_array_interface, view
+from gemmill.runtime.operands.reading import from_cuda_array_interface, view
 
 CUDA, CPU = 2, 1
 FLOAT, BFLOAT, INT = 2, 4, 0

@@ -22,7 +22,7 @@ from gemmill.library.errors import DeviceError
 from gemmill.library.legality.rules import verdicts
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import problem_of, units
-from gemmill.runtime.launch import driver
+from gemmill.runtime import driver
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.store import Store

@@ -21,8 +21,8 @@ from gemmill.cli.options import Json, StorePath
 from gemmill.cli.output import Status
 from gemmill.library.arch import ARCHS
 from gemmill.library.errors import DeviceError, ToolchainError
+from gemmill.runtime import driver
 from gemmill.runtime.compile.toolchain import Toolchain
-from gemmill.runtime.launch import driver
 from gemmill.runtime.storage.store import Store
 
 

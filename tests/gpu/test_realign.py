@@ -52,7 +52,7 @@ def odd(rows: int, columns: int) -> Any:
 def test_a_plan_follows_its_operands() -> None:
     a, b, out = odd(4096, 1001), odd(3000, 1001).T, torch.empty(4096, 3000, device="cuda", dtype=torch.bfloat16)
     with gemmill.plan(a, b, out=out) as launch:
-        assert launch.copied == {"a", "b"}
+        assert launch.realigned == {"a", "b"}
         assert launch.choice is not None
         assert "A and B, which TMA cannot move, are copied first" in launch.choice.reason
         launch()
@@ -71,7 +71,7 @@ def test_of_the_transpose_the_other_is_copied(registry: Registry) -> None:
     for config, swapped in (kernel(b__major="mn"), False), (kernel(a__major="mn", d__major="m"), True):
         with gemmill.plan(a, b, kernel=config, registry=registry) as launch:
             launch()
-            assert (launch.swapped, launch.copied) == (swapped, frozenset("b"))
+            assert (launch.swap_ab, launch.realigned) == (swapped, frozenset("b"))
             assert torch.equal(launch.out, (a.float() @ b.float()).bfloat16())
 
 
@@ -114,14 +114,14 @@ def test_rows_that_overlap_or_lie_far_apart_are_copied(registry: Registry) -> No
     for a in (overlapping, far):
         with gemmill.plan(a, b, kernel=kernel(b__major="mn"), registry=registry) as launch:
             launch()
-            assert launch.copied == {"a"}
+            assert launch.realigned == {"a"}
             assert torch.equal(launch.out, (a.float() @ b.float()).bfloat16())
 
 
 def test_a_bound_on_sms_keeps_operands_where_they_are(registry: Registry) -> None:
     a, b = odd(4096, 1001), odd(1001, 3000)
     with gemmill.plan(a, b, sm_count=64) as launch:
-        assert launch.copied == frozenset()
+        assert launch.realigned == frozenset()
     with pytest.raises(UnsupportedProblemError, match=re.escape("a aligned to 16 bytes, and copying them keeps")):
         gemmill.plan(a, b, kernel=kernel(b__major="mn"), registry=registry, sm_count=64)
 

@@ -13,7 +13,7 @@ from tests.runtime.operands.test_operands import layouts, matrices, read
 
 from gemmill.emitters.copies import JOB
 from gemmill.runtime.launch import tma
-from gemmill.runtime.launch.copies import aligned
+from gemmill.runtime.launch.realign import realign
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -30,7 +30,7 @@ def test_copies_hold_what_the_operands_hold(
     out = np.empty((batch, m, n), np.float32)
     gemm = bind(read(a), read(b), read(out), read(c), "f32", tf32=True, may_stack=False)
     names = [name for name in "abc" if getattr(gemm, name).major != "any"]
-    there, copies = aligned(gemm, names)
+    there, copies = realign(gemm, names)
     assert [copy.name for copy in copies] == names
     size = copies[-1].end if copies else 0
     memory = np.full(size // 4 + 64, np.nan, np.float32)

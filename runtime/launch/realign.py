@@ -1,5 +1,5 @@
-"""Copies of operands that TMA cannot move into aligned memory: where rows lie, where they are copied to, and the launch
-of the kernel that copies them (emitters/copies.py)."""
+"""Realigned operands, which TMA cannot move where they are: where rows lie, where in aligned memory they are copied to,
+and the launch of the kernel that copies them (emitters/copies.py)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.resources import align_up
-from gemmill.runtime.launch import driver, tma
-from gemmill.runtime.launch.driver import PreparedLaunch
+from gemmill.runtime import driver
+from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.kernel import PreparedLaunch
 from gemmill.runtime.launch.parameters import ParameterBlock
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 
 BEGIN = 256
-"""Copies begin at multiples of this many bytes."""
+"""Realigned operands begin at multiples of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """One operand: matrices of rows, in bytes, as they are and as they are copied."""
+class RealignedOperand:
+    """Matrices of rows, in bytes, as they are and as they are copied."""
 
     name: str
     """``a``, ``b`` or ``c`` of the GEMM."""
@@ -36,14 +37,14 @@ class Copy:
     """Where the copy begins in its memory."""
 
     @property
-    def copied_stride(self) -> int:
+    def realigned_stride(self) -> int:
         """From a row of the copy to the next: whole lines of L2, as rows of boxes should not lie across two."""
         return align_up(self.row_bytes, tma.LINE)
 
     @property
     def end(self) -> int:
         """Where the copy ends in its memory."""
-        return self.offset + self.matrices * self.rows * self.copied_stride
+        return self.offset + self.matrices * self.rows * self.realigned_stride
 
     @property
     def vectors(self) -> int:
@@ -52,29 +53,29 @@ class Copy:
 
     def job(self, begin: int) -> bytes:
         """What the kernel is told of it, but for two addresses: they are counted from the operand's and from that of
-        the copies' memory. ``begin``: the first of its blocks."""
-        strides = self.stride, self.copied_stride, self.matrix_stride
+        the copies' memory. ``begin``: the first of its CTAs."""
+        strides = self.stride, self.realigned_stride, self.matrix_stride
         counts = self.matrices * self.rows, self.rows, self.vectors
         return JOB.pack(0, self.offset, *strides, self.row_bytes, *counts, begin)
 
 
-class CopyLaunch:
-    """The launch that copies operands, given by their places among addresses. One thread at a time."""
+class RealignLaunch:
+    """The launch that copies operands to be realigned, by their places among addresses. One thread at a time."""
 
-    def __init__(self, device: int, copies: Mapping[int, Copy]) -> None:
+    def __init__(self, device: int, copies: Mapping[int, RealignedOperand]) -> None:
         block = ParameterBlock(JOBS * JOB.size)
-        blocks = 0
+        ctas = 0
         self._sources = []
         self._destinations = []
         for at, (place, copy) in zip(range(0, JOBS * JOB.size, JOB.size), copies.items(), strict=False):
-            block.put(at, copy.job(blocks))
-            blocks += -(-copy.matrices * copy.rows * copy.vectors // BLOCK)
+            block.put(at, copy.job(ctas))
+            ctas += -(-copy.matrices * copy.rows * copy.vectors // BLOCK)
             self._sources.append((place, block.integer(at)))
             self._destinations.append((copy.offset, block.integer(at + 8)))
         for at in range(len(copies) * JOB.size, JOBS * JOB.size, JOB.size):
-            block.put(at, JOB.pack(*(0,) * 9, blocks))
+            block.put(at, JOB.pack(*(0,) * 9, ctas))
         self._block = block  # the prepared launch points into it
-        self._prepared = PreparedLaunch(device, ENTRY, _kernel(device), blocks, THREADS, 0, block.arguments)
+        self._prepared = PreparedLaunch(device, ENTRY, _kernel(device), ctas, THREADS, 0, block.arguments)
 
     def move(self, memory: int) -> None:
         """Copy into this memory from now on."""
@@ -95,15 +96,15 @@ def _kernel(device: int) -> Any:
     return driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
 
 
-def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
+def realign(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[RealignedOperand, ...]]:
     """The GEMM with some operands as they will be in aligned memory that begins at :data:`tma.ALIGNMENT`, and the
     copies that bring them there."""
     turned = {"a": "mn", "b": "k", "c": "m"}
-    copies: list[Copy] = []
+    copies: list[RealignedOperand] = []
     for name in names:
         operand, (columns, rows) = getattr(gemm, name), gemm.problem.extents_of(name)
         size = DTYPES[operand.dtype].bytes
-        copy = Copy(
+        copy = RealignedOperand(
             name=name,
             matrices=gemm.problem.batch if operand.batch_stride else 1,
             matrix_stride=operand.batch_stride * size,
@@ -113,7 +114,7 @@ def aligned(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[Copy, ...]]:
             offset=align_up(copies[-1].end, BEGIN) if copies else 0,
         )
         copies.append(copy)
-        stride = copy.copied_stride // size
+        stride = copy.realigned_stride // size
         steps, is_turned = (stride if rows > 1 else 0, 1 if columns > 1 else 0), operand.major == turned[name]
         there = replace(
             operand,

@@ -1,5 +1,5 @@
-"""Launches that take a workspace: of kernels whose blocks sum parts of K, which leave partial sums there and may have a
-second kernel, and of those before which operands are copied."""
+"""Launches that take a workspace: of kernels whose CTAs sum parts of K, which leave partial sums there and may have a
+second kernel, and of those before which operands are realigned."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from gemmill.library.decompositions import parts
 from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.legality.resources import align_up
 from gemmill.runtime.launch import tma
-from gemmill.runtime.launch.copies import BEGIN, Copy, CopyLaunch
-from gemmill.runtime.launch.driver import Kernel, PreparedLaunch
-from gemmill.runtime.launch.parameters import Described, ParameterBlock
+from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
+from gemmill.runtime.launch.parameters import EncodedDescriptor, ParameterBlock
+from gemmill.runtime.launch.realign import BEGIN, RealignedOperand, RealignLaunch
 from gemmill.runtime.launch.workspace import workspace
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 
 
-class Exchange:
+class WorkspaceLaunch:
     """What a launch needs besides where it takes a workspace. One thread at a time.
 
-    ``copies`` are of the operands at some places, whose ``descriptors`` follow them.
+    Its layout: partial sums, and behind them the operands that are ``realigned``, by their places among addresses;
+    their ``descriptors`` follow them there. Flags have memory of their own.
     """
 
     def __init__(
@@ -29,19 +30,19 @@ class Exchange:
         gemm: Gemm,
         kernel: Kernel,
         parameters: ParameterBlock,
-        blocks: int,
-        copies: Mapping[int, Copy],
-        descriptors: Iterable[Described],
+        ctas: int,
+        realigned: Mapping[int, RealignedOperand],
+        descriptors: Iterable[EncodedDescriptor],
     ) -> None:
         spec, problem = kernel.spec, gemm.problem
         self._kernel = kernel
-        self._copies = CopyLaunch(kernel.device, copies) if copies else None
-        self._copied = tuple((x.address, copies[x.place].offset + x.shift) for x in descriptors)
-        need = parts.need(spec, problem, blocks // spec.cluster_blocks) if spec.parts else WorkspaceSize(0, 0)
-        self._behind = align_up(need.buffer, BEGIN)
-        """Where copies begin."""
-        ends = (self._behind + copy.end for copy in copies.values())
-        self._need = need._replace(buffer=max(ends, default=need.buffer))
+        self._realign = RealignLaunch(kernel.device, realigned) if realigned else None
+        self._following = tuple((x.address, realigned[x.place].offset + x.shift) for x in descriptors)
+        size = parts.need(spec, problem, ctas // spec.cluster_blocks) if spec.parts else WorkspaceSize(0, 0)
+        self._realigned_at = align_up(size.buffer, BEGIN)
+        """Where realigned operands begin."""
+        ends = (self._realigned_at + operand.end for operand in realigned.values())
+        self._size = size._replace(buffer=max(ends, default=size.buffer))
         self._buffer = 0
         self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None
@@ -60,21 +61,21 @@ class Exchange:
     def launch(self, stream: int, prepared: PreparedLaunch, addresses: Sequence[int]) -> None:
         """Launch on a stream with the workspace of that stream, on operands at some addresses."""
         device = self._kernel.device
-        space = workspace(device, stream, self._need)
+        space = workspace(device, stream, self._size)
         with space.lock:
-            space.reserve(self._need, self._kernel.spec.entry)
+            space.reserve(self._size, self._kernel.spec.entry)
             if space.buffer != self._buffer:
                 if self._descriptor:
                     replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)
-                for descriptor, offset in self._copied:
-                    tma.replace_address(descriptor, space.buffer + self._behind + offset, device)
-                if self._copies:
-                    self._copies.move(space.buffer + self._behind)
+                for descriptor, offset in self._following:
+                    tma.replace_address(descriptor, space.buffer + self._realigned_at + offset, device)
+                if self._realign:
+                    self._realign.move(space.buffer + self._realigned_at)
                 self._buffer = space.buffer
             for pointer, address in zip(self._pointers, (space.buffer, space.flags), strict=False):
                 pointer.value = address
-            if self._copies:
-                self._copies.launch(stream, addresses)
+            if self._realign:
+                self._realign.launch(stream, addresses)
             prepared.launch(stream)
             if self._reduce:
                 self._reduce.launch(stream)

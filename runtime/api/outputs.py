@@ -1,0 +1,40 @@
+"""A new D, from the library that A comes from."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api.streams import Stream, handle_of, stream_handle, torch_stream
+from gemmill.runtime.operands.tensors import is_torch
+
+
+def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream) -> Any:
+    """A packed tensor of PyTorch or CuPy where ``a`` is theirs, for a stream that is to write it; OperandError
+    elsewhere."""
+    if is_torch(a):
+        empty = _torch_empty(dtype)
+        if stream is None or (handle := stream_handle(stream)) == torch_stream()(device):
+            return empty(shape, device=a.device)
+        # PyTorch reuses memory in the order of the stream it was allocated on.
+        cuda = importlib.import_module("torch").cuda
+        with cuda.stream(cuda.ExternalStream(handle, device=a.device)):
+            return empty(shape, device=a.device)
+    typestr = DTYPES[dtype].typestr
+    if type(a).__module__.partition(".")[0] == "cupy" and typestr is not None:
+        cupy = importlib.import_module("cupy")
+        # CuPy, too, reuses memory in the order of a stream: here of the one that is to write it.
+        with a.device, cupy.cuda.ExternalStream(handle_of(a, stream)):
+            return cupy.empty(shape, dtype=typestr)
+    raise OperandError(f"out is missing, and gemmill cannot allocate {dtype} for a {type(a).__qualname__}: pass out=")
+
+
+@functools.cache
+def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
+    """``torch.empty`` of one dtype."""
+    torch = importlib.import_module("torch")
+    return functools.partial(torch.empty, dtype=getattr(torch, DTYPES[dtype].torch))

@@ -1,0 +1,109 @@
+"""From a call to its launch: its kernel selected, built, loaded and bound, once for all calls of its signature."""
+
+from __future__ import annotations
+
+import functools
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import CaptureError, UnsupportedProblemError
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime import driver
+from gemmill.runtime.api import caches
+from gemmill.runtime.api.checks import check_promises, check_values
+from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
+from gemmill.runtime.launch.grid import is_empty
+from gemmill.runtime.launch.kernel import Kernel, load
+from gemmill.runtime.launch.launcher import Launcher, Resets
+from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.operands.call import GemmCall, signature
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.overlap import refuse_shared_memory
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import Choice, Rows
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
+
+
+def prepare(call: GemmCall) -> PreparedCall:
+    """A call made ready to launch: as one before it of the same signature, or now.
+
+    Raises what :func:`gemmill.matmul` does.
+    """
+    slot = caches.prepared(signature(call))
+    if slot.value is None:
+        slot.value = _prepared(call)
+    else:
+        refuse_shared_memory(call.tensors["out"], call.arguments)  # no signature has addresses
+    return slot.value
+
+
+def launch(call: GemmCall) -> PreparedCall:
+    """Launch a call on its stream, made ready if need be."""
+    prepared = prepare(call)
+    prepared.launcher.launch(call.stream, call.addresses)
+    prepared.launches += 1
+    return prepared
+
+
+def _prepared(call: GemmCall) -> PreparedCall:
+    options = call.options
+    check_promises(call)
+    alpha, beta = check_values(call)
+    gemm, arguments = call.bound
+    device = call.tensors["a"].device
+    if is_empty(gemm.problem):
+        return PreparedCall(gemm.problem, None, functools.partial(Resets, device, arguments))
+    if options.batch_invariant:
+        gemm = of_any_rows(gemm)
+    registry = caches.default_registry() if options.registry is None else options.registry
+    sm_count = options.sm_count
+    if sm_count is not None and sm_count >= driver.sm_count(device):
+        sm_count = None  # no bound
+
+    def launcher(name: str, swap_ab: bool) -> functools.partial[Launcher]:
+        kernel = _load(registry, name, device, call.stream)
+        return functools.partial(Launcher, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
+
+    if options.kernel is not None:
+        new_launcher = launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
+        return PreparedCall(gemm.problem, None, new_launcher)
+    if options.autotune is not None:
+        from gemmill.runtime.api.autotune import autotuned_call
+
+        choice = autotuned_call(call, registry, gemm.problem, sm_count, launcher)
+    else:
+        choice = _selected(call, registry, gemm, sm_count)
+    return PreparedCall(gemm.problem, choice, launcher(choice.name, choice.swap_ab))
+
+
+def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:
+    rows: Rows = "n" if gemm.is_transposed else "m"
+    invariant_to = rows if call.options.batch_invariant else None
+    return registry.select(gemm.problem, sm_count, invariant_to, call.options.quick)
+
+
+def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
+    """The name of the kernel that a call names, and whether it is to run the transposed problem."""
+    name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+    config = parse_name(name)  # which checks a config made by hand as well
+    if batch_invariant:
+        refuse_shared_k(config)
+    swap_ab = needs_swap(config, problem)
+    if swap_ab is None:
+        raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
+    return name, swap_ab
+
+
+def _load(registry: Registry, name: str, device: int, stream: int) -> Kernel:
+    """A kernel of a registry on a GPU, compiled and loaded if need be, but not while the stream is being captured."""
+    kernels = caches.of_registry(registry).kernels
+    kernel = kernels.get((device, name))
+    if kernel is None:
+        if driver.is_capturing(device, stream):
+            raise CaptureError(
+                f"kernel {name} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a "
+                "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of "
+                "these shapes, strides and dtypes"
+            )
+        kernel = kernels[device, name] = load(device, registry.get(name))
+    return kernel

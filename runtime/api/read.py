@@ -1,0 +1,79 @@
+"""From the arguments of a call to a :class:`~gemmill.runtime.operands.call.GemmCall`: options, views of tensors, D."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gemmill.library.dtypes import DTYPES, DTypeName, default_output
+from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api.outputs import allocate
+from gemmill.runtime.api.streams import handle_of
+from gemmill.runtime.operands.arguments import read_arguments
+from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options, wider
+from gemmill.runtime.operands.gemm import OPERANDS
+from gemmill.runtime.operands.reading import as_words, unpacked, view
+from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
+from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView
+
+_DEFAULTS = tuple(DEFAULTS._asdict().items())
+_OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
+
+
+def read_call(given: Mapping[str, Any]) -> GemmCall:
+    """A call by its arguments, as ``matmul`` and its like name them; what they leave out has its default.
+
+    OperandError names the argument that cannot be read.
+    """
+    given = {**given, "alpha": float(given["alpha"]), "beta": beta_of(given["beta"])}
+    options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
+    stream = handle_of(given["a"], given["stream"])
+    arguments = read_arguments(given.get("epilogue"), given.get("operands", {}), stream)
+    tensors = _read_operands(given, options, stream)
+    wanted = default_output(wider(tensors)) if options.out_dtype is None else _dtype_name(options.out_dtype)
+    out = given["out"]
+    if out is None:
+        shape = _shape(tensors, arguments.epilogue)
+        out = allocate(given["a"], shape, wanted, tensors["a"].device, given["stream"])
+    tensors["out"] = view(out, "out", stream)
+    if options.out_dtype is not None and tensors["out"].dtype != wanted:
+        raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {wanted}; they must be equal")
+    return GemmCall(tensors, options, arguments, out, stream)
+
+
+def beta_of(beta: Any) -> float | None:
+    """``beta`` as :class:`Options` holds it: a number, since a tensor's hash says nothing of its value."""
+    return None if beta is None else float(beta)
+
+
+def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> dict[str, TensorView]:
+    """Views of all tensors but D."""
+    tensors = {"a": view(given["a"], "a", stream), "b": view(given["b"], "b", stream)}
+    for name, dtype in (("a", options.a_dtype), ("b", options.b_dtype)):
+        if dtype is not None:
+            other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
+            told = _dtype_name(dtype, f"{name}_dtype")
+            tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
+    for name in _OTHERS:
+        if (tensor := given.get(name)) is not None:
+            tensors[name] = view(as_words(tensor, name) if name == "addresses" else tensor, name, stream)
+    return tensors
+
+
+def _shape(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
+    """Shape of a D that is to be allocated."""
+    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
+    if kind == "addresses":
+        raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
+    return grouped_shape(a, b, tensors[kind].shape, kind, epilogue) if kind else d_shape(a, b, epilogue)
+
+
+def _dtype_name(dtype: Any, argument: str = "out_dtype") -> DTypeName:
+    """gemmill's name of a dtype that a caller wrote for an argument."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype  # type: ignore[return-value]
+    known = TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
+    if known is None:
+        raise OperandError(f"{argument} is {dtype!r}; gemmill knows {', '.join(DTYPES)}")
+    return known

@@ -1,0 +1,282 @@
+"""The short way of a warm call: what was launched before with PyTorch tensors like these is launched at once.
+
+The plain version is the specification: :func:`~gemmill.runtime.api.read.read_call`, then
+:func:`~gemmill.runtime.api.prepare.launch`. What is here leads to the same prepared calls and the same errors; all that
+it does not recognise goes the plain way, the only one under ``GEMMILL_WARM_CALLS=0``. It exists because a launch takes
+the host 3.5 us, and reading, checking and looking up three tensors in Python ten times that. Each trick, with what it
+gained where it was measured ("Host time" in docs/performance.md):
+
+- Guards of torch.compile compare types, extents, strides, GPU and dispatch keys of all tensors in C++: 0.6 us where a
+  key of twelve properties takes 2.6, of which making it 1.9. They are private to PyTorch: where a version has none,
+  keys do everything.
+- What guards to ask is found by a handful of plain values that tell most calls apart.
+- Keys serve what guards do not tell: signatures that alternate, or A and B the same tensor. They are flat, and the
+  guards stay beside them: 2.5 us where making guards anew takes 3.8.
+- Few parameters, as Python fills in each that a call leaves out: 2.0 us where it took 2.4.
+- The current stream by a function private to PyTorch, in a 35th of the time of ``torch.cuda.current_stream``; which
+  serves where there is none.
+- Calls with other tensors, scales, offsets or an epilogue's, are recognised by guards and values: 7 us where reading
+  them anew takes 35.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import copysign
+from typing import Any, ParamSpec
+
+from gemmill.library.dtypes import DTypeName
+from gemmill.runtime.api import caches
+from gemmill.runtime.api.outputs import allocate
+from gemmill.runtime.api.prepare import launch
+from gemmill.runtime.api.read import beta_of
+from gemmill.runtime.api.streams import Stream, stream_handle, torch_stream
+from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.gemm import Addresses
+from gemmill.runtime.operands.tensors import TensorView, is_torch
+from gemmill.runtime.settings import Settings
+
+_Call = ParamSpec("_Call")
+Read = Callable[..., GemmCall]
+"""Reads a call: one of the public functions, as it is declared."""
+
+_VALUES = frozenset(Options._fields)
+"""Keywords that are plain values, and all that the shortest way takes beside A, B, C and D."""
+
+
+def never(*_: Any) -> bool:
+    """That no tensors are known."""
+    return False
+
+
+@dataclass(slots=True, eq=False)
+class WarmCall:
+    """A prepared call, with all at hand that launching it on PyTorch tensors takes."""
+
+    launch: Callable[[int, Addresses], None]
+    """Of the launcher that calls like it share: a stream, addresses."""
+    stream: Callable[[], int]
+    """What gives PyTorch's current stream on its GPU."""
+    device: int
+    shape: tuple[int, ...]
+    """Of a D to be allocated."""
+    dtype: DTypeName
+    """Of a D to be allocated."""
+    places: tuple[str, ...]
+    """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
+    matches: Callable[..., bool] = never
+    """Whether tensors, as many as it was made of, are like those."""
+
+
+def plainly(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
+    """What launches the call that it reads, and returns D: the plain version."""
+
+    @_documented_by(read)
+    def plain(*arguments: Any, **keywords: Any) -> Any:
+        call = read(*arguments, **keywords)
+        launch(call)
+        return call.out
+
+    return plain
+
+
+def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
+    """:func:`plainly`, with the shortest way for what most calls are: A, B, perhaps C and D, and plain values."""
+    named = frozenset(inspect.signature(read).parameters)
+
+    @_documented_by(read)
+    def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
+        values = None
+        if options:
+            options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
+            if not options.keys() <= _VALUES:
+                return _with_others(read, a, b, out, c, stream, options)
+            values = _plain_values(options)
+        warm = slot = like = None
+        given: tuple[Any, ...]
+        try:
+            pointers: Addresses = (
+                a.data_ptr(),
+                b.data_ptr(),
+                0 if c is None else c.data_ptr(),
+                0 if out is None else out.data_ptr(),
+            )
+            unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
+            if not unaligned:  # which guards do not tell
+                like = a.numel(), b.numel(), c is None, out is None, c is out, values
+                if c is None or c is out:
+                    given = (a, b) if out is None else (a, b, out)
+                else:
+                    given = (a, b, c) if out is None else (a, b, c, out)
+                found = caches.recognised.get(like)
+                if found is not None and found.matches(*given):
+                    warm = found
+            if warm is None:
+                key = (
+                    a.shape,
+                    a.stride(),
+                    a.dtype,
+                    a.get_device(),
+                    b.shape,
+                    b.stride(),
+                    b.dtype,
+                    b.get_device(),
+                    None if c is None else c is out or (c.shape, c.stride(), c.dtype, c.get_device()),
+                    None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
+                    unaligned and tuple([pointer & 15 for pointer in pointers]),
+                    values,
+                )
+                slot = caches.warm(key)
+                warm = slot.value
+        except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+            slot = None
+        if warm is None:
+            return _plain_once(slot, read(a, b, out=out, c=c, stream=stream, **options))
+        if slot is not None and like is not None:
+            _recognise(like, warm, given)
+        if out is None:
+            out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
+            pointers = (*pointers[:3], out.data_ptr())
+        warm.launch(warm.stream() if stream is None else stream_handle(stream), pointers)
+        return out
+
+    return short
+
+
+def _plain_once(slot: caches.Slot[WarmCall] | None, call: GemmCall) -> Any:
+    """Launch a call the plain way, and keep it in its slot, if it has one and may be kept; returns D."""
+    prepared = launch(call)
+    if slot is not None and _is_on() and _is_torch(call) and not any(map(_may_be_negated, call.tensors.values())):
+        slot.value = _warm(call, prepared)
+    return call.out
+
+
+def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells options from others, once alpha and beta are numbers: a tensor's hash says nothing of its value."""
+    signs: tuple[float, ...] = ()  # 0.0 and -0.0 are equal
+    if "alpha" in options:
+        options["alpha"] = alpha = float(options["alpha"])
+        signs = () if alpha else (copysign(1, alpha),)
+    if "beta" in options:
+        options["beta"] = beta = beta_of(options["beta"])
+        signs = (*signs, copysign(1, beta)) if beta == 0 else signs
+    return *options.items(), *signs
+
+
+def by_tensors(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
+    """:func:`plainly`, with a short way for calls that have further tensors, offsets perhaps by position."""
+    named = frozenset(inspect.signature(read).parameters)
+
+    @_documented_by(read)
+    def short(
+        a: Any, b: Any, offsets: Any = None, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any
+    ) -> Any:
+        options["offsets"] = offsets
+        given = {name: x for name, x in options.items() if x is not None or name not in named}
+        return _with_others(read, a, b, out, c, stream, given)
+
+    return short
+
+
+def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream, options: dict[str, Any]) -> Any:
+    """A call with tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of them
+    and by all values, if the tensors are PyTorch's.
+
+    Not where an epilogue writes to some, whose addresses are to be checked each time; nor before the second time, as
+    guards take longer to make than they save once.
+    """
+    for factor, number in (("alpha", float), ("beta", beta_of)):
+        if factor in options:
+            options[factor] = number(options[factor])
+    others = {name: x for name, x in options.items() if is_torch(x)}
+    tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
+    guarded = [x for name, x in tensors.items() if name != "c" or c is not out]
+    warm = like = None
+    pointers: dict[str, int] = {}
+    with suppress(AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+        pointers = {name: x.data_ptr() for name, x in tensors.items()}
+        if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
+            values = tuple([(name, x, type(x)) for name, x in options.items() if name not in others])
+            signs = tuple([copysign(1, x) for _, x, _ in values if isinstance(x, float)])  # 0.0 and -0.0 are equal
+            alike = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
+            found = caches.recognised.get(alike)
+            like = alike
+            if found is not None and found.matches(*guarded):
+                warm = found
+    if warm is None:
+        remembers = like is not None and _is_on()
+        call = read(a, b, out=out, c=c, stream=stream, **options)
+        prepared = launch(call)
+        if remembers and prepared.launches > 1 and _is_torch(call) and not call.arguments.outputs:
+            _recognise(like, _warm(call, prepared), guarded)
+        return call.out
+    if out is None:
+        out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
+        pointers["out"] = out.data_ptr()
+    handle = warm.stream() if stream is None else stream_handle(stream)
+    warm.launch(handle, tuple([pointers.get(name, 0) for name in warm.places]))
+    return out
+
+
+def _warm(call: GemmCall, prepared: PreparedCall) -> WarmCall:
+    d = call.tensors["out"]
+    stream = functools.partial(torch_stream(), d.device)
+    return WarmCall(prepared.launcher.launch, stream, d.device, d.shape, d.dtype, call.places)
+
+
+def _recognise(like: Hashable, warm: WarmCall, tensors: Collection[Any]) -> None:
+    """Have the next call like one of these tensors recognised by guards. They want each tensor once."""
+    if warm.matches is never and len(set(map(id, tensors))) == len(tensors) and (guards := _guards()):
+        warm.matches = guards(*tensors).check
+    if warm.matches is not never:
+        if len(caches.recognised) >= caches.CALLS and like not in caches.recognised:
+            caches.recognised.clear()
+        caches.recognised[like] = warm
+
+
+@functools.cache
+def _guards() -> Callable[..., Any] | None:
+    """What makes guards: PyTorch's own for torch.compile (torch/csrc/dynamo/guards.cpp). None where a version has none,
+    or makes them otherwise."""
+    with suppress(ImportError, AttributeError, TypeError):
+        guards = importlib.import_module("torch._C._dynamo.guards").TensorGuards
+        make = functools.partial(guards, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        make()
+        return make
+    return None
+
+
+@functools.cache
+def _is_on() -> bool:
+    """Whether warm calls may be recognised."""
+    return Settings.read().warm_calls
+
+
+def _is_torch(call: GemmCall) -> bool:
+    """Whether all tensors of a call are PyTorch's."""
+    views = [*call.tensors.values(), *(x for x in call.arguments.values.values() if isinstance(x, TensorView))]
+    return all(is_torch(x.owner) for x in views)
+
+
+def _may_be_negated(tensor: TensorView) -> bool:
+    """Whether a tensor may be PyTorch's view of the imaginary parts of a conjugate: every stride is even. Its elements
+    are then negated on the way out of memory, if a bit says so that no key has; guards see it."""
+    steps = [step for extent, step in zip(tensor.shape, tensor.strides, strict=True) if extent > 1]
+    return tensor.dtype in ("f16", "f32", "f64") and bool(steps) and not any(step % 2 for step in steps)
+
+
+def _documented_by(read: Callable[_Call, GemmCall]) -> Callable[[Callable[..., Any]], Callable[_Call, Any]]:
+    """A decorator of what takes the arguments of a function that reads a call, and returns its D."""
+
+    def documented(function: Callable[..., Any]) -> Callable[_Call, Any]:
+        function = functools.wraps(read)(function)
+        function.__signature__ = inspect.signature(read).replace(return_annotation=Any)  # type: ignore[attr-defined]
+        return function
+
+    return documented

@@ -1,0 +1,165 @@
+"""The CUDA driver: what it knows of GPUs and memory, contexts, capture state, errors that say what was being done.
+
+Nothing here touches the driver before it is called, so the module imports where there is no GPU. Contexts are the
+primary contexts that the CUDA runtime, and so PyTorch and CuPy, use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gemmill.library.errors import CaptureError, DeviceError
+
+CAPTURE_ERRORS = range(900, 909)
+"""``CUresult`` values that say a call clashed with a stream capture (cuda.h, ``CUDA_ERROR_STREAM_CAPTURE_*``)."""
+
+
+@functools.cache
+def bindings() -> Any:
+    """``cuda.bindings.driver``, initialised; DeviceError where there is no driver."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DeviceError(f"cuda.bindings cannot be imported ({error}): pip install cuda-bindings") from error
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:
+        raise DeviceError(f"no CUDA driver: {error}") from error
+    if status:
+        raise DeviceError(f"the CUDA driver does not start: {status.name}; nvidia-smi says whether it sees a GPU")
+    return driver
+
+
+def check(result: tuple[Any, ...], what: str) -> Any:
+    """The value a driver call returned, or an exception that says what was being done when it failed."""
+    status, *values = result
+    if status:
+        raise failure(status, what)
+    return values[0] if values else None
+
+
+def failure(status: Any, what: str) -> CaptureError | DeviceError:
+    """The exception for a driver status other than success."""
+    if int(status) in CAPTURE_ERRORS:
+        return CaptureError(f"{what}: {status.name}; do it before a stream capture begins")
+    fork = "; a process forked after CUDA was initialised cannot use it: start workers with spawn"
+    return DeviceError(f"{what}: {status.name}{fork if int(status) == 3 else ''}")
+
+
+@functools.cache
+def device_count() -> int:
+    """GPUs the driver shows to this process."""
+    return int(check(bindings().cuDeviceGetCount(), "counting GPUs"))
+
+
+@functools.cache
+def device_name(device: int) -> str:
+    """Name of a GPU as the driver reports it."""
+    driver = bindings()
+    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
+    raw: bytes = check(driver.cuDeviceGetName(256, handle), f"naming GPU {device}")
+    return raw.split(b"\0", 1)[0].decode()
+
+
+@functools.cache
+def capability(device: int) -> tuple[int, int]:
+    """Compute capability of a GPU."""
+    what = f"reading the capability of GPU {device}"
+    major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}", what) for part in ("MAJOR", "MINOR"))
+    return major, minor
+
+
+@functools.cache
+def uuid(device: int) -> str:
+    """What names a GPU on its machine, whichever of them CUDA shows: ``GPU-...``."""
+    from uuid import UUID  # the path to the first launch has no use for it
+
+    driver = bindings()
+    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
+    raw = check(driver.cuDeviceGetUuid(handle), f"identifying GPU {device}")
+    return f"GPU-{UUID(bytes=raw.bytes)}"
+
+
+@functools.cache
+def sm_count(device: int) -> int:
+    """How many SMs a GPU, or the slice of one that CUDA shows, has."""
+    return _attribute(device, "MULTIPROCESSOR_COUNT", f"counting the SMs of GPU {device}")
+
+
+def _attribute(device: int, name: str, what: str) -> int:
+    """``CU_DEVICE_ATTRIBUTE_<name>`` of a GPU."""
+    driver = bindings()
+    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
+    attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(check(driver.cuDeviceGetAttribute(attribute, handle), what))
+
+
+def overlaps(device: int) -> bool:
+    """Whether a GPU has programmatic dependent launch, and with it thread block clusters: both came with 9.0."""
+    return capability(device) >= (9, 0)
+
+
+@functools.cache
+def context(device: int) -> Any:
+    """The primary context of a GPU, retained for the life of the process."""
+    driver = bindings()
+    handle = check(driver.cuDeviceGet(device), f"opening GPU {device} of {device_count()}")
+    return check(driver.cuDevicePrimaryCtxRetain(handle), f"retaining the primary context of GPU {device}")
+
+
+@contextmanager
+def current(device: int) -> Iterator[None]:
+    """Make a GPU's primary context current in this thread, and restore what was current before.
+
+    A thread that had no context keeps this one, as it would after its first call of the CUDA runtime.
+    """
+    driver = bindings()
+    mine = context(device)
+    before = check(driver.cuCtxGetCurrent(), "reading the current context")
+    check(driver.cuCtxSetCurrent(mine), f"entering the context of GPU {device}")
+    try:
+        yield
+    finally:
+        if int(before):
+            check(driver.cuCtxSetCurrent(before), "restoring the current context")
+
+
+def device_of(pointer: int) -> int | None:
+    """The GPU that holds the memory at an address; None for memory that CUDA does not know."""
+    driver = bindings()
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    status, device = driver.cuPointerGetAttribute(attribute, pointer)
+    if int(status) == 1 or (not status and int(device) < 0):  # CUDA_ERROR_INVALID_VALUE: not CUDA's
+        return None
+    return int(check((status, device), f"asking which GPU holds address {pointer:#x}"))
+
+
+def is_capturing(device: int, stream: int) -> bool:
+    """Whether work on a stream goes into a CUDA graph, or would break the capture of another stream."""
+    driver = bindings()
+    with current(device):
+        status, capture = driver.cuStreamIsCapturing(stream)
+    if int(status) in CAPTURE_ERRORS:
+        return True
+    check((status,), f"asking whether stream {stream:#x} is being captured")
+    return bool(capture)
+
+
+def fill(device: int, stream: int, address: int, word: int, count: int) -> None:
+    """Fill ``count`` 32-bit words with one value, in the order of a stream of the GPU."""
+    with current(device):
+        check(bindings().cuMemsetD32Async(address, word, count, stream), f"filling {count} words at {address:#x}")
+
+
+def compiled(device: int, ptx: str, entry: str, purpose: str) -> Any:
+    """A kernel of a text in PTX, which the driver compiles for a GPU; it stays for the life of the process. Errors name
+    its purpose."""
+    driver = bindings()
+    what = f"having the driver compile {entry}, {purpose}, for GPU {device}"
+    with current(device):
+        module = check(driver.cuModuleLoadData(ptx.encode() + b"\0"), what)
+        return check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")

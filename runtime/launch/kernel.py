@@ -1,0 +1,142 @@
+"""Kernels loaded on a GPU, and launches of them with everything set but the stream."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gemmill.library.arch import ARCHS
+from gemmill.library.errors import DeviceError
+from gemmill.runtime.driver import bindings, capability, check, context, current, device_name, overlaps, sm_count
+from gemmill.runtime.storage.artifact import Artifact
+
+_lock = threading.Lock()
+_kernels: dict[tuple[int, str], Kernel] = {}
+
+
+def load(device: int, artifact: Artifact) -> Kernel:
+    """Load a kernel on a GPU, once; it stays for the life of the process, since CUDA graphs may refer to it.
+
+    DeviceError where the GPU cannot run it; CaptureError where the driver refuses because of a stream capture.
+    """
+    key = device, artifact.digest
+    with _lock:
+        if key not in _kernels:
+            _kernels[key] = Kernel(device, artifact)
+        return _kernels[key]
+
+
+class Kernel:
+    """A kernel loaded on one GPU, ready to be launched there."""
+
+    def __init__(self, device: int, artifact: Artifact) -> None:
+        self.device = device
+        self.config = artifact.config
+        self.spec = spec = artifact.launch
+        target = ARCHS[artifact.config.arch]
+        if capability(device) != target.capability:
+            have, need = (".".join(map(str, pair)) for pair in (capability(device), target.capability))
+            raise DeviceError(
+                f"{spec.entry} is compiled for {target.nvrtc} (compute capability {need}); GPU {device}, "
+                f"{device_name(device)}, has {have}"
+            )
+        driver = bindings()
+        with current(device):
+            module = check(driver.cuModuleLoadData(artifact.cubin), f"loading {spec.entry} on GPU {device}")
+            self.function = check(driver.cuModuleGetFunction(module, spec.entry.encode()), f"finding {spec.entry}")
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(
+                driver.cuFuncSetAttribute(self.function, attribute, spec.shared_bytes),
+                f"giving {spec.entry} {spec.shared_bytes} bytes of shared memory",
+            )
+            self.reduction = None
+            if spec.parts and spec.parts.reduction:
+                entry = spec.parts.reduction.entry
+                self.reduction = check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")
+            self.max_clusters = self._max_active_clusters()
+        if self.max_clusters < 1:
+            raise DeviceError(
+                f"{spec.entry}: no cluster of {spec.cluster_blocks} CTAs fits GPU {device}, "
+                f"{device_name(device)}; take a kernel with a smaller cluster"
+            )
+
+    def _max_active_clusters(self) -> int:
+        """Clusters that the whole GPU holds at a time."""
+        driver = bindings()
+        if not overlaps(self.device):
+            what = f"asking how many CTAs of {self.spec.entry} an SM of GPU {self.device} holds"
+            ctas = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self.function, self.spec.threads, self.spec.shared_bytes
+            )
+            return int(check(ctas, what)) * sm_count(self.device)
+        size = self.spec.cluster_blocks
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
+        config = _launch_config(size, self.spec.threads, self.spec.shared_bytes)
+        config.attrs, config.numAttrs = [cluster], 1
+        what = f"asking how many clusters of {self.spec.entry} GPU {self.device} holds"
+        return int(check(driver.cuOccupancyMaxActiveClusters(self.function, config), what))
+
+    def prepare(self, ctas: int, arguments: int) -> PreparedLaunch:
+        """A launch of ``ctas`` CTAs; ``arguments`` is the address of the ``void*`` that points at the struct."""
+        spec = self.spec
+        return PreparedLaunch(self.device, spec.entry, self.function, ctas, spec.threads, spec.shared_bytes, arguments)
+
+    def prepare_reduction(self, ctas: int, arguments: int) -> PreparedLaunch:
+        """The same for the second kernel of a split kernel, which takes the same parameters."""
+        reduction = self.spec.parts and self.spec.parts.reduction
+        assert reduction, f"{self.spec.entry} has no second kernel"
+        return PreparedLaunch(self.device, reduction.entry, self.reduction, ctas, reduction.threads, 0, arguments)
+
+
+def _launch_config(ctas: int, threads: int, shared_bytes: int) -> Any:
+    config = bindings().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    return config
+
+
+class PreparedLaunch:
+    """A launch with everything set but the stream. One thread at a time: the stream is written into shared state.
+
+    The kernel's prologue may overlap the end of the kernel before it in the stream (programmatic dependent launch); it
+    waits for that kernel before it touches global memory. ``arguments`` is the address of its ``kernelParams``.
+    """
+
+    __slots__ = ("_arguments", "_config", "_device", "_entry", "_function", "_launch", "_stream")
+
+    def __init__(
+        self, device: int, entry: str, function: Any, ctas: int, threads: int, shared_bytes: int, arguments: int
+    ) -> None:
+        self._device = device
+        self._entry = entry
+        self._function = function
+        self._arguments = arguments
+        self._config = _launch_config(ctas, threads, shared_bytes)
+        if overlaps(device):
+            driver = bindings()
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            self._config.attrs, self._config.numAttrs = [overlap], 1
+        self._launch = bindings().cuLaunchKernelEx
+        self._stream = 0
+
+    def launch(self, stream: int) -> None:
+        """Launch on a stream of the kernel's GPU. The parameters are copied before this returns."""
+        if stream != self._stream:
+            self._config.hStream = self._stream = stream
+        (status,) = self._launch(self._config, self._function, self._arguments, 0)
+        if status:
+            self._relaunch(status)
+
+    def _relaunch(self, status: Any) -> None:
+        """Launch in the right context; asking for the current one before each launch would slow all of them."""
+        driver = bindings()
+        here = check(driver.cuCtxGetCurrent(), "reading the current context")
+        if int(here) != int(context(self._device)):
+            with current(self._device):
+                (status,) = self._launch(self._config, self._function, self._arguments, 0)
+        check((status,), f"launching {self._entry} on GPU {self._device}")

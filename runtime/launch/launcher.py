@@ -1,0 +1,143 @@
+"""One kernel bound to one memory layout: parameters encoded once, then nothing but ``cuLaunchKernelEx``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gemmill.library.epilogues.syntax import MAX_NODES
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.launch import LaunchSpec
+from gemmill.runtime import driver
+from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.descriptors import encode_descriptors
+from gemmill.runtime.launch.grid import grid_ctas
+from gemmill.runtime.launch.kernel import Kernel
+from gemmill.runtime.launch.parameters import ParameterBlock, scalars, write_argument
+from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
+from gemmill.runtime.operands.shapes import FOUND_BY
+from gemmill.runtime.select.kernels.faults import realigned
+
+if TYPE_CHECKING:
+    from gemmill.runtime.launch.realign import RealignedOperand
+
+_UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
+"""No addresses, as many as there can be."""
+
+
+class Resets:
+    """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
+
+    def __init__(self, device: int, arguments: Sequence[BoundArgument]) -> None:
+        self._device = device
+        self._fills = tuple(
+            (len(OPERANDS) + i, *argument.reset) for i, argument in enumerate(arguments) if argument.reset
+        )
+
+    def launch(self, stream: int, addresses: Addresses) -> None:
+        """Fill the outputs on a stream."""
+        for index, word, count in self._fills:
+            if count:
+                driver.fill(self._device, stream, addresses[index], word, count)
+
+
+class Launcher:
+    """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
+
+    The kernel must serve the problem, or with ``swap_ab`` its transpose: see
+    :func:`gemmill.runtime.select.kernels.faults.needs_swap`.
+    """
+
+    def __init__(
+        self,
+        gemm: Gemm,
+        kernel: Kernel,
+        alpha: float,
+        beta: float,
+        swap_ab: bool = False,
+        sm_count: int | None = None,
+        arguments: Sequence[BoundArgument] = (),
+    ) -> None:
+        if swap_ab:
+            gemm = gemm.transposed
+        self.swap_ab = gemm.is_transposed
+        """Whether the kernel's A is the caller's b."""
+        spec = kernel.spec
+        names = realigned(kernel.config, gemm.problem)
+        self.realigned = frozenset(map(gemm.name, names))
+        """Operands that are copied into aligned memory before each launch, as the caller calls them."""
+        if names and sm_count is not None:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.realigned))} aligned to "
+                f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
+            )
+        self._addresses: Addresses = (*_operand_addresses(gemm), *(argument.address for argument in arguments))
+        moved: dict[int, RealignedOperand] = {}
+        if names:
+            from gemmill.runtime.launch.realign import realign  # as few launches need it
+
+            gemm, into = realign(gemm, names)
+            moved = {PLACES[gemm.name(operand.name)]: operand for operand in into}
+        self.kernel = kernel
+        self.ctas = grid_ctas(spec, gemm.problem, kernel.max_clusters, sm_count)
+        """CTAs of a launch."""
+        self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
+        placed = {f"epilogue.{argument.name}": (len(OPERANDS) + i, argument) for i, argument in enumerate(arguments)}
+        descriptors = [*encode_descriptors(gemm, kernel, block, placed)]
+        self._descriptors = tuple(x for x in descriptors if x.place not in moved)
+        staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
+        for name, layout, value in scalars(gemm, alpha, beta, staged.values()):
+            if name in spec.offsets:
+                block.write(spec.offsets[name], layout, value)
+        for _, argument in placed.values():
+            write_argument(argument, gemm, spec, block)
+        pointers = [(PLACES[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
+        pointers += [(place, member) for member, (place, _) in placed.items()]
+        self._pointers = tuple((index, block.integer(spec.offsets[member])) for index, member in pointers)
+        self._resets = Resets(kernel.device, arguments) if any(argument.reset for argument in arguments) else None
+        self._in_workspace = None
+        if spec.parts or moved:
+            from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # likewise
+
+            following = (x for x in descriptors if x.place in moved)
+            self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, moved, following)
+        self._prepared = kernel.prepare(self.ctas, block.arguments)
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, addresses: Addresses) -> None:
+        """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
+        with self._lock:
+            if addresses is not self._addresses and addresses != self._addresses:
+                before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
+                for index, descriptor, shift in self._descriptors:
+                    if addresses[index] != before[index]:
+                        tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
+                for index, pointer in self._pointers:
+                    pointer.value = addresses[index]
+                self._addresses = addresses
+            if self._resets is not None:
+                self._resets.launch(stream, addresses)
+            if self._in_workspace is None:
+                self._prepared.launch(stream)
+            else:
+                self._in_workspace.launch(stream, self._prepared, addresses)
+
+
+def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
+    """The operands that a kernel finds by plain addresses, and what the caller calls them."""
+    for operand in ("a", "b", "c", "d", "a_scale", "b_scale"):
+        if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None:
+            yield operand, gemm.name(operand)
+    if gemm.problem.batching != "strided":
+        yield "groups", FOUND_BY[gemm.problem.batching]
+
+
+def _operand_addresses(gemm: Gemm) -> Addresses:
+    """The addresses of :data:`OPERANDS`."""
+    operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
+    addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
+    if gemm.problem.batching != "strided":
+        addresses[FOUND_BY[gemm.problem.batching]] = gemm.groups
+    return tuple(addresses.get(name, 0) for name in OPERANDS)

@@ -1,0 +1,121 @@
+"""What a caller passes to an epilogue, read and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from math import copysign
+from typing import Any, NamedTuple
+
+from gemmill.library.config.domains import suggest
+from gemmill.library.dtypes import MAX_FLOAT32
+from gemmill.library.epilogues.parse import PLAIN, parse
+from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, Epilogue, Kind, with_dtypes
+from gemmill.library.errors import ExpressionError, OperandError
+from gemmill.runtime.operands.reading import view
+from gemmill.runtime.operands.tensors import TensorView
+
+Value = TensorView | float
+"""A tensor, or the host's value of a scalar."""
+
+
+def read_epilogue(text: str) -> Epilogue:
+    """A caller's epilogue; OperandError that points at what is wrong with it."""
+    try:
+        return parse(text)
+    except ExpressionError as error:
+        raise OperandError(f"epilogue: {error}\n  {text!r}\n  {'':{error.column + 1}}^") from None
+
+
+class EpilogueArguments(NamedTuple):
+    """An epilogue, typed by its operands, and what was passed for them."""
+
+    epilogue: Epilogue
+    values: Mapping[str, Value]
+    """Operands, then outputs, by name."""
+    text: str | None
+    """The caller's epilogue; None where the call has none, so that C may be left out."""
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses of the values; 0 for the host's."""
+        return tuple(0 if isinstance(value, float) else value.ptr for value in self.values.values())
+
+    @property
+    def key(self) -> Hashable:
+        """All that matters for a launch, of addresses their alignment."""
+        layouts = (  # of numbers the sign too: 0.0 and -0.0 are equal
+            (value, copysign(1, value)) if isinstance(value, float) else value.layout for value in self.values.values()
+        )
+        return (self.text, *layouts)
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """Names of what is written beside D."""
+        return frozenset(output.name for output in self.epilogue.outputs)
+
+    @property
+    def may_stack(self) -> bool:
+        """Whether a batch that shares B may become one taller matrix: nothing depends on row, matrix or element."""
+        extents = {"scalar": 1, "column": 1}
+        named = self.epilogue.arguments
+        values = ((o.kind, self.values[o.name]) for o in named)
+        return all(isinstance(v, float) or len(v.shape) <= extents.get(kind, -1) for kind, v in values)
+
+
+NO_ARGUMENTS = EpilogueArguments(PLAIN, {}, None)
+"""What a call without an epilogue passes."""
+
+
+def read_arguments(text: str | None, given: Mapping[str, Any], stream: int) -> EpilogueArguments:
+    """An epilogue and its operands as a call passes them; OperandError names what does not fit."""
+    if text is None:
+        if given:
+            name = next(iter(given))
+            raise TypeError(f"unexpected argument {name!r}; an epilogue has operands, as in epilogue='d = acc + x[n]'")
+        return NO_ARGUMENTS
+    epilogue = read_epilogue(text)
+    values = read_values(epilogue, given, stream)
+    return EpilogueArguments(typed(epilogue, values), values, text)
+
+
+def read_values(epilogue: Epilogue, given: Mapping[str, Any], stream: int) -> dict[str, Value]:
+    """The operands and outputs that a call passes, in the order in which a kernel takes them."""
+    wanted: list[tuple[str, Kind]] = [(o.name, o.kind) for o in epilogue.operands]
+    wanted += [(o.name, o.kind) for o in epilogue.outputs]
+    names = [name for name, _ in wanted]
+    for name in given:
+        if name not in names:
+            hint = suggest(name, names) or f"; it names {', '.join(names) or 'no operand'}"
+            raise OperandError(f"{name} is passed, but the epilogue `{epilogue}` does not name it{hint}")
+    values: dict[str, Value] = {}
+    for name, kind in wanted:
+        value = given.get(name)
+        if value is None:
+            raise OperandError(f"{name} is missing: the epilogue `{epilogue}` needs {name}=")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and kind == "scalar" and not any(o.name == name for o in epilogue.outputs):
+            if not abs(value) <= MAX_FLOAT32 and value == value and abs(value) != float("inf"):
+                raise OperandError(f"{name} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
+            values[name] = float(value)
+        elif is_number:
+            raise OperandError(f"{name} is {value!r}, but {name}{INDEX[kind]} is a tensor in GPU memory")
+        else:
+            values[name] = view(value, name, stream)
+    return values
+
+
+def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
+    """The epilogue with the element types of the tensors, where it names none."""
+    dtypes = {}
+    named = {o.name: o.dtype for o in epilogue.arguments}
+    reductions = {o.name for o in epilogue.outputs if o.is_reduction}
+    for name, value in values.items():
+        if not isinstance(value, TensorView):
+            continue
+        if value.dtype not in OPERAND_DTYPES or (name in reductions and value.dtype != "f32"):
+            allowed = "f32" if name in reductions else ", ".join(OPERAND_DTYPES)
+            raise OperandError(f"{name} is {value.dtype}; here it may be {allowed}")
+        if named[name] not in (OPERAND_DTYPES[0], value.dtype):
+            raise OperandError(f"{name} is {value.dtype}, but {name}.{named[name]} in the epilogue: leave out the type")
+        dtypes[name] = value.dtype
+    return with_dtypes(epilogue, dtypes)

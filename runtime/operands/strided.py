@@ -1,0 +1,145 @@
+"""Strided tensors as batches of matrices, and these as A, B, C or D of a kernel: which extent is contiguous, how far
+apart neighbours are, how well all of it is aligned."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gemmill.library.arch import TMA_MAX_STRIDE
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.tensors import TensorView
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A, B, C or D in memory: matrices at one batch stride."""
+
+    ptr: int
+    """Address of the first element."""
+    dtype: DTypeName
+    major: str
+    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D. ``any``:
+    there is none, or neighbours along the other extent are not a positive number of elements apart."""
+    stride: int
+    """Elements between neighbours along the other extent; without meaning where it is 0 or 1, or for ``any``."""
+    batch_stride: int
+    """Elements between matrices; 0 where all of the batch share one."""
+    align: int
+    """Largest power of two up to 16 that divides address and strides in bytes."""
+    row_stride: int = 0
+    """Elements between neighbouring rows (A is M x K, B K x N, C and D M x N); 0 where there is but one."""
+    column_stride: int = 0
+    """Elements between neighbouring columns; 0 where there is but one."""
+
+    @property
+    def transposed(self) -> Operand:
+        """With its rows called columns. The majors of A and B are named relative to K, and stay."""
+        major = {"n": "m", "m": "n"}.get(self.major, self.major)
+        return replace(self, major=major, row_stride=self.column_stride, column_stride=self.row_stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """A tensor as a batch of matrices, rows x columns; strides in elements."""
+
+    name: str
+    tensor: TensorView
+    rows: int
+    columns: int
+    row_stride: int
+    column_stride: int
+    batch_stride: int = 0
+
+
+def matrices(
+    name: str, tensor: TensorView, batch: tuple[int, ...], rows: int, columns: int, row_axis: bool, column_axis: bool
+) -> Matrices:
+    """Read a tensor as matrices; the flags say which matrix axes it has."""
+    axes = row_axis + column_axis
+    outer = len(tensor.shape) - axes
+    shape = tensor.shape[:outer]
+    matrix_strides = tensor.strides[outer:]
+    outer_strides = broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    return Matrices(
+        name,
+        tensor,
+        rows,
+        columns,
+        row_stride=matrix_strides[0] if row_axis else 0,
+        column_stride=matrix_strides[-1] if column_axis else 0,
+        batch_stride=collapse(name, batch, outer_strides),
+    )
+
+
+def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor expanded to a shape: 0 along the extents it lacks."""
+    missing = len(shape) - len(tensor.shape)
+    if missing < 0 or any(e not in (1, f) for e, f in zip(tensor.shape, shape[missing:], strict=True)):
+        raise OperandError(f"{name} has shape {tensor.shape}, which does not broadcast to {shape}")
+    steps = zip(tensor.shape, shape[missing:], tensor.strides, strict=True)
+    return (0,) * missing + tuple(0 if e != f else step for e, f, step in steps)
+
+
+def collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The one stride of several batch extents."""
+    count, stride = 1, 0
+    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 1:
+            continue
+        if count == 1:
+            count, stride = extent, step
+        elif step == count * stride or 0 in shape:
+            count *= extent
+        else:
+            raise OperandError(
+                f"{name}: batch extents {tuple(shape)} with strides {tuple(strides)} (0: broadcast) do not "
+                f"collapse to one stride: pass {name}.expand(...).contiguous(), or loop over the outer extents"
+            )
+    return stride
+
+
+def stacks(matrices: Matrices) -> bool:
+    """Whether the rows of the whole batch lie at one stride, and along one of the extents contiguously."""
+    x = matrices
+    if x.rows > 1:
+        return x.batch_stride != 0 and x.batch_stride == x.rows * x.row_stride
+    return x.batch_stride == 1 or (x.batch_stride != 0 and (x.columns == 1 or x.column_stride == 1))
+
+
+def stacked(matrices: Matrices, rows: int) -> Matrices:
+    """The whole batch as one matrix."""
+    step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
+    return replace(matrices, rows=rows, row_stride=step, batch_stride=0)
+
+
+def operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
+    """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
+    tensor, bits = x.tensor, DTYPES[x.tensor.dtype].bits
+    if 0 in (x.rows, x.columns, batch):
+        # Nothing will be read; kernels run no K tile, or do not run.
+        return Operand(tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
+    batch_stride = x.batch_stride if batch > 1 else 0
+    steps = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
+
+    def described(major: str, *strides: int) -> Operand:
+        offsets = (step * bits // 8 for step in (*strides, batch_stride))
+        aligned = functools.reduce(int.__or__, offsets, tensor.ptr | 16)
+        stride = strides[0] if len(strides) == 1 else 0
+        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *steps)
+
+    layouts = []
+    for major, inner, inner_stride, outer, stride in (
+        (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
+        (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
+    ):
+        # An operand with strides that are too long for TMA counts as one without a contiguous extent.
+        longest = 8 * TMA_MAX_STRIDE
+        regular = (outer == 1 or 0 < stride * bits < longest) and 0 <= batch_stride * bits < longest
+        if (inner == 1 or inner_stride == 1) and regular:
+            layouts.append(described(major, stride if outer > 1 else 0))
+    if not layouts:
+        return described("any", *steps)
+    return max(layouts, key=lambda layout: (layout.align, layout.major == first))
