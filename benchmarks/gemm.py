@@ -1,6 +1,7 @@
 """The best kernel of a set against cuBLAS and cuBLASLt, and the selected kernel against the best, in one run.
 
-Writes the records (JSON Lines) and a summary (JSON) into ``profiler/results``. Needs an NVIDIA GPU and PyTorch.
+Appends the records (JSON Lines) to a file in the working directory, unless ``--out`` names a folder; `gemmill records
+pack` adds them to others. Needs an NVIDIA GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument(
         "--budget", type=float, help="seconds to measure each manifest for, in the selector's order (default: all)"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the records (the working directory)")
     arguments = parser.parse_args()
 
     from gemmill.library.errors import ManifestError, RecordError
@@ -100,70 +100,21 @@ def main() -> None:
 
 
 def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure a kernel set at suites of shapes, write records and summary, and return the latter; it is written of a
-    run that is cut short as well."""
-    from gemmill.library.config.names import kernel_name
-    from gemmill.library.errors import UnsupportedProblemError
-    from gemmill.library.files import publish
-    from gemmill.library.problem import GemmProblem
+    """Measure a kernel set at suites of shapes and return what the records come to, also of a run that is cut short."""
     from gemmill.library.records import read_records
-    from gemmill.profiler.analysis.figures import figures
-    from gemmill.profiler.baselines import heuristics
     from gemmill.profiler.baselines.baseline import BASELINES
     from gemmill.profiler.measure.worker import Options
     from gemmill.profiler.sweep.cluster import Cluster, local_gpus
-    from gemmill.profiler.sweep.sweep import Listener, sweep, units
-    from gemmill.runtime.registry import detect
-    from gemmill.runtime.select.selector import Selector
+    from gemmill.profiler.sweep.sweep import sweep
+    from gemmill.profiler.sweep.units import units
     from gemmill.runtime.storage.store import Store
 
     shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
     name = "+".join(suite.name for suite in suites)
     formats = arguments.formats or kernels.name
-    where = f"({FORMATS[formats]}) and ({arguments.where})"
-    configs = list(kernels.expand(preset=arguments.preset, where=where))
-    # It chooses by what ships: measurements, and a model that was fitted to them. benchmarks/fit.py has the model's
-    # figure for other problems.
-    gpu = detect()
-    selector = Selector({kernel_name(config): config for config in configs}, gpu)
-    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    records = arguments.out / f"{formats}-{name}-{stamp}.jsonl"
-
-    def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    if why := heuristics.missing():
-        note(f"not compared with nvMatmulHeuristics: {why}")
-
-    @cache
-    def picked(problem: GemmProblem) -> str | None:
-        return None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
-
-    @cache
-    def selected(problem: GemmProblem, quick: bool) -> str | None:
-        try:
-            return selector.select(problem, quick=quick).name
-        except UnsupportedProblemError as error:
-            note(str(error))
-            return None
-
-    def choices(problem: GemmProblem) -> dict[str, str | None]:
-        chosen = selected(problem, False), selected(problem, True), picked(problem)
-        return dict(zip(CHOOSERS, chosen, strict=True))
-
-    def report(problem: GemmProblem, measurements: Sequence[Any]) -> None:
-        if not arguments.json:
-            (found,) = figures(measurements)
-            print(_row(found, choices(problem)), flush=True)
-
+    configs = list(kernels.expand(preset=arguments.preset, where=f"({FORMATS[formats]}) and ({arguments.where})"))
+    records = arguments.out / f"{formats}-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
     asked = [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"]
-
-    def summarised() -> dict[str, Any]:
-        origin = {"manifest": kernels.name, "formats": formats, "shapes": name, "where": where, "asked": len(asked)}
-        summary = {**origin, "budget": arguments.budget, **_summary([*read_records(records)], choices)}
-        publish(records.with_suffix(".summary.json"), [json.dumps(summary, indent=2).encode(), b"\n"])
-        return summary
-
     if not arguments.json:
         print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
@@ -174,20 +125,64 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
             store=Store(arguments.store),
             options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
             commit=arguments.commit,
-            crew=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
+            workers=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
             budget=arguments.budget,
             baselines=arguments.baselines or tuple(BASELINES),
-            pinned=lambda problem: [selector.configs[name] for name in choices(problem).values() if name],
-            listener=Listener(measured=report, left_out=note),
+            pinned=_choosers(configs),
+            listener=_listener(arguments.json),
         )
-    except BaseException:
+    finally:
         if records.exists() and records.stat().st_size:
-            summarised()
-        raise
-    summary = summarised()
-    if not arguments.json:
-        print(*_told(summary), f"records: {records}", sep="\n", flush=True)
+            summary = {"manifest": kernels.name, "formats": formats, "shapes": name, "asked": len(asked)}
+            summary |= _summary([*read_records(records)])
+            if not arguments.json:
+                print(*_told(summary), f"records: {records}", sep="\n", flush=True)
     return summary
+
+
+def _choosers(configs: Sequence[Any]) -> Callable[[Any], dict[str, Any]]:
+    """What gives the kernels that are taken for a problem, by who of :data:`CHOOSERS` takes them: by what ships, which
+    is measurements, and a model that was fitted to them."""
+    from gemmill.library.config.names import kernel_name
+    from gemmill.library.errors import UnsupportedProblemError
+    from gemmill.profiler.baselines import heuristics
+    from gemmill.runtime.registry import detect
+    from gemmill.runtime.select.selector import Selector
+
+    gpu = detect()
+    selector = Selector({kernel_name(config): config for config in configs}, gpu)
+    if why := heuristics.missing():
+        note(f"not compared with nvMatmulHeuristics: {why}")
+
+    def selected(problem: Any, quick: bool) -> str | None:
+        try:
+            return selector.select(problem, quick=quick).name
+        except UnsupportedProblemError as error:
+            note(str(error))
+            return None
+
+    def choices(problem: Any) -> dict[str, Any]:
+        picked = None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
+        chosen = selected(problem, False), selected(problem, True), picked
+        return {who: selector.configs[name] for who, name in zip(CHOOSERS, chosen, strict=True) if name}
+
+    return choices
+
+
+def _listener(as_json: bool) -> Any:
+    from gemmill.profiler.analysis.figures import figures
+    from gemmill.profiler.sweep.sweep import Listener
+
+    def report(_: Any, measurements: Sequence[Any]) -> None:
+        (found,) = figures(measurements)
+        print(_row(found), flush=True)
+
+    return Listener(left_out=note) if as_json else Listener(measured=report, left_out=note)
+
+
+def note(text: str) -> None:
+    """Tell of something beside the results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _told(summary: dict[str, Any]) -> Iterator[str]:
@@ -209,10 +204,6 @@ def _told(summary: dict[str, Any]) -> Iterator[str]:
         yield f"  {count} x {says}"
 
 
-Choices = Mapping[str, str | None]
-"""Kernels that were chosen for a problem, by who of :data:`CHOOSERS` chose."""
-
-
 def rivals() -> dict[str, tuple[str, ...]]:
     """Names that figures use, and the baselines that they stand for: those of PyTorch's cuBLAS are one."""
     from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
@@ -227,8 +218,8 @@ HEAD = (
 )
 
 
-def _row(found: Any, choices: Choices) -> str:
-    figures = _figures(found, choices)
+def _row(found: Any) -> str:
+    figures = _figures(found)
 
     # The formats are the same in every row: what is left of a name tells the kernels apart.
     short = re.sub(r"^.*_(?=\d+x\d+x\d+_)", "", figures["best"] or "none is right")
@@ -245,17 +236,17 @@ def _row(found: Any, choices: Choices) -> str:
     return f"{figures['problem']:20}{''.join(cells)}  {short}"
 
 
-def _figures(found: Any, choices: Choices) -> dict[str, Any]:
+def _figures(found: Any) -> dict[str, Any]:
     """The figures of one problem. Only finalists count: they and the baselines were timed side by side."""
     from gemmill.profiler.analysis.figures import formats
 
     problem = found.run.problem
     best = found.best
-    chosen = {name: found.finalists.get(kernel or "") for name, kernel in choices.items()}
+    chosen = {who: next((m for m in found.finalists.values() if who in m.chosen), None) for who in CHOOSERS}
     named = {"best": best, **chosen}
     over: dict[str, Any] = {}
     for name, own in chosen.items():
-        over[name] = choices[name]
+        over[name] = own and own.kernel
         over[f"{name}_us"] = own and own.us
         over[f"{name}_over_best"] = found.reached([own.kernel]) if own else None
     for name, stands_for in rivals().items():
@@ -280,11 +271,11 @@ def _figures(found: Any, choices: Choices) -> dict[str, Any]:
     }
 
 
-def _summary(measurements: Sequence[Any], choices: Callable[[Any], Choices]) -> dict[str, Any]:
+def _summary(measurements: Sequence[Any]) -> dict[str, Any]:
     from gemmill.profiler.analysis.figures import figures
     from gemmill.profiler.baselines.baseline import BASELINES
 
-    rows = [_figures(found, choices(found.run.problem)) for found in figures(measurements)]
+    rows = [_figures(found) for found in figures(measurements)]
     first = measurements[0]
     means = {f"{name}_over_best": _mean(rows, f"{name}_over_best") for name in CHOOSERS}
     for name in rivals():  # cuBLAS lacks some problems, int8 with few rows among them

@@ -1,6 +1,7 @@
-"""Measurement records: one kernel on one problem, and what a figure needs to be believed. Kept as JSON Lines.
+"""Measurement records: one kernel on one problem, and what a figure needs to be believed.
 
-The profiler appends them, the selector reads them; neither imports the other.
+The profiler appends them, as JSON Lines; the selector and reports read them. What is to be kept and published is packed
+into Parquet (:mod:`gemmill.library.parquet`), which is read alike.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ class Measurement(Frozen):
     """:data:`METHOD` when it was measured."""
     time: AwareDatetime = Field(strict=False)
     """When it was measured."""
+    run: str = ""
+    """Which sweep it is of, where a file holds several: times of one run compare."""
+    chosen: tuple[str, ...] = Field(default=(), strict=False)
+    """Who would have taken this kernel for the problem before it was measured: ``selected``, the selector; ``quick``,
+    its decision trees; ``heuristics``, nvMatmulHeuristics."""
+    holds: Literal["time", "rank", "nothing"] = "time"
+    """What still holds of it where kernels or launches have changed since: its time, its rank among the fastest, or
+    nothing. Models are trained on times, tables of the fastest kernels on ranks as well."""
     stage: Literal["failed", "screen", "final"]
     """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
     us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -114,13 +123,18 @@ def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = M
 
 
 def read_records(path: Path) -> Iterator[Measurement]:
-    """The measurements of a file, in its order; ``.xz`` files are decompressed.
+    """The measurements of a file, in its order: JSON Lines, ``.xz`` or not, or ``.parquet``.
 
     A line that is cut short, as a killed writer leaves it, or no JSON otherwise is skipped, with a word in the log.
 
     Raises:
         RecordError: the file cannot be read, or a line is no record.
     """
+    if path.suffix == ".parquet":
+        from gemmill.library.parquet import read_parquet  # which knows what a measurement is
+
+        yield from read_parquet(path)
+        return
     try:
         content = path.read_bytes()
         content = _decompressed(content) if path.suffix == ".xz" else content
@@ -141,13 +155,13 @@ def read_records(path: Path) -> Iterator[Measurement]:
             field = ".".join(map(str, fault["loc"])) or "record"
             raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
         try:
-            _check(measurement.problem)
+            check_problem(measurement.problem)
         except ValueError as error:
             raise RecordError(f"{path}:{number}:1: problem: {error}") from None
         yield measurement
 
 
-def _check(problem: GemmProblem) -> None:
+def check_problem(problem: GemmProblem) -> None:
     """ValueError where a problem's extents or epilogue cannot be measured."""
     for name in ("m", "n", "k", "batch"):
         if not 1 <= getattr(problem, name) <= MAX_EXTENT:

@@ -23,8 +23,8 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
 from gemmill.library.version import __version__
 from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
-from gemmill.profiler.sweep.crew import Done, measure
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
+from gemmill.profiler.sweep.worker_pool import Done, measure
 from gemmill.runtime import driver
 
 POLL_SECONDS = 30.0
@@ -255,37 +255,37 @@ class Cluster:
 
 
 # What follows runs in dask workers, one task at a time.
-_hired: dict[str, WorkerProcess] = {}
+_started: dict[str, WorkerProcess] = {}
 """The process that measures here, by its sweep."""
 
 
 def _hire(sweep: str, process: Callable[[], WorkerProcess]) -> WorkerProcess:
     """The process that measures for a sweep; that of a sweep before, which may have been killed, ends."""
-    if sweep not in _hired:
-        for other in list(_hired):
+    if sweep not in _started:
+        for other in list(_started):
             _dismiss(other)
         worker = process()
         worker.start()
-        _hired[sweep] = worker
-    return _hired[sweep]
+        _started[sweep] = worker
+    return _started[sweep]
 
 
 def _dismiss(sweep: str) -> None:
-    if sweep in _hired:
-        _hired.pop(sweep).stop()
+    if sweep in _started:
+        _started.pop(sweep).stop()
 
 
-def _start(hire: Callable[[], WorkerProcess]) -> Machine:
+def _start(start: Callable[[], WorkerProcess]) -> Machine:
     with _named():
-        return hire().machine
+        return start().machine
 
 
 def _measure(
-    hire: Callable[[], WorkerProcess], unit: Unit, faulty: dict[str, str]
+    start: Callable[[], WorkerProcess], unit: Unit, faulty: dict[str, str]
 ) -> tuple[str, Machine, Report, dict[str, str]]:
     """This worker, its GPU, the report of a unit, and the kernels that crashed."""
     with _named() as address:
-        worker = hire()
+        worker = start()
         report = measure(worker, unit, faulty)
         return address, worker.machine, report, faulty
 

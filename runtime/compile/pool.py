@@ -160,7 +160,7 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
     todo = iter(enumerate(configs))
     workers: dict[Connection, _Worker] = {}
 
-    def hire(directory: str) -> None:
+    def start(directory: str) -> None:
         if (task := next(todo, None)) is not None:
             worker = _Worker(directory, store)
             workers[worker.connection] = worker
@@ -173,7 +173,7 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
     ):
         try:
             for _ in range(jobs):
-                hire(directory)
+                start(directory)
             while workers:
                 for ready in wait(list(workers)):
                     assert isinstance(ready, Connection)
@@ -185,7 +185,7 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                         status = worker.status()
                         del workers[ready]
                         yield worker.index, _died(config, status, seconds)
-                        hire(directory)
+                        start(directory)
                         continue
                     if store is not None and reply["problem"]:
                         store.report(reply["problem"])

@@ -18,7 +18,7 @@ from gemmill.library.errors import OperandError
 from gemmill.profiler.measure.operands import make_operands, plan_options, torch_dtype
 from gemmill.profiler.measure.verify import reference
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.sweep import problem_of
+from gemmill.profiler.sweep.units import problem_of
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,17 @@ def commands() -> typer.Typer:
     """The application with all its commands."""
     # Importing a module of commands adds them to the application.
     from gemmill.cli.app import app
-    from gemmill.cli.commands import compiling, demo, doctor, manifests, packs, problems, reports, stores  # noqa: F401
+    from gemmill.cli.commands import (  # noqa: F401
+        compiling,
+        demo,
+        doctor,
+        manifests,
+        packs,
+        problems,
+        records,
+        reports,
+        stores,
+    )
 
     return app
 

@@ -1,4 +1,4 @@
-"""Reports of the records that the repository keeps: figures, tables, pages."""
+"""Reports of real records: figures, tables, pages."""
 
 from __future__ import annotations
 
@@ -18,24 +18,16 @@ from gemmill.profiler.analysis.report import Choices
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, THROUGH_TORCH
 from gemmill.runtime.select.measured import measured
 
-RESULTS = Path(__file__).parents[3] / "profiler" / "results"
-SUMMARIES = sorted(path for path in RESULTS.glob("*.summary.json") if path.name.startswith(("fp8", "tf32", "int8")))
-SCALED = next(iter(RESULTS.glob("fp8-scaled-deepseek-*.jsonl")))
-CLUSTERS = next(iter(RESULTS.glob("fp8-clusters-*.jsonl.xz")))
+RECORDS = Path(__file__).parents[2] / "cases" / "records"
+SCALED = RECORDS / "fp8-scaled-deepseek-20261121T134526Z.jsonl.xz"
+CLUSTERS = RECORDS / "fp8-clusters-20261121T194000Z.jsonl.xz"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.name.partition("-2")[0], marks=pytest.mark.heavy if index % 8 else ())
-        for index, path in enumerate(SUMMARIES)
-    ],
-)
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.summary.json")), ids=lambda path: path.name.partition("-2")[0])
 def test_figures_are_those_that_were_published(path: Path) -> None:
     summary = json.loads(path.read_text())
-    (records,) = path.parent.glob(path.name.replace(".summary.json", ".jsonl*"))
-    found = figures(read_records(records))
+    found = figures(read_records(path.with_name(path.name.replace(".summary.json", ".jsonl.xz"))))
     assert len(found) == len(summary["problems"])
     assert sum(len(f.failed) for f in found) == summary["failed"]
     assert sum(f.baseline is not None for f in found) == summary["with_baseline"]

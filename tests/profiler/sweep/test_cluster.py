@@ -27,10 +27,11 @@ from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.measure.worker import Options
 from gemmill.profiler.sweep import cluster
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
-from gemmill.profiler.sweep.crew import Crew
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, problem_of, sweep, units
+from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, sweep
+from gemmill.profiler.sweep.units import problem_of, units
+from gemmill.profiler.sweep.worker_pool import WorkerPool
 from gemmill.runtime import driver
 from gemmill.runtime.storage.store import Store
 
@@ -97,9 +98,12 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Option
 @pytest.fixture
 def swept(tmp_path: Path) -> Callable[..., list[Measurement]]:
     def run(
-        crew: Crew, configs: Sequence[GemmConfig] = SOUND, records: str = "records.jsonl", listener: Listener = SILENT
+        workers: WorkerPool,
+        configs: Sequence[GemmConfig] = SOUND,
+        records: str = "records.jsonl",
+        listener: Listener = SILENT,
     ) -> list[Measurement]:
-        return sweep(units(configs, SHAPES), tmp_path / records, commit="", crew=crew, listener=listener)
+        return sweep(units(configs, SHAPES), tmp_path / records, commit="", workers=workers, listener=listener)
 
     return run
 
@@ -286,13 +290,14 @@ def test_without_dask_or_a_scheduler_it_is_said_what_to_do(
 
 def test_a_budget_is_shared_evenly_by_problems_at_work_at_once() -> None:
     problems = [problem_of(PLAIN[0], shape) for shape in SHAPES]
-    shares = Shares(6e6)  # seconds: those that pass here do not show
-    first = [shares.take(problem, 6 - i, 4) for i, problem in enumerate(problems[:4])]
+    shares = Shares(6e6, 4)  # seconds: those that pass here do not show
+    first = [shares.take(problem, 6 - i) for i, problem in enumerate(problems[:4])]
     assert first == pytest.approx([4e6] * 4, rel=1e-4)
     shares.give_back(problems[0])
     # One of four is free at once: of 24 million GPU seconds 12 are taken, and two problems are left.
-    assert shares.take(problems[4], 2, 4) == pytest.approx(6e6, rel=1e-4)
-    assert Shares(0).take(problems[0], 6, 4) <= 0
+    assert shares.take(problems[4], 2) == pytest.approx(6e6, rel=1e-4)
+    assert (Shares(0, 4).take(problems[0], 6) or 0) <= 0
+    assert Shares(None, 4).take(problems[0], 6) is None
 
 
 @pytest.mark.gpu
@@ -306,8 +311,8 @@ def test_all_gpus_measure_what_one_does(tmp_path: Path) -> None:
     gpus = local_gpus(None)
     chosen = units(PLAIN[:4], shapes)
     one, all_ = (
-        sweep(chosen, tmp_path / f"{len(crew)}.jsonl", store=store, options=options, crew=Cluster(gpus=crew))
-        for crew in (gpus[:1], gpus)
+        sweep(chosen, tmp_path / f"{len(own)}.jsonl", store=store, options=options, workers=Cluster(gpus=own))
+        for own in (gpus[:1], gpus)
     )
     assert {(m.problem, m.kernel): m.verified for m in all_} == {(m.problem, m.kernel): m.verified for m in one}
     assert len(all_) == len(one)

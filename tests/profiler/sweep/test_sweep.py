@@ -22,10 +22,11 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
 from gemmill.profiler.measure.worker import Options, Unit
-from gemmill.profiler.sweep.crew import measure
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.sweep import Listener, is_measured, likely_first, problem_of, sweep, too_large, units
+from gemmill.profiler.sweep.sweep import Listener, sweep
+from gemmill.profiler.sweep.units import is_measured, likely_first, problem_of, too_large, units
+from gemmill.profiler.sweep.worker_pool import measure
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select import gpus
@@ -252,8 +253,10 @@ def test_a_kernel_that_is_asked_for_besides_is_a_finalist_where_no_problem_has_i
     pytest.importorskip("torch")
     asked, store = units(PLAIN[:2], [Shape(256, 256, 128)]), Store(tmp_path / "store")
     options = Options(screen_rounds=1, finalists=1, final_rounds=3)
-    new = sweep(asked, tmp_path / "records.jsonl", store=store, options=options, pinned=lambda problem: PLAIN[5:6])
-    assert {m.kernel: m.stage for m in new}[kernel_name(PLAIN[5])] == "final"
+    pinned = {"quick": PLAIN[5]}
+    new = sweep(asked, tmp_path / "records.jsonl", store=store, options=options, pinned=lambda problem: pinned)
+    asked_for = next(m for m in new if m.kernel == kernel_name(PLAIN[5]))
+    assert (asked_for.stage, asked_for.chosen) == ("final", ("quick",))
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
 from gemmill.library.legality.rules import verdicts
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.sweep import problem_of, units
+from gemmill.profiler.sweep.units import problem_of, units
 from gemmill.runtime import driver
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import Pack, write_pack

@@ -34,7 +34,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.profiler.sweep.sweep import NOT_MEASURED, is_measured, units
+from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
 from gemmill.runtime.registry import detect
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures

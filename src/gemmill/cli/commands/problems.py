@@ -40,9 +40,10 @@ from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.worker import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
-from gemmill.profiler.sweep.crew import Crew, OneGpu
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, NOT_MEASURED, Listener, is_measured, sweep, units
+from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
+from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
+from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
@@ -220,16 +221,16 @@ def profile(
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
-    crew = _crew(gpus, scheduler)
+    workers = _workers(gpus, scheduler)
     if others := sum(not is_measured(config) for config in configs):
         output.complain(f"{others} kernels are not measured: {NOT_MEASURED}")
     found = measure(
-        units(configs, suite), records, store=Store(store), jobs=jobs, options=options, budget=budget, crew=crew
+        units(configs, suite), records, store=Store(store), jobs=jobs, options=options, budget=budget, workers=workers
     )
     report_measurements(found, as_json)
 
 
-def _crew(gpus: str | None, scheduler: str | None) -> Crew:
+def _workers(gpus: str | None, scheduler: str | None) -> WorkerPool:
     """Who measures."""
     if scheduler is not None:
         if not scheduler:
@@ -251,7 +252,7 @@ def measure(
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
-    crew: Crew | None = None,
+    workers: WorkerPool | None = None,
 ) -> list[Measurement]:
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep.sweep`."""
     untried: list[int] = []
@@ -271,7 +272,7 @@ def measure(
             jobs=jobs,
             options=options,
             budget=budget,
-            crew=crew,
+            workers=workers,
             listener=listener,
         )
     for says in left_out:

@@ -1,0 +1,157 @@
+"""Measurement records as Parquet: many sweeps in one typed, compressed file, which DuckDB and pandas read as it is.
+
+A row is a measurement, and its columns are :data:`COLUMNS`: the fields of a record and, flat, those of its problem.
+What follows from others (key, rate, ratio) is computed when a record is read. Times are kept to the seven digits of
+float32; of kernels that were timed briefly the median is kept, and not its quartiles.
+
+Needs PyArrow: ``pip install 'gemmill[records]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gemmill.library.errors import RecordError
+from gemmill.library.files import publish
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement, check_problem
+
+_WORD, _COUNT, _SMALL, _REAL = "word", "int32", "int16", "float32"
+PROBLEM: Mapping[str, str] = {
+    **dict.fromkeys(("m", "n", "k", "batch"), _COUNT),
+    **dict.fromkeys(("a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"), _WORD),
+    **dict.fromkeys(("c_dtype", "c_major"), _WORD),
+    **dict.fromkeys(("a_align", "b_align", "c_align", "d_align"), _SMALL),
+    **dict.fromkeys(("a_scale", "b_scale"), _WORD),
+    "promote": _SMALL,
+    **dict.fromkeys(("batching", "epilogue"), _WORD),
+}
+"""The fields of a :class:`GemmProblem`, and their types."""
+COLUMNS: Mapping[str, str] = {
+    **dict.fromkeys(("run", "gpu", "driver", "cuda", "torch", "gemmill", "commit"), _WORD),
+    "method": _SMALL,
+    "time": "time",
+    **PROBLEM,
+    **dict.fromkeys(("kernel", "digest"), _WORD),
+    "chosen": "words",
+    **dict.fromkeys(("holds", "stage"), _WORD),
+    **dict.fromkeys(("us", "low_us", "high_us", "baseline_us"), _REAL),
+    "samples": _COUNT,
+    "verified": "bool",
+    "error": _REAL,
+    "says": _WORD,
+    **dict.fromkeys(("sm_mhz", "memory_mhz", "celsius"), _SMALL),
+    "watts": _REAL,
+    "throttle": "words",
+}
+"""Columns and their types: a word is a string kept in a dictionary, ``words`` a list of strings, and ``time`` has
+microseconds, in UTC. All but :data:`PROBLEM` are explained in :class:`Measurement`."""
+_BATCH = 1 << 16
+"""Rows that are turned into records at a time."""
+
+
+def read_parquet(path: Path) -> Iterator[Measurement]:
+    """The measurements of a Parquet file, in its order.
+
+    Raises:
+        RecordError: the file cannot be read, lacks columns, a row is no record, or PyArrow is missing.
+    """
+    arrow = _arrow("parquet", path)
+    try:
+        file = arrow.ParquetFile(path)
+    except (OSError, ValueError) as error:  # PyArrow's errors are these
+        raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
+    if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
+        raise RecordError(
+            f"{path}: is no file of measurements, column {missing[0]} is missing; gemmill records pack writes them"
+        )
+    problems: dict[tuple[Any, ...], GemmProblem] = {}
+    row = 0
+    with file:
+        for batch in file.iter_batches(_BATCH, columns=list(COLUMNS)):
+            columns = {name: batch.column(name).to_pylist() for name in COLUMNS}
+            parts = zip(*(columns.pop(name) for name in PROBLEM), strict=True)
+            for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
+                row += 1
+                if own not in problems:
+                    problems[own] = _problem(own, f"{path}: row {row}")
+                fields = dict(zip(columns, values, strict=True), problem=problems[own])
+                try:
+                    yield Measurement.model_validate(fields)
+                except ValidationError as error:
+                    fault = error.errors(include_url=False)[0]
+                    where = ".".join(map(str, fault["loc"])) or "record"
+                    raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+
+
+def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
+    """Write measurements to a file, whole or not at all; returns how many.
+
+    Raises:
+        RecordError: there are none, or PyArrow is missing.
+        OSError: the file cannot be written.
+    """
+    pa, arrow = _arrow("lib", path), _arrow("parquet", path)
+    types = {
+        _WORD: pa.dictionary(pa.int32(), pa.string()),
+        "words": pa.list_(pa.string()),
+        "time": pa.timestamp("us", "UTC"),
+        "bool": pa.bool_(),
+        **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL)},
+    }
+    rows = [_row(m) for m in measurements]
+    if not rows:
+        raise RecordError(f"{path}: there is nothing to write; name files that hold measurements")
+    arrays = [pa.array([row[name] for row in rows], types[kind]) for name, kind in COLUMNS.items()]
+    table = pa.Table.from_arrays(arrays, list(COLUMNS))
+    sink = pa.BufferOutputStream()
+    arrow.write_table(
+        table,
+        sink,
+        row_group_size=len(rows),
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, "bool")],
+        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in COLUMNS.items() if kind == _REAL},
+    )
+    publish(path, [sink.getvalue().to_pybytes()])
+    return len(rows)
+
+
+def as_kept(measurement: Measurement) -> Measurement:
+    """A measurement as it is after it has been written and read."""
+    from numpy import float32
+
+    row = _row(measurement)
+    reals = {name: float(float32(row[name])) for name, kind in COLUMNS.items() if kind == _REAL and row[name]}
+    return measurement.model_copy(update={name: row[name] for name in ("low_us", "high_us")} | reals)
+
+
+def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
+    problem = GemmProblem(*values)
+    try:
+        check_problem(problem)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{where}: problem: {error}") from None
+    return problem
+
+
+def _row(measurement: Measurement) -> dict[str, Any]:
+    row = {name: getattr(measurement, name) for name in COLUMNS if name not in PROBLEM}
+    if measurement.stage != "final":
+        row["low_us"] = row["high_us"] = None
+    return row | asdict(measurement.problem)
+
+
+def _arrow(module: str, path: Path) -> Any:
+    """A module of PyArrow, which has no types that mypy knows."""
+    try:
+        return importlib.import_module(f"pyarrow.{module}")
+    except ImportError as error:
+        raise RecordError(f"{path}: Parquet needs PyArrow ({error}); pip install 'gemmill[records]'") from None

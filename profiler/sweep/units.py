@@ -1,0 +1,92 @@
+"""What a sweep measures: the problems of shapes, and of each the kernels that solve it, likely fast ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.parts import PARTIAL_BYTES
+from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.profiler.measure.worker import Unit
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.selector import Selector
+
+MAX_PARTIAL_BYTES = 1 << 30
+"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
+TRANSPOSED_ROWS = 1024
+"""Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
+
+
+def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
+    """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
+
+    The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
+    """
+    a, b, c, d = config.a, config.b, config.c, config.d
+    m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
+    packed = GemmProblem.packed(
+        (m, n, shape.k, shape.batch),
+        (a.dtype, "k" if a.major == "any" else a.major),
+        (b.dtype, "k" if b.major == "any" else b.major),
+        config.accumulator,
+        (c.dtype, "n" if c.major == "any" else c.major) if c else None,
+        (d.dtype, "n" if d.major == "any" else d.major),
+    )
+    return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
+
+
+NOT_MEASURED = "they are for groups or arrays, or have an expression"
+"""Why kernels are not that :func:`is_measured` tells."""
+
+
+def is_measured(config: GemmConfig) -> bool:
+    """Whether a shape is all that a kernel's problem needs: groups, arrays and expressions take more than matrices."""
+    return config.scheduler.batching == "strided" and config.epilogue == LINEAR
+
+
+def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
+    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs. Those
+    are left out that :func:`is_measured` tells.
+
+    Where there are few rows, the kernels follow that solve the problem transposed only
+    (:attr:`GemmProblem.transposed`).
+    """
+    configs = list(filter(is_measured, configs))
+    groups: dict[GemmProblem, list[GemmConfig]] = {}
+    for shape in shapes:
+        own = {config: problem_of(config, shape) for config in configs}
+        for config, problem in own.items():
+            groups.setdefault(problem, []).append(config)
+        for config, problem in own.items() if shape.m <= TRANSPOSED_ROWS else ():
+            swapped = problem_of(config, replace(shape, m=shape.n, n=shape.m)).transposed
+            if swapped != problem and swapped in groups and needs_swap(config, swapped):
+                groups[swapped].append(config)
+    return [Unit(problem, tuple(members)) for problem, members in groups.items()]
+
+
+def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] = ()) -> Unit:
+    """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
+    rank and those ``besides``, also where the unit lacks them: transposed, of many rows. Kernels that the selector
+    passes over come last."""
+    try:
+        likely = [candidate.name for candidate in selector.candidates(unit.problem, len(selector.configs))]
+    except UnsupportedProblemError:
+        likely = []
+    finalists = dict.fromkeys((*(selector.configs[name] for name in likely[:1]), *besides))
+    pinned = tuple(map(kernel_name, finalists))
+    places = {name: place for place, name in enumerate(dict.fromkeys((*pinned, *likely)))}
+    configs = dict.fromkeys((*unit.configs, *finalists))
+    ranked = sorted(configs, key=lambda config: places.get(kernel_name(config), len(places)))
+    return replace(unit, configs=tuple(ranked), pinned=pinned)
+
+
+def too_large(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether the partial sums of a split kernel take more than :data:`MAX_PARTIAL_BYTES`."""
+    if config.scheduler.decomposition != "split":
+        return False
+    return config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES > MAX_PARTIAL_BYTES

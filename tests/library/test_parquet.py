@@ -1,0 +1,101 @@
+"""Records as Parquet: what is written is read, and what is no file of records is an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.library.test_records import MEASURED
+
+from gemmill.library.errors import RecordError
+from gemmill.library.parquet import COLUMNS, PROBLEM, as_kept, read_parquet, write_parquet
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement, read_records
+
+extents = st.integers(1, 1 << 20)
+measurements = st.builds(
+    Measurement,
+    problem=st.builds(
+        GemmProblem,
+        m=extents,
+        n=extents,
+        k=extents,
+        batch=extents,
+        a_align=st.sampled_from((1, 16)),
+        epilogue=st.just("linear"),
+    ),
+    time=st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+    method=st.integers(0, 100),
+    samples=st.integers(0, 1 << 30),
+    us=st.none() | st.floats(1e-3, 1e9),
+    low_us=st.none() | st.floats(1e-3, 1e9),
+    baseline_us=st.none() | st.floats(1e-3, 1e9),
+    high_us=st.none(),
+    error=st.none() | st.floats(0, 1e30),
+    watts=st.none() | st.floats(0, 1e3),
+    sm_mhz=st.none() | st.integers(0, 4000),
+    memory_mhz=st.none(),
+    celsius=st.none() | st.integers(-10, 100),
+)
+
+
+@given(st.lists(measurements, min_size=1, max_size=5))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, given: list[Measurement]) -> None:
+    path = tmp_path_factory.mktemp("records") / "a.parquet"
+    assert write_parquet(path, given) == len(given)
+    found = list(read_records(path))
+    assert found == [as_kept(m) for m in given]
+    write_parquet(path, found)
+    assert list(read_parquet(path)) == found, "nothing is lost twice"
+
+
+def test_every_field_of_a_measurement_is_a_column() -> None:
+    problem = GemmProblem.__dataclass_fields__
+    assert list(PROBLEM) == list(problem)
+    assert {*COLUMNS} - {*problem} == {*Measurement.model_fields} - {"problem"}
+
+
+def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [MEASURED, MEASURED])
+    table = pq.read_table(path)
+
+    def with_column(name: str, *values: object) -> None:
+        place = table.schema.get_field_index(name)
+        pq.write_table(table.set_column(place, name, pa.array(values)), path)
+        list(read_records(path))
+
+    with pytest.raises(RecordError, match=r"a.parquet: row 2: us: Input should be greater than 0"):
+        with_column("us", 200.0, -1.0)
+    with pytest.raises(RecordError, match=r"a.parquet: row 1: problem: m is -4"):
+        with_column("m", -4, 4096)
+    with pytest.raises(RecordError, match=r"a.parquet: row 2: problem: "):
+        with_column("k", 4096, None)
+    pq.write_table(table.drop_columns(["gpu"]), path)
+    with pytest.raises(RecordError, match="is no file of measurements, column gpu is missing"):
+        list(read_records(path))
+    path.write_bytes(b"PAR1 of something else")
+    with pytest.raises(RecordError, match="cannot be read as Parquet"):
+        list(read_records(path))
+    with pytest.raises(RecordError, match="cannot be read as Parquet"):
+        list(read_records(tmp_path / "none.parquet"))
+    with pytest.raises(RecordError, match="nothing to write"):
+        write_parquet(path, [])
+
+
+@pytest.mark.slow
+def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from pathlib import Path; from gemmill.library.records import read_records\n"
+        f"list(read_records(Path({str(tmp_path / 'a.parquet')!r})))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install 'gemmill[records]'" in result.stderr.splitlines()[-1]
