@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -72,6 +73,8 @@ class Gpu:
     """L2 capacity."""
     power_tflops: float
     """TFLOP/s of 16-bit operands that the power limit lets a long GEMM sustain, whatever its kernel."""
+    model: Path | None = None
+    """Folder of what was trained on measurements of it; None: what ships."""
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(

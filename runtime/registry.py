@@ -30,7 +30,9 @@ from gemmill.runtime import driver
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
+from gemmill.runtime.select.models import with_model
 from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack
 
@@ -51,6 +53,8 @@ class Registry:
         gpu: figures of the GPU that problems are selected for; by default those of GPU 0, or of an H200 where there is
             none.
         records: files of measurements that the selector prefers over its model.
+        model: folder of what `gemmill train` made of measurements of the GPU; by default the one that the environment
+            names (``GEMMILL_MODEL``), or what ships.
 
     Raises:
         ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
@@ -63,6 +67,7 @@ class Registry:
         store: Store | str | Path | None = None,
         gpu: Gpu | None = None,
         records: Iterable[str | Path] = (),
+        model: str | Path | None = None,
     ) -> None:
         self.packs = tuple(Pack.open(path) for path in packs)
         self._ships = manifests is None and not self.packs
@@ -70,6 +75,7 @@ class Registry:
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
         self._store = store
         self._gpu = gpu
+        self._model = Path(model) if model is not None else None
         self._decisions = [decision for pack in self.packs for decision in pack.decisions]
         if files := [Path(path) for path in records]:
             self._decisions += read_decisions(files)
@@ -84,8 +90,14 @@ class Registry:
 
     @cached_property
     def gpu(self) -> Gpu:
-        """The GPU that problems are selected for."""
-        return self._gpu or detect()
+        """The GPU that problems are selected for, with its model.
+
+        Raises:
+            RecordError: the folder that was named has no model of it.
+        """
+        gpu = self._gpu or detect()
+        model = self._model or (None if gpu.model else Settings.read().model)
+        return with_model(gpu, model) if model else gpu
 
     @cached_property
     def store(self) -> Store:

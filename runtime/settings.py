@@ -28,6 +28,8 @@ class Settings:
     headers that would be found. The store tells headers apart by their versions: after an edit, clear it."""
     debug: bool = False
     """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
+    model: Path | None = None
+    """``GEMMILL_MODEL``: folder of a model that `gemmill train` made, instead of the one that ships."""
     warm_calls: bool = True
     """``GEMMILL_WARM_CALLS``: ``0`` has each call read and checked in full, also one like a call before it."""
 
@@ -40,18 +42,19 @@ class Settings:
         """
         known = (
             *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
-            "GEMMILL_WARM_CALLS",
+            *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS"),
         )
         for name in environ:
             if name.startswith("GEMMILL_") and name not in known:
                 raise SettingError(f"{name}: no such setting; there are {', '.join(known)}")
-        store, size, jobs, include, debug, warm_calls = (environ.get(name) for name in known)
+        store, size, jobs, include, debug, model, warm_calls = (environ.get(name) for name in known)
         return cls(
             None if store is None else _directory("GEMMILL_STORE", store),
             None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
             None if jobs is None else _count("GEMMILL_JOBS", jobs),
             None if include is None else tuple(_directory("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
             debug is not None and _switch("GEMMILL_DEBUG", debug),
+            None if model is None else _directory("GEMMILL_MODEL", model),
             warm_calls is None or _switch("GEMMILL_WARM_CALLS", warm_calls),
         )
 

@@ -1,5 +1,5 @@
 """Quick selection, for problems that are launched a few times only: a decision tree names a kernel after a dozen
-comparisons, where the model takes half a millisecond. ``benchmarks/quick.py`` trains the trees on what the model says,
+comparisons, where the model takes half a millisecond. `gemmill train --quick` trains the trees on what the model says,
 and tells how much slower than its choice theirs are."""
 
 from __future__ import annotations
@@ -7,10 +7,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemmill.runtime.select.measured import FORMATS
-from gemmill.runtime.select.shipped import content_of
+from gemmill.runtime.select.models import content_of
 
 VERSION = 1
 """Of the files."""
@@ -85,15 +86,16 @@ def tiles_a_wave(m: int, n: int, tile: int, sms: int) -> float:
 
 
 @cache
-def trees_of(gpu: str) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
-    """What :meth:`Tree.of` reads, for a GPU by the name of its row in library/arch.py, and by all of a problem but its
-    extents, in the order of :data:`~gemmill.runtime.select.measured.FORMATS`; nothing where no trees were trained.
+def trees_of(gpu: str, folder: Path | None = None) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
+    """What :meth:`Tree.of` reads, for a GPU by the name of its row in library/arch.py, in a folder of models, by
+    default of those that ship, and by all of a problem but its extents, in the order of
+    :data:`~gemmill.runtime.select.measured.FORMATS`; nothing where no trees were trained.
 
     Raises:
-        RecordError: the file is of another version.
+        RecordError: the file is damaged or of another version.
     """
     found = {}
-    for table in (content_of(gpu, "quick", VERSION) or {"tables": []})["tables"]:
+    for table in (content_of(gpu, folder, "quick", VERSION) or {"tables": []})["tables"]:
         for a, b, d in table["types"]:
             formats = table["formats"] | {"a_dtype": a, "b_dtype": b, "d_dtype": d}
             found[tuple(formats[field] for field in FORMATS)] = table

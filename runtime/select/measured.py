@@ -1,6 +1,6 @@
 """What was measured and ships: the fastest kernels at the shapes of the suites, on GPUs that somebody swept.
 
-The selector prefers it to its model, as it does a caller's own records to both. ``benchmarks/fit.py`` writes the files.
+The selector prefers it to its model, as it does a caller's own records to both. `gemmill train` writes the files.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.shipped import content_of
+from gemmill.runtime.select.models import content_of
 
 VERSION = 1
 """Of the files."""
@@ -41,13 +42,14 @@ class Measured(NamedTuple):
 
 
 @cache
-def measured(gpu: str) -> Measured | None:
-    """The tables of a GPU, by the name of its row in library/arch.py; None where nobody has swept it.
+def measured(gpu: str, folder: Path | None = None) -> Measured | None:
+    """The tables of a GPU, by the name of its row in library/arch.py, in a folder of models, by default of those that
+    ship; None where nobody has swept it.
 
     Raises:
-        RecordError: the file is of another version.
+        RecordError: the file is damaged or of another version.
     """
-    if (content := content_of(gpu, "measured", VERSION)) is None:
+    if (content := content_of(gpu, folder, "measured", VERSION)) is None:
         return None
     tables = content["tables"]
     return Measured(

@@ -164,7 +164,7 @@ def estimate(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integ
         serving: indices of those that can; None: all.
     """
     figures, others = analytic(table, problem, gpu)
-    found = residual.fitted(gpu.name) if problem.batching == "strided" else None
+    found = residual.fitted(gpu.name, gpu.model) if problem.batching == "strided" else None
     us = figures.us if found is None else _corrected(found, table, figures, others, problem, gpu, serving)
     return figures._replace(us=us + memory.realignment_us(table.traffic, problem, gpu))
 

@@ -1,15 +1,16 @@
 """The residual model, what measurements add to the analytic one: gradient-boosted trees on its figures, fitted to the
 logarithm of measured over modelled time (oblivious trees: Prokhorenkova et al., CatBoost, NeurIPS 2018).
-``benchmarks/fit.py`` fits it and writes the files."""
+`gemmill train` fits it and writes the files."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmill.runtime.select.shipped import content_of
+from gemmill.runtime.select.models import content_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -64,11 +65,12 @@ class ResidualModel(NamedTuple):
 
 
 @cache
-def fitted(gpu: str) -> ResidualModel | None:
-    """The residual model of a GPU, by the name of its row in library/arch.py; None where nobody has measured it.
+def fitted(gpu: str, folder: Path | None = None) -> ResidualModel | None:
+    """The residual model of a GPU, by the name of its row in library/arch.py, in a folder of models, by default
+    of those that ship; None where nobody has measured it.
 
     Raises:
-        RecordError: the file is of another version.
+        RecordError: the file is damaged or of another version.
     """
-    content = content_of(gpu, "trees", VERSION)
+    content = content_of(gpu, folder, "trees", VERSION)
     return ResidualModel.of(content) if content else None

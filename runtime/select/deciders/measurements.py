@@ -65,7 +65,7 @@ class ByMeasurement:
         the fastest of them is not here."""
         if self._own and (own := self._own.get(problem)):
             return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
-        if (tables := measured(self._gpu.name)) is None:
+        if (tables := measured(self._gpu.name, self._gpu.model)) is None:
             return []
         if not (shipped := tables.times(problem)):
             return self._times_of_types_alike(tables, problem)
@@ -75,7 +75,7 @@ class ByMeasurement:
 
     def _times_of_types_alike(self, tables: Measured, problem: GemmProblem) -> list[tuple[float, str]]:
         """What ships of the problem with types alike and a D as wide, of the same kernels with the types asked for."""
-        others = _measured_alike(self._gpu.name, problem.a_dtype, problem.b_dtype, problem.d_dtype)
+        others = _measured_alike(self._gpu, problem.a_dtype, problem.b_dtype, problem.d_dtype)
         if not others or not self._variants.has_types_of(problem):
             return []
         for a, b, d in others:
@@ -102,9 +102,9 @@ def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
 
 
 @lru_cache
-def _measured_alike(gpu: str, a: DTypeName, b: DTypeName, d: DTypeName) -> Sequence[tuple[Any, Any, Any]]:
+def _measured_alike(gpu: Gpu, a: DTypeName, b: DTypeName, d: DTypeName) -> Sequence[tuple[Any, Any, Any]]:
     """Types like some of A and B, and of a D as wide, of which something ships that was measured on a GPU."""
-    if (tables := measured(gpu)) is None or not {a, b, d} <= DTYPES.keys():
+    if (tables := measured(gpu.name, gpu.model)) is None or not {a, b, d} <= DTYPES.keys():
         return []
     outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[d].bits]
     alike = itertools.product(with_alike(a), with_alike(b), outputs)

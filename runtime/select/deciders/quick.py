@@ -63,7 +63,7 @@ class ByDecisionTree:
 
     def _of_formats(self, problem: GemmProblem) -> _OfFormats | None:
         """The tree that was trained for the formats of a problem without its epilogue."""
-        table = trees_of(self._gpu.name).get(formats_of(replace(problem, epilogue=LINEAR)))
+        table = trees_of(self._gpu.name, self._gpu.model).get(formats_of(replace(problem, epilogue=LINEAR)))
         return None if table is None else _OfFormats(Tree.of(table), {}, is_gated(problem.epilogue))
 
     def _named_by(self, tree: Tree, kernel: int, problem: GemmProblem) -> Choice | None:

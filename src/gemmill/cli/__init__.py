@@ -24,6 +24,7 @@ def commands() -> typer.Typer:
         records,
         reports,
         stores,
+        training,
     )
 
     return app

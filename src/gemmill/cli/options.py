@@ -87,6 +87,16 @@ Manifests = Annotated[
     list[str],
     typer.Option("--manifest", metavar="MANIFEST", help="Consider the kernels of this manifest; may be repeated."),
 ]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        help="Choose by this model, which gemmill train made, instead of the one that ships.",
+    ),
+]
 Packs = Annotated[
     list[Path],
     typer.Option(

@@ -25,13 +25,13 @@ from gemmill.library.errors import RecordError, UnsupportedProblemError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select import decision_tree, shipped
+from gemmill.runtime.select import decision_tree, models
 from gemmill.runtime.select.decision_tree import EXTENTS, FIGURES, TILES, Tree, extents_of, tiles_a_wave
 from gemmill.runtime.select.kernels.faults import faults
 from gemmill.runtime.select.measured import FORMATS
 from gemmill.runtime.select.selector import Selector
 
-FILES = sorted(shipped.FOLDER.glob("*.quick.json"))
+FILES = sorted(models.FOLDER.glob("*.quick.json"))
 H200 = GPUS["NVIDIA H200"]
 
 
@@ -91,9 +91,9 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
     path: Path, everything: Mapping[str, GemmConfig]
 ) -> None:
     content = json.loads(path.read_text())
-    model = shipped.path_of(content["gpu"], "trees")
-    assert content["grown of"] == hashlib.sha256(model.read_bytes()).hexdigest(), (
-        f"{model.name} was fitted anew: train these again (benchmarks/quick.py)"
+    model = models.path_of(content["gpu"], "trees")
+    assert content["trained on"] == hashlib.sha256(model.read_bytes()).hexdigest(), (
+        f"{model.name} was fitted anew: train these again (gemmill train --quick)"
     )
     for table in content["tables"]:
         own = GemmProblem(m=256, n=256, k=256, **table["formats"])
@@ -182,7 +182,7 @@ def test_what_nothing_serves_is_refused_all_the_same(registry: Registry) -> None
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
-    shipped.path_of("NVIDIA Next", "quick").write_text(json.dumps({"version": 0}))
+    monkeypatch.setattr(models, "FOLDER", tmp_path)
+    models.path_of("NVIDIA Next", "quick").write_text(json.dumps({"version": 0, "gpu": "NVIDIA Next"}))
     with pytest.raises(RecordError, match="version 0, not 1"):
         decision_tree.trees_of("NVIDIA Next")

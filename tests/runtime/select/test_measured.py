@@ -14,13 +14,13 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select import measured, shipped
+from gemmill.runtime.select import measured, models
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.faults import needs_swap, runs_transposed
 from gemmill.runtime.select.measured import FORMATS
 from gemmill.runtime.select.selector import Selector
 
-FILES = sorted(shipped.FOLDER.glob("*.measured.json"))
+FILES = sorted(models.FOLDER.glob("*.measured.json"))
 PROBLEM = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 ELSEWHERE = replace(PROBLEM, k=4224)
 
@@ -42,7 +42,7 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
 ) -> None:
     content = json.loads(path.read_text())
     assert content["gpu"] in GPUS
-    assert shipped.path_of(content["gpu"], "measured") == path
+    assert models.path_of(content["gpu"], "measured") == path
     assert set(content["kernels"]) <= set(everything)
     tables = measured.measured(content["gpu"])
     assert tables is not None
@@ -99,7 +99,7 @@ def test_a_caller_s_own_measurements_come_before(kernels: dict[str, GemmConfig])
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
-    shipped.path_of("Some GPU", "measured").write_text('{"version": 99}')
+    monkeypatch.setattr(models, "FOLDER", tmp_path)
+    models.path_of("Some GPU", "measured").write_text('{"version": 99, "gpu": "Some GPU"}')
     with pytest.raises(RecordError, match="version 99"):
         measured.measured("Some GPU")

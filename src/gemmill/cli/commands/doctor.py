@@ -20,9 +20,11 @@ from gemmill.cli.app import app
 from gemmill.cli.options import Json, StorePath
 from gemmill.cli.output import Status
 from gemmill.library.arch import ARCHS
-from gemmill.library.errors import DeviceError, ToolchainError
+from gemmill.library.errors import DeviceError, RecordError, ToolchainError
 from gemmill.runtime import driver
 from gemmill.runtime.compile.toolchain import Toolchain
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.models import origin
 from gemmill.runtime.storage.store import Store
 
 
@@ -50,7 +52,7 @@ def doctor(store: StorePath = None, as_json: Json = False) -> None:
       gemmill doctor
       gemmill doctor --json
     """
-    found = [_python(), _bindings(), *_toolchain(), *_gpus(), _torch(), _store(store)]
+    found = [_python(), _bindings(), *_toolchain(), *_gpus(), _model(), _torch(), _store(store)]
     if as_json:
         output.print_json([asdict(finding) for finding in found])
     else:
@@ -120,6 +122,13 @@ def _gpus() -> Iterator[Finding]:
         else:
             needed = ", ".join(f"{major}.{minor}" for major, minor in sorted(served))
             yield Finding(f"GPU {device}", "missing", detail, f"kernels need compute capability {needed}")
+
+
+def _model() -> Finding:
+    try:
+        return Finding("model", "ok", origin(Registry(manifests=[]).gpu))
+    except RecordError as error:
+        return Finding("model", "wrong", "GEMMILL_MODEL names none of this GPU", str(error))
 
 
 def _torch() -> Finding:

@@ -19,6 +19,7 @@ from gemmill.cli.options import (
     Json,
     Manifest,
     Manifests,
+    Model,
     OnGpu,
     Packs,
     Preset,
@@ -46,7 +47,7 @@ from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.choice import Choice, Rows
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.store import Store
 
@@ -85,6 +86,7 @@ def select(
         ),
     ] = False,
     gpu: OnGpu = None,
+    model: Model = None,
     top: Top = 1,
     why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
     as_json: Json = False,
@@ -99,6 +101,7 @@ def select(
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
       gemmill select --mnkl 1234,4096,4096 --quick --why
       gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB"
+      gemmill select --mnkl 4096,4096,4096 --model models --why
     """
     if batch_invariant:
         if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
@@ -106,7 +109,8 @@ def select(
         problem = packed_rows(problem)
         if quick:
             raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
-    choice = registry(manifest, pack, records, gpu).select(problem, None, "m" if batch_invariant else None, quick)
+    rows: Rows | None = "m" if batch_invariant else None
+    choice = registry(manifest, pack, records, gpu, model).select(problem, None, rows, quick)
     ranked = [
         (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
     ][:top]
@@ -285,11 +289,15 @@ def measure(
 
 
 def registry(
-    manifests: Sequence[str], packs: Sequence[Path], records: Sequence[Path], gpu: Gpu | None = None
+    manifests: Sequence[str],
+    packs: Sequence[Path],
+    records: Sequence[Path],
+    gpu: Gpu | None = None,
+    model: Path | None = None,
 ) -> Registry:
     """A registry over what the options name; without any manifest or pack, over the manifests that ship."""
     paths = [manifest_path(manifest) for manifest in manifests] if manifests else None
-    return Registry(manifests=paths, packs=packs, gpu=gpu, records=records)
+    return Registry(manifests=paths, packs=packs, gpu=gpu, records=records, model=model)
 
 
 def best(choice: Choice, top: int) -> list[str]:

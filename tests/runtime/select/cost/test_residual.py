@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select import shipped
+from gemmill.runtime.select import models
 from gemmill.runtime.select.cost import model, residual
 from gemmill.runtime.select.cost.residual import ResidualModel
 
@@ -54,12 +54,12 @@ def test_trees_sum_the_leaves_that_each_kernel_reaches(content: dict[str, Any], 
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", sorted(shipped.FOLDER.glob("*.trees.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(models.FOLDER.glob("*.trees.json")), ids=lambda path: path.stem)
 def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["version"] == residual.VERSION
     assert content["gpu"] in GPUS
-    assert shipped.path_of(content["gpu"], "trees") == path
+    assert models.path_of(content["gpu"], "trees") == path
     columns = model.FeatureTable.of(PLAIN)
     figures, others = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     assert set(content["features"]) <= set(model.FEATURES)

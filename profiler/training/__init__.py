@@ -1,0 +1,1 @@
+"""Models trained on records: the residual model, tables of the fastest kernels, decision trees."""

@@ -1,0 +1,56 @@
+"""The residual model judged on what it was not fitted to.
+
+Problems are held out by K, a fold of all its values at a time, so that no weight matrix is on both sides. Selected over
+best, geometric mean and 5th percentile over problems, and the best of the first eight over the best, for the analytic
+model alone and with the residual model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+
+from gemmill.profiler.training.residual import fit
+from gemmill.profiler.training.rows import Rows
+
+FOLDS = 10
+
+
+def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
+    """Figures of a GPU's problems held out, by the type of A and over all."""
+    extents = sorted({r.problem.k for r in rows})
+    fold = {k: i % FOLDS for i, k in enumerate(extents)}
+    shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for which in range(min(FOLDS, len(extents))):
+        model = fit([r for r in rows if fold[r.problem.k] != which], gpu)
+        for r in rows:
+            if r.gpu == gpu and fold[r.problem.k] == which:
+                found = *reached(r, r.analytic), *reached(r, r.analytic + model.predict(r.features))
+                shares[r.problem.a_dtype].append(found)
+                shares["all"].append(found)
+    result = {}
+    for types, own in shares.items():
+        columns = np.array(own).T
+        result[types] = {"problems": len(own), "analytic": _summary(*columns[:2]), "fitted": _summary(*columns[2:])}
+    return result
+
+
+def _summary(first: Any, of_eight: Any) -> list[float]:
+    """Geometric mean and 5th percentile of the first kernel's share, geometric mean of that of the best of eight."""
+    return [round(float(x), 4) for x in (geometric_mean(first), np.percentile(first, 5), geometric_mean(of_eight))]
+
+
+def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
+    """Time of the best kernel over that of the one predicted best, and over the best of the first eight."""
+    first: dict[str, float] = {}
+    for i in np.argsort(predicted, kind="stable"):
+        first.setdefault(rows.names[i], float(rows.measured[i]))
+        if len(first) == 8:
+            break
+    best = min(rows.best, float(rows.measured.min()))
+    return math.exp(best - next(iter(first.values()))), math.exp(best - min(first.values()))

@@ -1,0 +1,117 @@
+"""Measurements as a model is trained on them: of each problem of a run its kernels, with what the analytic model says
+of them and how long they took."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement
+from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.runtime.launch.tma import ALIGNMENT
+from gemmill.runtime.select.cost import model
+from gemmill.runtime.select.kernels.faults import needs_swap
+
+SHARPNESS = 5.0
+"""How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The kernels of a problem."""
+
+    problem: GemmProblem
+    names: tuple[str, ...]
+    features: Any
+    """(kernels, features), in the order of ``model.FEATURES``."""
+    analytic: Any
+    """Logarithms of the analytic model's times; so the measured ones."""
+    measured: Any
+    best: float
+    """Least measured time at length, logarithm."""
+    gpu: str
+    """Name of its row."""
+
+    @property
+    def weights(self) -> Any:
+        """Of each kernel, in all 1."""
+        weights = np.exp(-SHARPNESS * (self.measured - self.measured.min()))
+        return weights / weights.sum()
+
+
+def us_of(measurement: Measurement) -> float:
+    """The time of a kernel that was timed."""
+    assert measurement.us is not None
+    return measurement.us
+
+
+def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[str, Measurement]]:
+    """Measurements by problem and kernel; of a kernel measured again, the last."""
+    times: dict[GemmProblem, dict[str, Measurement]] = defaultdict(dict)
+    for m in measurements:
+        times[m.problem][m.kernel] = m
+    return times
+
+
+def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
+    """The kernels of each problem that the residual model is for, of one run: times of several do not compare. Times
+    with copies of operands are none that it corrects, and of those that hold no more there are none.
+
+    Brief measurements were at other clocks: they are scaled so that none seems faster than the finalists, of which the
+    slowest two may have been pinned.
+    """
+    times = of_problem(m for m in measurements if _is_learnt_from(m))
+    configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
+    for problem, own in times.items():
+        finalists = sorted(us_of(m) for m in own.values() if m.stage == "final")
+        if not finalists:
+            continue
+        brief = [us_of(m) for m in own.values() if m.stage != "final"]
+        scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
+        us = {name: us_of(m) * (1 if m.stage == "final" else scale) for name, m in own.items()}
+        parts = [part for swap_ab in (False, True) if (part := _part(problem, us, configs, swap_ab, gpu))]
+        if not parts:  # the rules have changed, and none serves it any more
+            continue
+        kernels, asked, analytic, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if kernels.size:
+            yield Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0]), gpu.name)
+
+
+def _is_learnt_from(m: Measurement) -> bool:
+    if m.us is None or m.kernel in BASELINES or m.holds != "time":
+        return False
+    return m.problem.batching == "strided" and not is_realigned(m.problem)
+
+
+def _part(
+    problem: GemmProblem, us: dict[str, float], configs: dict[str, GemmConfig], swap_ab: bool, gpu: Gpu
+) -> tuple[Any, Any, Any, Any] | None:
+    """Names, features, and logarithms of analytic and measured times of the kernels that run a problem as it is, or
+    transposed."""
+    members = [name for name in us if needs_swap(configs[name], problem) is swap_ab]
+    if not members:
+        return None
+    table = model.FeatureTable.of([configs[name] for name in members], swap_ab)
+    figures, others = model.analytic(table, problem, gpu)
+    found = model.features(table, figures, others, problem, gpu)
+    keep = table.fitted
+    return (
+        np.array(members)[keep],
+        np.stack([found[name] for name in model.FEATURES], axis=1)[keep],
+        np.log(figures.us[keep]),
+        np.log([us[name] for name in members])[keep],
+    )
+
+
+def is_realigned(problem: GemmProblem) -> bool:
+    """Whether operands are copied into aligned memory, as none is that is aligned as TMA needs it."""
+    return any(align < ALIGNMENT for align in (problem.a_align, problem.b_align, problem.c_align))

@@ -1,0 +1,120 @@
+"""Models trained on real records: written whole, chosen by, and refused where they are of another GPU or damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.cli.test_cli import gemmill, ok
+
+from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.errors import RecordError
+from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.analysis.records import Appender
+from gemmill.profiler.training.rows import rows_of
+from gemmill.profiler.training.tables import fastest
+from gemmill.profiler.training.train import read_runs, train
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select import models
+from gemmill.runtime.select.models import path_of, with_model
+
+RECORDS = Path(__file__).parents[2] / "cases" / "records"
+CLUSTERS = RECORDS / "fp8-clusters-20261121T194000Z.jsonl.xz"
+"""Of problems of which many are in suites."""
+GPU = DEFAULT_GPU.name
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model of few records."""
+    folder = tmp_path_factory.mktemp("model")
+    assert train([CLUSTERS], None, folder) == GPU
+    return folder
+
+
+@pytest.mark.slow
+def test_a_model_is_judged_written_and_chosen_by(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = json.loads(path_of(GPU, "trees", model).read_text())
+    assert trees["fitted to"] == ["fp8-clusters-20261121T194000Z"]
+    judged = trees["held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best"]
+    assert judged["all"]["problems"] == judged["e4m3"]["problems"] > 0
+    asked = ("select", "--mnkl", "1000,1112,1224", "--gpu", "H200", "--json")
+    own, shipped = (json.loads(ok(*asked, *more)) for more in (("--model", model), ()))
+    assert own["ranking"] != shipped["ranking"], "times are of another model"
+    monkeypatch.setenv("GEMMILL_MODEL", str(model))
+    assert json.loads(ok(*asked)) == own
+    assert f"{model}: of {GPU}, trained on 1 sweeps, without decision trees" in gemmill("doctor", "--json").stdout
+
+
+def measured_at(us: float, kernel: str, like: Measurement, **changes: object) -> Measurement:
+    return like.model_copy(update={"us": us, "kernel": kernel, "stage": "final", **changes})
+
+
+def test_of_what_no_longer_holds_nothing_or_the_rank_is_learnt() -> None:
+    ((_, own),) = read_runs([CLUSTERS]).items()
+    (first, *_) = rows_of(own, DEFAULT_GPU)
+    of_first = [m for m in own if m.problem == first.problem]
+    assert not [*rows_of([m.model_copy(update={"holds": "rank"}) for m in of_first], DEFAULT_GPU)]
+    assert fastest([[m.model_copy(update={"holds": "rank"}) for m in own]]) == fastest([own])
+    assert fastest([[m.model_copy(update={"holds": "nothing"}) for m in own]])["kernels"] == []
+
+
+def test_the_last_run_that_looked_at_the_former_best_ranks_kernels() -> None:
+    ((_, own),) = read_runs([CLUSTERS]).items()
+    table = fastest([own])
+    ((extents, row), *_) = table["tables"][0]["problems"].items()
+    best, second = (table["kernels"][int(row[i])] for i in (0, 2))
+    like = next(m for m in own if m.kernel == best and m.problem.extents == extents)
+    other = next(m for m in own if m.kernel == second and m.problem.extents == extents)
+    later = like.time.replace(year=like.time.year + 1)
+
+    def first_of(*runs: list[Measurement]) -> str:
+        found = fastest([[m for m in own if m.problem == like.problem], *runs])
+        (problems,) = (t["problems"] for t in found["tables"])
+        return str(found["kernels"][int(problems[extents][0])])
+
+    faster = measured_at((like.us or 0) * 0.5, second, other, time=later)
+    slower = measured_at((like.us or 0) * 2, second, other, time=later)
+    assert first_of([measured_at(like.us or 0, best, like, time=later), faster]) == second
+    assert first_of([faster]) == second, "as fast as the former best, which it did not look at"
+    assert first_of([slower]) == best, "that run did not look at the former best"
+
+
+@pytest.mark.slow
+def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model, damaged)
+    path_of(GPU, "trees", damaged).write_text('{"version": 3')
+    with pytest.raises(RecordError, match=r"trees.json: is damaged, or no model of a GPU; train it again"):
+        models.content_of(GPU, damaged, "trees", 3)
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    for what in models.REQUIRED:
+        shutil.copy(path_of(GPU, what, model), path_of("NVIDIA H100 PCIe", what, renamed))
+    with pytest.raises(RecordError, match=r"for NVIDIA H200, not \d+ for NVIDIA H100 PCIe"):
+        models.content_of("NVIDIA H100 PCIe", renamed, "trees", 3)
+    with pytest.raises(RecordError, match=r"nvidia-h200.trees.json is missing; it has models of: nvidia-h100-pcie"):
+        with_model(DEFAULT_GPU, renamed)
+    with pytest.raises(RecordError, match="it has none; train it again"):
+        _ = Registry(manifests=["bf16"], gpu=DEFAULT_GPU, model=tmp_path).gpu
+    result = gemmill("select", "--mnkl", "512,512,512", "--gpu", "H200", "--model", renamed)
+    assert result.exit_code == 1
+    assert "is missing; it has models of: nvidia-h100-pcie" in result.stderr
+
+
+def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
+    result = gemmill("train", CLUSTERS, "--gpu", "NVIDIA A100", "-o", tmp_path)
+    assert result.exit_code == 1
+    assert "--gpu 'NVIDIA A100': the records have no measurement of it; they are of: NVIDIA H200" in result.stderr
+    two = tmp_path / "two.jsonl"
+    m = next(read_records(CLUSTERS))
+    with Appender(two) as appender:
+        appender.append(m, m.model_copy(update={"gpu": "NVIDIA H100 PCIe"}))
+    result = gemmill("train", two, "-o", tmp_path)
+    assert "name one GPU with --gpu; the records are of: NVIDIA H200, NVIDIA H100 PCIe" in result.stderr
+    with Appender(tmp_path / "failed.jsonl") as appender:
+        appender.append(m.model_copy(update={"stage": "failed", "us": None}))
+    result = gemmill("train", tmp_path / "failed.jsonl", "-o", tmp_path)
+    assert "no kernel was timed at length on a problem that the model is for" in result.stderr
