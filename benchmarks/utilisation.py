@@ -23,7 +23,7 @@ TYPES = ("bf16", "f16", "e4m3", "s8")
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 8448, 8192), (8448, 8192, 8192), (8192, 8448, 16384))
 """M, N, K; most are whole waves of large tiles on 132 SMs."""
 STEPS = 64
-"""Stages that a tile of the ceiling kernel sums, as in ``gemmill roofline``."""
+"""Stages that a tile of the kernel of a peak rate sums, as in ``gemmill roofline``."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
             record.add(row)
             print(
                 f"{dtype:5} {row['problem']:16} {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})  "
-                f"{row['tflops']:.0f} of {row['ceiling_tflops']:.0f} TFLOP/s  {row['kernel']}",
+                f"{row['tflops']:.0f} of {row['peak_tflops']:.0f} TFLOP/s  {row['kernel']}",
                 flush=True,
             )
     print(f"records: {record.path}")
@@ -54,8 +54,8 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
 
     from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
-    from gemmill.profiler.measure.ceilings import CeilingLaunch
     from gemmill.profiler.measure.operands import fill_random, make_operands
+    from gemmill.profiler.measure.peak_rates import PeakRateLaunch
     from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
     sums, d = default_accumulator(dtype), default_output(dtype)
@@ -65,14 +65,14 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
     launches, stream = ranked_launches(problem, operands, kernels), torch.cuda.Stream()
     graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
     fill = partial(fill_random, dtype=dtype, generator=torch.Generator(device="cuda").manual_seed(0))
-    ceiling = CeilingLaunch(dtype, 1, STEPS, fill)
-    ceiling.repeat(max(1, round(problem.flops / ceiling.flops)))
-    graphs["ceiling"] = capture(in_turn([ceiling]), 1, count, stream)
+    peak = PeakRateLaunch(dtype, 1, STEPS, fill)
+    peak.repeat(max(1, round(problem.flops / peak.flops)))
+    graphs["peak"] = capture(in_turn([peak]), 1, count, stream)
     time_rounds(graphs, count, 10)  # until clocks have settled
     times = time_rounds(graphs, count, rounds)
     best = min(launches, key=lambda name: statistics.median(times[name]))
-    part = problem.flops / ceiling.flops
-    ratios = [part * alone / us for alone, us in zip(times["ceiling"], times[best], strict=True)]
+    part = problem.flops / peak.flops
+    ratios = [part * alone / us for alone, us in zip(times["peak"], times[best], strict=True)]
     low, ratio, high = statistics.quantiles(ratios, n=4)
     return {
         "dtype": dtype,
@@ -82,7 +82,7 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
         "high": high,
         "kernel": best,
         "tflops": problem.flops / statistics.median(times[best]) / 1e6,
-        "ceiling_tflops": ceiling.flops / statistics.median(times["ceiling"]) / 1e6,
+        "peak_tflops": peak.flops / statistics.median(times["peak"]) / 1e6,
     }
 
 

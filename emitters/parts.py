@@ -1,4 +1,4 @@
-"""What kernels have besides whose blocks sum parts of K: a scheduler, parameters, constants, a second kernel."""
+"""What kernels have besides whose blocks sum slices of K: a scheduler, parameters, constants, a second kernel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scheduler(config: GemmConfig) -> str:
 
 
 def has_parts(decomposition: DecompositionName) -> TypeGuard[Literal["split", "fused", "stream"]]:
-    """Whether parts of K are summed through global memory: not where one block, or one cluster, sums all of K."""
+    """Whether slices of K are summed through global memory: not where one block, or one cluster, sums all of K."""
     return decomposition not in ("tiles", "cluster")
 
 

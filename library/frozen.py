@@ -1,4 +1,4 @@
-"""Base of what is kept as JSON and read back checked: measurements, ceilings, answers."""
+"""Base of what is kept as JSON and read back checked: measurements, peak rates, answers."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """How a kernel whose blocks sum parts of K uses its workspace."""
+    """How a kernel whose blocks sum slices of K uses its workspace."""
 
     decomposition: Literal["split", "fused", "stream"]
     """See :class:`~gemmill.library.config.model.Scheduler`."""

@@ -51,7 +51,7 @@ def wgmma_atom(config: GemmConfig) -> str:
     """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async").
 
     A and B come from shared memory, but A from registers where :func:`multiplies_from_registers` says so; one that is
-    narrower than B has been widened.
+    narrower than B has been upconverted.
     """
     fields = fields_of(config)
     from_registers = multiplies_from_registers(fields)

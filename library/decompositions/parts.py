@@ -1,4 +1,4 @@
-"""Grids and workspaces of kernels whose blocks sum parts of K: what the host must know of their schedulers."""
+"""Grids and workspaces of kernels whose blocks sum slices of K: what the host must know of their schedulers."""
 
 from __future__ import annotations
 

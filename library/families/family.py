@@ -24,7 +24,7 @@ class Family:
     stage_bytes: Callable[[Fields], tuple[int, int]]
     """Bytes of one stage of A and of B."""
     shared_bytes: Callable[[Fields], int]
-    """Dynamic shared memory of a block."""
+    """Dynamic shared memory of a CTA."""
     accumulator_registers: Callable[[Fields], int]
     """32-bit accumulator registers of a thread that multiplies."""
     auto_stages: Callable[[Fields], int]

@@ -91,7 +91,7 @@ def accumulator_registers(fields: Fields) -> int:
 
 
 def shared_bytes(fields: Fields) -> int:
-    """Dynamic shared memory of a block: every thread's sums."""
+    """Dynamic shared memory of a CTA: every thread's sums."""
     return threads(fields) * accumulator_registers(fields) * 4
 
 
@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         "gemv-threads",
         ("tile.m", "tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
         _threads,
-        "CUDA Programming Guide, Compute Capabilities: 1,024 threads a block, 65,536 registers an SM",
+        "CUDA Programming Guide, Compute Capabilities: 1,024 threads a CTA, 65,536 registers an SM",
         "gemv",
     ),
 )

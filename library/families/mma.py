@@ -240,7 +240,7 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
 
 
 def shared_bytes(fields: Fields) -> int:
-    """Dynamic shared memory of a block."""
+    """Dynamic shared memory of a CTA."""
     return integer(fields, "stages") * sum(stage_bytes(fields))
 
 
@@ -306,7 +306,7 @@ RULES: tuple[Rule, ...] = (
         "mma-sync-shared-memory",
         ("stages", *AUTO_STAGES_FIELDS),
         _shared_memory,
-        "CUDA Programming Guide, Compute Capabilities: shared memory of a block",
+        "CUDA Programming Guide, Compute Capabilities: shared memory of a CTA",
         "mma",
     ),
     Rule(

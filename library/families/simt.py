@@ -92,7 +92,7 @@ def stage_bytes(fields: Fields) -> tuple[int, int]:
 
 
 def shared_bytes(fields: Fields) -> int:
-    """Dynamic shared memory of a block."""
+    """Dynamic shared memory of a CTA."""
     return STAGES * sum(stage_bytes(fields))
 
 

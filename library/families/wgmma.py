@@ -18,7 +18,7 @@ from gemmill.library.legality.resources import TMA_ALIGN, integer
 from gemmill.library.legality.rule import Rule
 
 NARROW = (*INT8, *FP8, "s4", "u4")
-"""Types of A that kernels widen to B's."""
+"""Types of A that kernels upconvert to B's."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
 """Scales of groups of narrow A along K, without and with zero points."""
 ACCUMULATORS: Accumulators = MappingProxyType(
@@ -48,11 +48,11 @@ PROMOTION_K = 128
 TRANSPOSED_DEPTHS = (64, 128, 256)
 """Bytes along K of stages that are transposed: what warps deal out among their lanes."""
 SHARE_COLUMNS = 8
-"""Columns of D that one fragment of a warp has: what a block of a cluster stores is made of whole ones."""
+"""Columns of D that one fragment of a warp has: what a CTA of a cluster stores is made of whole ones."""
 CLUSTER = (1, 2, 4)
 """Blocks of a cluster along M and along N."""
 CLUSTER_BLOCKS = 8
-"""Most blocks of a cluster."""
+"""Most CTAs of a cluster."""
 ALIGNS = (1, 2, 4, 8, 16)
 """Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
 TMA_BOX = 256
@@ -91,9 +91,9 @@ BESIDE_FRAGMENTS = 16
 8- and 4-bit weights those with 128 sums and fragments spilled, and with 96 those with many values."""
 FRAGMENT_LIMIT = {(2, 32): 160, (2, 64): 128, (3, 32): 80, (4, 32): 48}
 """The same of accumulators and fragments of A together where MMAs read A from registers, by consumer warpgroups and
-most fragments: with more of them ptxas holds more of the narrow words that are widened at a time. Of four warpgroups, C
-takes 8 more; of any, an odd multiple of 8 columns, which are staged in many narrow subtiles, takes 8, as does an
-m-major D of split kernels in clusters, a D of 8 bits 16, and the exchange of fused kernels 64."""
+most fragments: with more of them ptxas holds more of the narrow words that are upconverted at a time. Of four
+warpgroups, C takes 8 more; of any, an odd multiple of 8 columns, which are staged in many narrow subtiles, takes 8, as
+does an m-major D of split kernels in clusters, a D of 8 bits 16, and the exchange of fused kernels 64."""
 NARROW_D_LIMIT = {(2, "n"): 176, (2, "m"): 160, (3, "n"): 88, (3, "m"): 88}
 """The same where D has 8 bits, whose conversion takes more, by consumer warpgroups and D's major."""
 STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
@@ -191,7 +191,7 @@ def _descriptor_start(f: Fields) -> str | None:
 def _mixed_batching(f: Fields) -> str | None:
     if f["scheduler.batching"] == "strided" or not resources.is_mixed(f):
         return None
-    return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that widen A have strided batching alone"
+    return f"A is {f['a.dtype']} and B {f['b.dtype']}; kernels that upconvert A have strided batching alone"
 
 
 def _mma_majors(f: Fields) -> str | None:
@@ -452,7 +452,9 @@ def accumulator_limit(fields: Fields) -> int:
         limits[0] -= BESIDE_FRAGMENTS * (matrices > 0)
     by_decomposition = {"stream": STREAM_LIMIT, "cluster": CLUSTER_LIMIT}.get(str(decomposition))
     if by_decomposition:
-        limits.append(by_decomposition.get((consumers, plain), limits[0]))  # four widen A, which another rule refuses
+        limits.append(
+            by_decomposition.get((consumers, plain), limits[0])
+        )  # four are for upconverted A, refused elsewhere
     if decomposition == "fused":
         ragged = integer(fields, "tile.n") % (64 if fields["accumulator"] == "s32" else 32)
         cramped = ragged or (narrow and fields["d.major"] == "m")
@@ -652,7 +654,7 @@ RULES: tuple[Rule, ...] = (
         "mixed-parts",
         ("scheduler.decomposition", "a.dtype", "b.dtype"),
         _mixed_parts,
-        "gemmill: no register is left to add parts beside widened fragments",
+        "gemmill: no register is left to add parts beside upconverted fragments",
         "wgmma",
     ),
     Rule(
@@ -759,7 +761,7 @@ RULES: tuple[Rule, ...] = (
         "shared-memory",
         ("stages", *AUTO_STAGES_FIELDS),
         _shared_memory,
-        "CUDA Programming Guide, Compute Capabilities: 227 KiB of shared memory a block on 9.0",
+        "CUDA Programming Guide, Compute Capabilities: 227 KiB of shared memory a CTA on 9.0",
         "wgmma",
     ),
 )

@@ -60,7 +60,7 @@ def tables() -> tuple[Table, ...]:
         Table("Operands", ("A x B", "sums in", "A, B major"), tuple(_operands())),
         Table("Outputs", ("sums in", "D"), tuple(_outputs())),
         Table("Targets", ("arch", "A and B"), tuple(_targets())),
-        Table("Batches and parts of K", ("batch", "K"), tuple(_schedulers())),
+        Table("Batches and slices of K", ("batch", "K"), tuple(_schedulers())),
     )
 
 
@@ -195,7 +195,7 @@ _LABELS = {
     "Operands": _operand_labels,
     "Outputs": _output_labels,
     "Targets": _target_labels,
-    "Batches and parts of K": _scheduler_labels,
+    "Batches and slices of K": _scheduler_labels,
 }
 
 

@@ -39,11 +39,11 @@ MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
 MAX_STAGED_N = 32
 """The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
-no stage. And where the blocks of a cluster exchange sums, for which a stage or two have to go already."""
+no stage. And where the CTAs of a cluster exchange sums, for which a stage or two have to go already."""
 MAX_PROMOTED_N = 192
 """Most columns of a WGMMA whose sums are promoted."""
 MAX_EXCHANGED_PROMOTED_N = 160
-"""The same where the blocks of a cluster exchange sums, for which registers have to be left."""
+"""The same where the CTAs of a cluster exchange sums, for which registers have to be left."""
 REWRITTEN_N = 64
 """Most columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span, and
 ptxas spills of 128 of 8 bits beside 176 sums."""
@@ -84,7 +84,7 @@ def element_bits(fields: Fields, operand: str) -> int:
 
 @part
 def is_mixed(fields: Fields) -> bool:
-    """Whether A is narrower than B, and widened to B's type on its way to the tensor cores."""
+    """Whether A is narrower than B, and upconverted to B's type on its way to the tensor cores."""
     return element_bits(fields, "a") <= 8 and element_bits(fields, "b") == 16
 
 
@@ -107,7 +107,7 @@ def has_zeros(fields: Fields) -> bool:
 
 @part
 def multiplies_from_registers(fields: Fields) -> bool:
-    """Whether WGMMA takes A from registers: a narrow one, widened, and one of 32 bits that is not K-major."""
+    """Whether WGMMA takes A from registers: a narrow one, upconverted, and one of 32 bits that is not K-major."""
     return is_mixed(fields) or (fields["a.major"] == "mn" and element_bits(fields, "a") == 32)
 
 
@@ -392,7 +392,7 @@ def _sums_bytes(fields: Fields) -> int:
 
 
 def _cluster_sums_bytes(fields: Fields) -> int:
-    """Sums that the other blocks of a cluster send of this one's share of a tile, and two mbarriers, by warpgroup."""
+    """Sums that the other CTAs of a cluster send of this one's share of a tile, and two mbarriers, by warpgroup."""
     parts = cluster_parts(fields)
     share = warpgroup_m(fields) * integer(fields, "tile.n") * 4 // parts
     return consumer_warpgroups(fields) * ((parts - 1) * share + 16) if parts > 1 else 0
@@ -447,7 +447,7 @@ def d_buffers(fields: Fields) -> int:
 
 
 def shared_bytes(fields: Fields) -> int:
-    """Dynamic shared memory of a block."""
+    """Dynamic shared memory of a CTA."""
     stages, buffers = integer(fields, "stages"), d_buffers(fields)
     return stages * bytes_per_stage(fields) + buffers * bytes_per_d_buffer(fields) + fixed_bytes(fields)
 

@@ -22,7 +22,7 @@ from gemmill.library.legality.rules import verdicts
 from gemmill.library.records import Measurement
 from gemmill.profiler.analysis.figures import Figures, formats, geometric_mean, intensity
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLASLT, THROUGH_TORCH
-from gemmill.profiler.measure.ceilings import Ceilings, ceiling_of
+from gemmill.profiler.measure.peak_rates import PeakRates, peak_rate_dtype
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.choice import RUNNERS_UP
 from gemmill.runtime.select.selector import Selector
@@ -71,22 +71,22 @@ def baselines(found: Sequence[Figures]) -> list[str]:
 
 
 def rows(
-    found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]
+    found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]
 ) -> list[dict[str, str | float | None]]:
     """A row by column for every problem of every run, None for what was not measured; all have the same columns.
 
     For each baseline of any run, ``<baseline>_us`` is its time and ``<baseline>_ratio`` the speed of the best kernel
-    relative to it. ``ceilings`` are by GPU, as far as they are known.
+    relative to it. ``peak_rates`` are by GPU, as far as they are known.
     """
     present = baselines(found)
-    return [_row(figures, choices.of(figures), ceilings.get(figures.run.gpu), present) for figures in found]
+    return [_row(figures, choices.of(figures), peak_rates.get(figures.run.gpu), present) for figures in found]
 
 
 def _row(
-    figures: Figures, ranked: Sequence[str], ceilings: Ceilings | None, present: Sequence[str]
+    figures: Figures, ranked: Sequence[str], peak_rates: PeakRates | None, present: Sequence[str]
 ) -> dict[str, str | float | None]:
     best, run = figures.best, figures.run
-    roof = ceilings.roof(run.problem) if ceilings else None
+    roof = peak_rates.roof(run.problem) if peak_rates else None
     against: dict[str, float | None] = {}
     for name in present:
         baseline = figures.baselines.get(name)
@@ -103,7 +103,7 @@ def _row(
         "selected": ranked[0] if ranked else None,
         "selected_over_best": figures.reached(ranked[:1]),
         "roof": roof.name if roof else None,
-        "of_roof": ceilings.fraction(best) if ceilings and best else None,
+        "of_roof": peak_rates.fraction(best) if peak_rates and best else None,
         "sm_mhz": best.sm_mhz if best else None,
         "watts": best.watts if best else None,
         "throttle": ", ".join(best.throttle) if best else "",
@@ -112,10 +112,10 @@ def _row(
     }
 
 
-def as_csv(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> str:
+def as_csv(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]) -> str:
     """A line for every problem of every run, under a line of names (RFC 4180)."""
     text = io.StringIO()
-    table = rows(found, choices, ceilings)
+    table = rows(found, choices, peak_rates)
     writer = csv.DictWriter(text, next(iter(table), {}))
     writer.writeheader()
     writer.writerows(table)
@@ -140,7 +140,7 @@ def as_junit(found: Sequence[Figures]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_html(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, Ceilings]) -> str:
+def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]) -> str:
     """One page with everything it needs inside; where there are several baselines, a menu on it chooses one.
 
     Raises:
@@ -148,11 +148,11 @@ def as_html(found: Sequence[Figures], choices: Choices, ceilings: Mapping[str, C
 
     """
     jinja, plotly = _library("jinja2"), _library("plotly.offline")
-    table, present = rows(found, choices, ceilings), baselines(found)
+    table, present = rows(found, choices, peak_rates), baselines(found)
     charts = [
         chart
         for chart in (
-            _roofline(found, ceilings),
+            _roofline(found, peak_rates),
             _winners(found),
             _distribution(found, choices),
             _regret(found, choices),
@@ -214,7 +214,7 @@ def _by_formats(found: Sequence[Figures]) -> Iterator[tuple[str, list[Figures]]]
     yield from groups.items()
 
 
-def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Chart:
+def _roofline(found: Sequence[Figures], peak_rates: Mapping[str, PeakRates]) -> _Chart:
     """Rates over arithmetic intensity, under what the GPU's memory allows and, where it is known, its tensor cores."""
     chart = _figure("operations a byte of A, B, C and D", "TFLOP/s", xaxis_type="log", yaxis_type="log")
     graphs = _library("plotly.graph_objects")
@@ -236,9 +236,9 @@ def _roofline(found: Sequence[Figures], ceilings: Mapping[str, Ceilings]) -> _Ch
                 )
     top = max((f.best.tflops or 0 for f in found if f.best), default=1.0)
     for gpu in sorted({f.run.gpu for f in found if f.best}):
-        measured = ceilings.get(gpu)
+        measured = peak_rates.get(gpu)
         bandwidth = measured.copy_tbps.median if measured else gpus.figures(gpu).dram_gbps / 1000
-        dtypes = sorted({ceiling_of(f.run.problem) or "" for f in found if f.run.gpu == gpu})
+        dtypes = sorted({peak_rate_dtype(f.run.problem) or "" for f in found if f.run.gpu == gpu})
         rates = (
             {name: rate.median for name, rate in measured.compute_tflops.items() if name in dtypes} if measured else {}
         )

@@ -22,7 +22,7 @@ def multiply(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
 ):
     """D (M, N) = A (M, K) B^T of B (N, K), given as TMA descriptors. Persistent: a program takes tile after tile.
 
-    Tiles are walked in bands of so many rows of tiles, column by column: neighbours share them in L2.
+    Tiles are walked in groups of so many rows of tiles, column by column: neighbours share them in L2.
     """
     rows = tl.cdiv(M, TILE_M)
     columns = tl.cdiv(N, TILE_N)

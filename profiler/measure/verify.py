@@ -83,8 +83,8 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     """Compute alpha * A @ B + beta * C in float64 on the operands' device, and each element's bound."""
     shape = (problem.batch, problem.m, problem.n)
     mixed = upconverts_a(problem.a_dtype, problem.b_dtype)
-    widened_a = widened(problem, operands) if mixed else operands.a
-    a, b = (_batched(tensor, problem.batch) for tensor in (widened_a, operands.b))
+    upconverted_a = upconverted(problem, operands) if mixed else operands.a
+    a, b = (_batched(tensor, problem.batch) for tensor in (upconverted_a, operands.b))
     c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)
     expected = torch().empty(shape, dtype=torch().float64, device=a.device)
     bound = torch().empty(shape, dtype=torch().float32, device=a.device)
@@ -114,7 +114,7 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     return Reference(expected, bound)
 
 
-def widened(problem: GemmProblem, operands: OperandSet) -> Any:
+def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
     """Narrow A in B's dtype, as kernels compute it: (q - zero) * scale, rounded after each step."""
     narrow, wide = problem.a_dtype, torch_dtype(problem.b_dtype)
     if DTYPES[narrow].bits == 4:
@@ -147,7 +147,7 @@ def summation_loss(problem: GemmProblem) -> float:
     - fp8: the running sum is truncated as above, at :data:`FP8_EPSILON`, and so is each product, with its own sign:
       half an ulp on average, of a sum that is on average half of what it becomes. Sum and error are independent: both
       at many sigmas at once is as rare as their squares together, so their product stays within SIGMAS^2 / 2, and
-      half of that for the same reason. Promotion confines this to a few instructions; the parts of K then add up in
+      half of that for the same reason. Promotion confines this to a few instructions; the slices of K then add up in
       f32, and their errors like random numbers. (cuBLAS on an H200: a million sums reach a fifth of this bound.)
     - f32 and f64 operands: each product and sum is rounded to nearest, by the kernel and, of f64, by the reference.
     """

@@ -1,4 +1,4 @@
-"""Launches that take a workspace: of kernels whose CTAs sum parts of K, which leave partial sums there and may have a
+"""Launches that take a workspace: of kernels whose CTAs sum slices of K, which leave partial sums there and may have a
 second kernel, and of those before which operands are realigned."""
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class Resources:
     stack_bytes: int
     """Stack frame of a thread, in bytes of local memory."""
     static_shared_bytes: int
-    """Static shared memory of a block."""
+    """Static shared memory of a CTA."""
     dynamic_shared_bytes: int
-    """Dynamic shared memory of a block."""
+    """Dynamic shared memory of a CTA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

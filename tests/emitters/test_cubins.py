@@ -13,7 +13,7 @@ import pytest
 from tests.cases.sample import sample
 
 from gemmill.emitters.emit import emit
-from gemmill.emitters.families.ceiling import CEILINGS, ceiling_config, emit_ceiling
+from gemmill.emitters.peak_rate import MEASURED_DTYPES, emit_peak_rate, peak_rate_config
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
@@ -58,7 +58,7 @@ SAMPLE = [
     "sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_192x96x64_1x2_cooperative_s3_m8_k3fused_linear",
-    # Parts that blocks of a cluster exchange: with as many accumulators as there may be.
+    # Parts that CTAs of a cluster exchange: with as many accumulators as there may be.
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_1x1_cooperative_s3_m8_k2cluster_linear",
     "sm90a_s8k16_s8k16_s32_none_s32n16_128x256x64_1x1_cooperative_s4_m8_k4cluster_linear",
     "sm90a_bf16mn16_bf16k16_f32_bf16n16_bf16n16_64x192x64_1x1_pingpong_s3_m8_k2cluster_linear",
@@ -183,12 +183,12 @@ def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(
     assert resources.spill_stores == resources.spill_loads == 0
 
 
-@pytest.mark.parametrize("dtype", CEILINGS)
-def test_ceilings_are_wgmmas_and_nothing_that_could_hold_them_back(
+@pytest.mark.parametrize("dtype", MEASURED_DTYPES)
+def test_peak_rates_are_wgmmas_and_nothing_that_could_hold_them_back(
     dtype: DTypeName, compiler: Compiler, tmp_path: Path
 ) -> None:
-    config = ceiling_config(dtype)
-    artifact = compiler.compile(emit_ceiling(config), config)
+    config = peak_rate_config(dtype)
+    artifact = compiler.compile(emit_peak_rate(config), config)
     assert artifact.resources.spill_stores == artifact.resources.spill_loads == 0
     instructions = INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path))
     assert instructions.count(WGMMA[dtype]) == 4, "a stage is 128 bytes along K"

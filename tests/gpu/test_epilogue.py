@@ -100,7 +100,7 @@ PARTS = tuple(
         *((("d = silu(gate) * up", {}),) if decomposition != "split" else ()),
     )
 )
-"""Epilogues after the parts of K have been added up."""
+"""Epilogues after the slices of K have been added up."""
 
 
 MATRICES = tuple(

@@ -1,4 +1,4 @@
-"""Mixed input: narrow weights widened in registers, in groups that share scales and zero points.
+"""Mixed input: narrow weights upconverted in registers, in groups that share scales and zero points.
 
 ``make_weights`` emulates the kernels' arithmetic step by step, so that what they multiply by is known exactly.
 """
@@ -96,7 +96,7 @@ def test_normal_data_within_the_bound(config: GemmConfig, registry: Registry) ->
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.c is None], ids=kernel_name)
 def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Registry) -> None:
-    """Activations of ones in turn: D is the widened weights."""
+    """Activations of ones in turn: D is the upconverted weights."""
     n, k = 200, 392
     weights = make_weights(config, n, k, exact=False, seed=5)
     wide = weights.values.dtype

@@ -1,4 +1,4 @@
-"""Grids and workspaces of kernels that sum parts of K, as far as they go without a GPU."""
+"""Grids and workspaces of kernels that sum slices of K, as far as they go without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules and resources of kernels that widen a narrow A, or transpose 8-bit and tf32 stages."""
+"""Rules and resources of kernels that upconvert a narrow A, or transpose 8-bit and tf32 stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/// Tiles of A and B read through plain addresses, any strides and extents, by all threads of a block.
+/// Tiles of A and B read through plain addresses, any strides and extents, by all threads of a CTA.
 #pragma once
 
 #include <gemmill/convert.cuh>

@@ -1,4 +1,4 @@
-/// Partial sums on their way between the blocks of a cluster that share K of a tile, through distributed shared memory.
+/// Partial sums on their way between the CTAs of a cluster that share K of a tile, through distributed shared memory.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>

@@ -32,7 +32,7 @@ struct GemmParams {
   void const* groups;
 };
 
-/// What kernels take that sum parts of K.
+/// What kernels take that sum slices of K.
 struct PartialParams : GemmParams {
   /// Partial sums in a workspace: matrices as long as D, or slots of one cluster tile.
   char* partials;

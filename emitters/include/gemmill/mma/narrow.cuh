@@ -1,4 +1,4 @@
-/// A narrow A (weights) as WGMMA's operand from registers: read as it lies in shared memory, widened, scaled by group.
+/// A narrow A (weights) as WGMMA's operand from registers: read as it lies in shared memory, upconverted, scaled by group.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -6,7 +6,7 @@
 #include <gemmill/copy/layout.cuh>
 #include <gemmill/kernel/params.cuh>
 #include <gemmill/mma/wgmma.cuh>
-#include <gemmill/mma/widen.cuh>
+#include <gemmill/mma/upconvert.cuh>
 #include <gemmill/pipeline/named_barrier.cuh>
 
 namespace gemmill {
@@ -41,7 +41,7 @@ struct GroupLayout {
 /// A lane needs elements 2 * quad and 2 * quad + 1 of every eight along K, of two rows (PTX ISA, "Register fragments for
 /// wgmma.mma_async.m64nNk16", A). The four lanes of a quad read the same 16 bytes of a row, which is one conflict-free
 /// access of the warp whatever the swizzle, and each keeps its elements: the round trip through shared memory that a
-/// widened tile would take costs eight times the bytes of a 4-bit one.
+/// upconverted tile would take costs eight times the bytes of a 4-bit one.
 template <class Narrow, class Wide, class Layout, class Groups, int Blocks, int K>
 struct NarrowOperand {
   static constexpr int kBits = bits_of<Narrow>;
@@ -66,7 +66,7 @@ struct NarrowOperand {
     // Rows 8 apart are swizzled alike, and a slice of K starts at a power of two that no chunk of it reaches.
     swizzle = (swizzled<Layout::kSpan>(byte) ^ byte) ^ (k * kBits / 8);
     first_group = k / max_of(1, Groups::kGroup);
-    select = Widen<Narrow, Wide>::select(threadIdx.x % 4);
+    select = Upconvert<Narrow, Wide>::select(threadIdx.x % 4);
   }
 
   __device__ void load(Fragment& fragment, int stage) const {
@@ -92,7 +92,7 @@ struct NarrowOperand {
                   zero = Groups::pair(values + Groups::kScaleBytes, first_group + k / Groups::kGroup, row + below);
               }
             }
-            uint32_t pair = Widen<Narrow, Wide>::pair(words[eight * kEightWords], words[eight * kEightWords + 1], select);
+            uint32_t pair = Upconvert<Narrow, Wide>::pair(words[eight * kEightWords], words[eight * kEightWords + 1], select);
             if constexpr (Groups::kHasZeros) pair = sub_pair(Wide{}, pair, zero);
             if constexpr (Groups::kGroup > 0) pair = mul_pair(Wide{}, pair, scale);
             fragment.values[block][k / 16][k % 16 / 8 * 2 + half] = pair;

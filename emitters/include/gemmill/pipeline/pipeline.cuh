@@ -1,4 +1,4 @@
-/// The ring of stages between the TMA producer and the WGMMA consumers, across the blocks of a cluster.
+/// The ring of stages between the TMA producer and the WGMMA consumers, across the CTAs of a cluster.
 #pragma once
 
 #include <cutlass/arch/barrier.h>

@@ -17,7 +17,7 @@ struct ClusterWork : Work {
 template <class Order, int TileK, int Splits>
 struct ClusterScheduler : PersistentScheduler<Order, TileK> {
   using Base = PersistentScheduler<Order, TileK>;
-  static_assert(Order::kClusterSize == 1, "the blocks of a cluster have one tile");
+  static_assert(Order::kClusterSize == 1, "the CTAs of a cluster have one tile");
 
   int part;
 

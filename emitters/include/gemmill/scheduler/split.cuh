@@ -1,4 +1,4 @@
-/// Split-K: every output tile once for each of a fixed number of parts of K.
+/// Split-K: every output tile once for each of a fixed number of slices of K.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>

@@ -6,7 +6,7 @@
 ///     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride())
 ///       Work const work = scheduler.work(index);
 ///
-/// and see the same units in the same order; the blocks of a cluster see the same part of K. `k_tiles(index)` is
+/// and see the same units in the same order; the CTAs of a cluster see the same part of K. `k_tiles(index)` is
 /// `work(index).k_tiles` for less, and may be asked beyond `total`: pingpong skips what the other warpgroup multiplies.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace gemmill {
 struct Work {
   /// Origin of the tile, in elements.
   int m, n;
-  /// The matrix of A, B and C. That of D is the same, but where parts of K are stored one after the other.
+  /// The matrix of A, B and C. That of D is the same, but where slices of K are stored one after the other.
   int batch, batch_d;
   /// The part of K, in tiles: its first, and how many. None may be left: the sum is then 0.
   int k_tile, k_tiles;
@@ -74,7 +74,7 @@ struct TileOrder {
 
   int clusters_m;
   int clusters_n;
-  Division bands{};
+  Division groups{};
 
   __device__ TileOrder(int m, int n)
       : clusters_m(ceil_div(m, TileM * ClusterM)), clusters_n(ceil_div(n, TileN * ClusterN)) {}
@@ -88,18 +88,18 @@ struct TileOrder {
   __device__ Origin origin(int index, int rank) {
     int const along_extent = RasterAlong == Raster::M ? clusters_m : clusters_n;
     int const across_extent = RasterAlong == Raster::M ? clusters_n : clusters_m;
-    int const band = bands(index, Swizzle * along_extent);
-    int const in_band = index - band * Swizzle * along_extent;
-    int const width = min(Swizzle, across_extent - band * Swizzle);
-    int const along = divided(in_band, width);
-    int const across = band * Swizzle + in_band - along * width;
+    int const group = groups(index, Swizzle * along_extent);
+    int const in_group = index - group * Swizzle * along_extent;
+    int const width = min(Swizzle, across_extent - group * Swizzle);
+    int const along = divided(in_group, width);
+    int const across = group * Swizzle + in_group - along * width;
     int const cluster_m = RasterAlong == Raster::M ? along : across;
     int const cluster_n = RasterAlong == Raster::M ? across : along;
     return {(cluster_m * ClusterM + rank % ClusterM) * TileM, (cluster_n * ClusterN + rank / ClusterM) * TileN};
   }
 
  private:
-  /// A place in a band over its width, which all but the last band have in common, mostly a power of two.
+  /// A place in a group over its width, which all but the last group have in common, mostly a power of two.
   __device__ static int divided(int place, int width) {
     if (!cute::is_same_v<Division, PlainQuotient> && (width & (width - 1)) == 0) return place >> (31 - __clz(width));
     return place / width;

@@ -244,14 +244,14 @@ def resource_table(config: GemmConfig) -> Mapping[str, int]:
         registers = {"registers a producer thread": producer, "registers a consumer thread": consumer}
         subtiles = {"D subtiles a warpgroup": resources.d_buffers(fields)}
     return {
-        "threads a block": family.threads(fields),
+        "threads a CTA": family.threads(fields),
         **registers,
         "accumulator registers a thread": family.accumulator_registers(fields),
         "stages": config.stages,
         "bytes of a stage": sum(family.stage_bytes(fields)),
         **subtiles,
         "bytes of shared memory": family.shared_bytes(fields),
-        "bytes of shared memory a block can have": config.target.shared_bytes,
+        "bytes of shared memory a CTA can have": config.target.shared_bytes,
     }
 
 

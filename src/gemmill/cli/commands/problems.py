@@ -109,8 +109,8 @@ def select(
         problem = packed_rows(problem)
         if quick:
             raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
-    rows: Rows | None = "m" if batch_invariant else None
-    choice = registry(manifest, pack, records, gpu, model).select(problem, None, rows, quick)
+    invariant_to: Rows | None = "m" if batch_invariant else None
+    choice = registry(manifest, pack, records, gpu, model).select(problem, None, invariant_to, quick)
     ranked = [
         (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
     ][:top]

@@ -10,13 +10,13 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import Json, refuse_overwriting
-from gemmill.emitters.families.ceiling import CEILINGS
+from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis.figures import Figures, figures, formats
 from gemmill.profiler.analysis.report import Choices, as_csv, as_html, as_junit
-from gemmill.profiler.measure.ceilings import COPY, Ceilings, measure_ceilings, read_ceilings
+from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The page to write, HTML.")
@@ -29,8 +29,8 @@ Junit = Annotated[
     typer.Option("--junit", metavar="FILE", dir_okay=False, help="Write a test case a kernel and problem as well."),
 ]
 
-CeilingsOutput = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write the ceilings, as JSON.")
+PeakRatesOutput = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write the peak rates, as JSON.")
 ]
 RecordsFiles = Annotated[
     list[Path],
@@ -38,24 +38,31 @@ RecordsFiles = Annotated[
         "--records", metavar="FILE", exists=True, dir_okay=False, help="Compare these measurements; may be repeated."
     ),
 ]
-CeilingsFiles = Annotated[
+PeakRatesFiles = Annotated[
     list[Path],
     typer.Option(
-        "--ceilings",
+        "--peak-rates",
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="Ceilings of a GPU, from gemmill roofline -o FILE; may be repeated for others.",
+        help="Peak rates of a GPU, from gemmill roofline -o FILE; may be repeated for others.",
     ),
 ]
 
-ALL_DTYPES = ",".join(CEILINGS)
+FormerPeakRatesFiles = Annotated[
+    list[Path], typer.Option("--ceilings", metavar="FILE", exists=True, dir_okay=False, hidden=True)
+]
+"""What --peak-rates was called."""
+
+ALL_DTYPES = ",".join(MEASURED_DTYPES)
 
 
 def _dtypes(text: str) -> str:
     names = text.split(",")
-    if unknown := [name for name in names if name not in CEILINGS]:
-        raise typer.BadParameter(f"{unknown[0]!r} has no ceiling of its own; these have: {', '.join(CEILINGS)}")
+    if unknown := [name for name in names if name not in MEASURED_DTYPES]:
+        raise typer.BadParameter(
+            f"{unknown[0]!r} has no peak rate of its own; these have: {', '.join(MEASURED_DTYPES)}"
+        )
     if len(set(names)) < len(names):
         raise typer.BadParameter(f"{text!r} names a type twice")
     return text
@@ -72,27 +79,31 @@ def report(
     to: Output = None,
     as_table: Csv = None,
     as_tests: Junit = None,
-    ceilings: CeilingsFiles = [],  # noqa: B006
+    peak_rates: PeakRatesFiles = [],  # noqa: B006
+    former: FormerPeakRatesFiles = [],  # noqa: B006
 ) -> None:
     """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
 
     RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network and needs Plotly and
     Jinja: pip install 'gemmill[report]'. A menu on it chooses the baseline, of those in the records, cublaslt at first;
     the CSV has BASELINE_us and BASELINE_ratio (speed of the best kernel relative to it) of each. The selector's regret
-    is that of its model alone, as if nothing had been measured. With --ceilings, page and CSV also say what part of the
-    nearer ceiling of its GPU each problem reaches.
+    is that of its model alone, as if nothing had been measured. With --peak-rates, page and CSV also say what part of
+    the nearer roof of its GPU each problem reaches.
 
     \b
     Examples:
       gemmill report records.jsonl -o report.html
       gemmill report monday.jsonl tuesday.jsonl --csv table.csv --junit tests.xml
-      gemmill report records.jsonl --ceilings h200.ceilings.json -o report.html
+      gemmill report records.jsonl --peak-rates h200.peak-rates.json -o report.html
     """
     if to is as_tests is as_table is None:
         raise typer.BadParameter("nothing to write: pass --output, --csv or --junit")
-    refuse_overwriting([to, as_table, as_tests], [*records, *ceilings])
+    if former:
+        output.complain("--ceilings is now called --peak-rates")
+        peak_rates = [*peak_rates, *former]
+    refuse_overwriting([to, as_table, as_tests], [*records, *peak_rates])
     found = _figures(records)
-    measured = {known.gpu: known for known in map(read_ceilings, ceilings)}
+    measured = {known.gpu: known for known in map(read_peak_rates, peak_rates)}
     if to is not None or as_table is not None:
         choices = Choices(found)
         if to is not None:
@@ -104,22 +115,22 @@ def report(
     for path in (to, as_table, as_tests):
         if path is not None:
             output.complain(f"{path}: {len(found)} problems")
-    if missing := sorted({f.run.gpu for f in found} - set(measured)) if ceilings else ():
-        output.complain(f"none of the files of ceilings is of {', '.join(missing)}: run gemmill roofline there")
+    if missing := sorted({f.run.gpu for f in found} - set(measured)) if peak_rates else ():
+        output.complain(f"none of the files of peak rates is of {', '.join(missing)}: run gemmill roofline there")
 
 
 @app.command()
 def roofline(
     dtypes: Dtypes = ALL_DTYPES,
     records: RecordsFiles = [],  # noqa: B006
-    to: CeilingsOutput = None,
+    to: PeakRatesOutput = None,
     as_json: Json = False,
 ) -> None:
     """Measure how fast this GPU could be: its tensor cores on what lies in shared memory, and copies of its memory.
 
     Each is kept at work for 1.5 seconds, on data like that of gemmill profile: tensor cores are bound by power, and how
     much they draw depends on the data. With --records, the best kernel of every problem as a part of the nearer
-    ceiling: the time that its operations take at the rate of WGMMA, or its operands, each moved once, at that of a
+    roof: the time that its operations take at the rate of WGMMA, or its operands, each moved once, at that of a
     copy, whichever is longer. What reads far more than it writes can be faster than a copy. GPUs of one model differ by
     several per cent: compare records of the same machine. Needs a Hopper GPU and PyTorch.
 
@@ -127,26 +138,28 @@ def roofline(
     Examples:
       gemmill roofline
       gemmill roofline --dtypes bf16,e4m3 --records records.jsonl
-      gemmill roofline -o h200.ceilings.json    # for gemmill report --ceilings
+      gemmill roofline -o h200.peak-rates.json    # for gemmill report --peak-rates
     """
     refuse_overwriting([to], records)
     found = _figures(records) if records else []
-    names = [name for name in CEILINGS if name in dtypes.split(",")]
+    names = [name for name in MEASURED_DTYPES if name in dtypes.split(",")]
     with output.progress(measuring=len(names) + 1) as step:
-        ceilings = measure_ceilings(names, lambda: step("measuring"))
+        peak_rates = measure_peak_rates(names, lambda: step("measuring"))
     if to is not None:
-        publish(to, [ceilings.model_dump_json(indent=2).encode(), b"\n"])
-    here = [f for f in found if f.run.gpu == ceilings.gpu]
+        publish(to, [peak_rates.model_dump_json(indent=2).encode(), b"\n"])
+    here = [f for f in found if f.run.gpu == peak_rates.gpu]
     if as_json:
-        problems = [_reached(f, ceilings) for f in here]
-        output.print_json({"ceilings": ceilings.model_dump(mode="json"), "problems": problems})
+        problems = [_reached(f, peak_rates) for f in here]
+        output.print_json({"peak_rates": peak_rates.model_dump(mode="json"), "problems": problems})
     else:
-        _print_ceilings(ceilings)
+        _print_peak_rates(peak_rates)
         if here:
-            _print_problems(here, ceilings)
-    if elsewhere := sorted({f.run.gpu for f in found} - {ceilings.gpu}):
+            _print_problems(here, peak_rates)
+    if elsewhere := sorted({f.run.gpu for f in found} - {peak_rates.gpu}):
         says = f"{len(found) - len(here)} of {len(found)} problems were measured on {', '.join(elsewhere)}"
-        raise RecordError(f"{says}, of which the ceilings of {ceilings.gpu} say nothing: run gemmill roofline there")
+        raise RecordError(
+            f"{says}, of which the peak rates of {peak_rates.gpu} say nothing: run gemmill roofline there"
+        )
 
 
 def _figures(records: list[Path]) -> list[Figures]:
@@ -156,8 +169,8 @@ def _figures(records: list[Path]) -> list[Figures]:
     return found
 
 
-def _print_ceilings(ceilings: Ceilings) -> None:
-    rates = {**ceilings.compute_tflops, COPY: ceilings.copy_tbps}
+def _print_peak_rates(peak_rates: PeakRates) -> None:
+    rates = {**peak_rates.compute_tflops, COPY: peak_rates.copy_tbps}
     rows = []
     for name, rate in rates.items():
         unit, digits = ("TB/s", 2) if name == COPY else ("TFLOP/s", 0)
@@ -165,13 +178,13 @@ def _print_ceilings(ceilings: Ceilings) -> None:
         what = name if name == COPY else f"WGMMA {name}"
         state = rate.sm_mhz, f"{rate.watts:.0f}", ", ".join(rate.throttle)
         rows.append((what, f"{rate.median:.{digits}f}", spread, unit, *state))
-    columns = ("ceiling", ">median", ">quartiles", "", ">SM MHz", ">W", "throttled by")
-    output.print_table(columns, rows, title=f"{ceilings.gpu}, driver {ceilings.driver}")
+    columns = ("peak rate of", ">median", ">quartiles", "", ">SM MHz", ">W", "throttled by")
+    output.print_table(columns, rows, title=f"{peak_rates.gpu}, driver {peak_rates.driver}")
 
 
-def _reached(found: Figures, ceilings: Ceilings) -> dict[str, object]:
-    """What the best kernel of a problem, and cuBLAS, reach of the nearer ceiling."""
-    best, cublas, roof = found.best, found.baseline, ceilings.roof(found.run.problem)
+def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, object]:
+    """What the best kernel of a problem, and cuBLAS, reach of the nearer roof."""
+    best, cublas, roof = found.best, found.baseline, peak_rates.roof(found.run.problem)
     return {
         "problem": found.run.problem.extents,
         "formats": formats(found.run.problem),
@@ -179,24 +192,24 @@ def _reached(found: Figures, ceilings: Ceilings) -> dict[str, object]:
         "us": best.us if best else None,
         "tflops": best.tflops if best else None,
         "roof": roof.name if roof else None,
-        "of_roof": _fraction(best, ceilings),
-        "cublas_of_roof": _fraction(cublas, ceilings),
+        "of_roof": _fraction(best, peak_rates),
+        "cublas_of_roof": _fraction(cublas, peak_rates),
     }
 
 
-def _fraction(measurement: Measurement | None, ceilings: Ceilings) -> float | None:
-    return ceilings.fraction(measurement) if measurement else None
+def _fraction(measurement: Measurement | None, peak_rates: PeakRates) -> float | None:
+    return peak_rates.fraction(measurement) if measurement else None
 
 
-def _print_problems(found: list[Figures], ceilings: Ceilings) -> None:
+def _print_problems(found: list[Figures], peak_rates: PeakRates) -> None:
     digits = {"us": 1, "tflops": 0, "of_roof": 3, "cublas_of_roof": 3}
 
     def cell(name: str, value: object) -> object:
         return "" if value is None else f"{value:.{digits[name]}f}" if name in digits else value
 
-    rows = [[cell(name, value) for name, value in _reached(f, ceilings).items()] for f in found]
-    columns = ("problem", "formats", "best kernel", ">us", ">TFLOP/s", "nearer ceiling", ">of it", ">cuBLAS of it")
+    rows = [[cell(name, value) for name, value in _reached(f, peak_rates).items()] for f in found]
+    columns = ("problem", "formats", "best kernel", ">us", ">TFLOP/s", "nearer roof", ">of it", ">cuBLAS of it")
     output.print_table(columns, rows)
-    without = sorted({formats(f.run.problem) for f in found if ceilings.roof(f.run.problem) is None})
+    without = sorted({formats(f.run.problem) for f in found if peak_rates.roof(f.run.problem) is None})
     if without:
-        output.complain(f"no ceiling was measured for {'; '.join(without)}")
+        output.complain(f"no peak rate was measured for {'; '.join(without)}")

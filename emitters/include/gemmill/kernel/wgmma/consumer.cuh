@@ -1,4 +1,4 @@
-/// The consumer warpgroups of the WGMMA kernel: turns, mainloop, sums of parts of K, epilogue.
+/// The consumer warpgroups of the WGMMA kernel: turns, mainloop, sums of slices of K, epilogue.
 #pragma once
 
 #include <gemmill/kernel/wgmma/mainloop.cuh>

@@ -78,7 +78,7 @@ struct WgmmaProducer {
     }
     if (issues) launch_dependents();
     // Peers arrive at this CTA's barriers until they have read its last stages: it must not end before. (All else that
-    // reaches its shared memory, loads of peers and sums of other parts of K, it has waited for.)
+    // reaches its shared memory, loads of peers and sums of other slices of K, it has waited for.)
     if constexpr (StagePipeline::kPeers > 1) {
       for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);
     }

@@ -23,14 +23,14 @@ struct KernelSpec {
   uint32_t offset_epilogue;
 };
 
-/// The same of a kernel that sums parts of K, and of its reduction kernel.
+/// The same of a kernel that sums slices of K, and of its reduction kernel.
 struct PartsSpec {
   KernelSpec kernel;
   uint32_t offset_partials, offset_flags, offset_c_pointer, offset_c_stride, offset_c_batch_stride;
   uint32_t splits, slot_bytes, slot_flags, reduction_threads, reduction_vectors;
 };
 
-/// The same of a kernel that sums parts of K in the blocks of a cluster.
+/// The same of a kernel that sums slices of K in the CTAs of a cluster.
 struct ClusterSpec {
   KernelSpec kernel;
   uint32_t splits;

@@ -25,10 +25,10 @@ namespace gemmill {
 template <class Config_>
 struct WgmmaTraits {
   using Config = Config_;
-  /// A is widened to B's type on its way to the tensor cores; its stages are bytes.
+  /// A is upconverted to B's type on its way to the tensor cores; its stages are bytes.
   static constexpr bool kMixed = bits_of<typename Config::A> < bits_of<typename Config::B>;
   static constexpr int kBitsA = bits_of<typename Config::A>;
-  /// An M-major A of 32 bits goes to the tensor cores from registers, as A does that is widened.
+  /// An M-major A of 32 bits goes to the tensor cores from registers, as A does that is upconverted.
   static constexpr bool kColumns = kBitsA == 32 && Config::kMajorA == MajorIn::MN;
   static constexpr bool kRegistersA = kMixed || kColumns;
   using StagesA =
@@ -87,7 +87,7 @@ struct WgmmaTraits {
       cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
       typename Config::Epilogue>;
   using Unit = decltype(cute::declval<Scheduler&>().work(0));
-  /// Whether parts of K of one tile are summed by several blocks, one of which stores it.
+  /// Whether slices of K of one tile are summed by several blocks, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterParts>;

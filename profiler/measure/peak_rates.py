@@ -1,8 +1,8 @@
-"""The ceilings of a GPU, measured: how fast its tensor cores multiply, and how fast its memory copies.
+"""The peak rates of a GPU, measured: how fast its tensor cores multiply, and how fast its memory copies.
 
 Tensor cores at work are bound by power before anything else, so by how many bits flip: the data is what the profiler
 multiplies as well (:func:`~gemmill.profiler.measure.operands.fill_random`), and the load lasts until clocks have
-settled. Zeros or small integers would give a ceiling that no real GEMM comes near.
+settled. Zeros or small integers would give a peak that no real GEMM comes near.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from gemmill.emitters.families.ceiling import CEILINGS, ceiling_config, emit_ceiling
+from gemmill.emitters.peak_rate import MEASURED_DTYPES, emit_peak_rate, peak_rate_config
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import RecordError
 from gemmill.library.frozen import Frozen
@@ -55,7 +55,7 @@ READ_EVERY = 10
 """Windows between two readings."""
 SEED = 0
 
-_MULTIPLIES_AS: dict[str, DTypeName] = {**{name: name for name in CEILINGS}, "e5m2": "e4m3", "u8": "s8"}
+_MULTIPLIES_AS: dict[str, DTypeName] = {**{name: name for name in MEASURED_DTYPES}, "e5m2": "e4m3", "u8": "s8"}
 
 
 class Rate(Frozen):
@@ -87,11 +87,11 @@ class Roof(NamedTuple):
     name: str
     """The dtype whose WGMMAs do, or :data:`COPY`."""
     us: float
-    """Microseconds that the problem takes at the rate of that ceiling."""
+    """Microseconds that the problem takes at that rate."""
 
 
-class Ceilings(Frozen):
-    """The ceilings of one GPU in one run."""
+class PeakRates(Frozen):
+    """The peak rates of one GPU in one run."""
 
     gpu: str
     """Name of the GPU as the driver reports it."""
@@ -113,11 +113,11 @@ class Ceilings(Frozen):
     """TB/s of a copy from memory to memory, read and written bytes both counted."""
 
     def roof(self, problem: GemmProblem) -> Roof | None:
-        """The ceiling that a problem meets first; None where that of its type was not measured, or it has none.
+        """The roof that a problem meets first; None where that of its type was not measured, or it has none.
 
         Each operand is moved once at the rate of a copy: a problem that reads far more than it writes can be faster.
         """
-        dtype = ceiling_of(problem)
+        dtype = peak_rate_dtype(problem)
         if dtype is None or dtype not in self.compute_tflops:
             return None
         compute = Roof(dtype, problem.flops / self.compute_tflops[dtype].median / 1e6)
@@ -125,25 +125,25 @@ class Ceilings(Frozen):
         return max(compute, memory, key=lambda roof: roof.us)
 
     def fraction(self, measurement: Measurement) -> float | None:
-        """How much of the nearer ceiling a measurement reaches; None where there is none, or it has no time."""
+        """How much of the nearer roof a measurement reaches; None where there is none, or it has no time."""
         roof = self.roof(measurement.problem)
         return None if roof is None or measurement.us is None else roof.us / measurement.us
 
 
-def ceiling_of(problem: GemmProblem) -> DTypeName | None:
+def peak_rate_dtype(problem: GemmProblem) -> DTypeName | None:
     """The type whose WGMMAs bound a problem; None where tensor cores of Hopper have no WGMMA for it (f32, f64).
 
-    Of two types the wider: the other is widened before it is multiplied.
+    Of two types the wider: the other is upconverted before it is multiplied.
     """
     wider = max(problem.a_dtype, problem.b_dtype, key=lambda name: DTYPES[name].bits)
     return _MULTIPLIES_AS.get(wider)
 
 
-class CeilingLaunch:
+class PeakRateLaunch:
     """A launch of the WGMMAs of a type, and nothing else, on every SM of GPU 0.
 
     Args:
-        dtype: one of :data:`~gemmill.emitters.families.ceiling.CEILINGS`.
+        dtype: one of :data:`~gemmill.emitters.peak_rate.MEASURED_DTYPES`.
         tiles: tiles that a block computes, one after the other.
         steps: stages that it multiplies for each, those in shared memory in turn.
         fill: fills an operand.
@@ -156,8 +156,8 @@ class CeilingLaunch:
     def __init__(self, dtype: DTypeName, tiles: int, steps: int, fill: Callable[[Any], None]) -> None:
         from gemmill.runtime.compile.compiler import Compiler  # the rest of the module needs no toolchain
 
-        config = ceiling_config(dtype)
-        kernel = load(0, Compiler().compile(emit_ceiling(config), config))
+        config = peak_rate_config(dtype)
+        kernel = load(0, Compiler().compile(emit_peak_rate(config), config))
         blocks = kernel.max_clusters  # one on each SM, whose shared memory it fills
         tile, spec = config.tile, kernel.spec
 
@@ -192,8 +192,10 @@ class CeilingLaunch:
         self._prepared.launch(torch().cuda.current_stream().cuda_stream)
 
 
-def measure_ceilings(dtypes: Sequence[DTypeName] = CEILINGS, on_done: Callable[[], None] = lambda: None) -> Ceilings:
-    """Measure the ceilings of this machine's first GPU, 1.5 seconds each; ``on_done`` is called after each.
+def measure_peak_rates(
+    dtypes: Sequence[DTypeName] = MEASURED_DTYPES, on_done: Callable[[], None] = lambda: None
+) -> PeakRates:
+    """Measure the peak rates of this machine's first GPU, 1.5 seconds each; ``on_done`` is called after each.
 
     Raises:
         DeviceError: there is no GPU, no torch, or the GPU has no WGMMA.
@@ -204,7 +206,7 @@ def measure_ceilings(dtypes: Sequence[DTypeName] = CEILINGS, on_done: Callable[[
     generator = torch().Generator(device="cuda:0").manual_seed(SEED)
     # All kernels are compiled first: the GPU does not cool down between two of them.
     launches = {
-        dtype: CeilingLaunch(dtype, TILES, STEPS, partial(fill_random, dtype=dtype, generator=generator))
+        dtype: PeakRateLaunch(dtype, TILES, STEPS, partial(fill_random, dtype=dtype, generator=generator))
         for dtype in dtypes
     }
     compute: dict[str, Rate] = {}
@@ -213,7 +215,7 @@ def measure_ceilings(dtypes: Sequence[DTypeName] = CEILINGS, on_done: Callable[[
         on_done()
     copied = _copy(telemetry)
     on_done()
-    return Ceilings(
+    return PeakRates(
         gpu=machine.gpu,
         driver=machine.driver,
         cuda=machine.cuda,
@@ -261,17 +263,17 @@ def _sustained(window: Callable[[], None], work: float, telemetry: Telemetry) ->
     )
 
 
-def read_ceilings(path: Path) -> Ceilings:
-    """The ceilings of a file that ``gemmill roofline`` wrote.
+def read_peak_rates(path: Path) -> PeakRates:
+    """The peak rates of a file that ``gemmill roofline`` wrote.
 
     Raises:
         RecordError: the file cannot be read, or holds something else.
     """
     try:
-        return Ceilings.model_validate_json(path.read_bytes())
+        return PeakRates.model_validate_json(path.read_bytes())
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        field = ".".join(map(str, fault["loc"])) or "ceilings"
+        field = ".".join(map(str, fault["loc"])) or "peak_rates"
         raise RecordError(f"{path}: {field}: {fault['msg']}; gemmill roofline -o FILE writes such files") from None

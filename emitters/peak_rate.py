@@ -1,6 +1,6 @@
-"""The source of a ceiling kernel: a thin instantiation of kernel/ceiling.cuh around one WGMMA instruction.
+"""The source of the kernel of a peak rate: a thin instantiation of kernel/peak_rate.cuh around one WGMMA instruction.
 
-A ceiling is no GEMM, so no manifest can declare one. It is what is left of a GEMM's kernel without loads and stores,
+A peak rate is no GEMM, so no manifest can declare one. It is what is left of a GEMM's kernel without loads and stores,
 so the config of that GEMM says what it is made of.
 """
 
@@ -19,16 +19,16 @@ from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, defau
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.legality import resources
 
-CEILINGS: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
+MEASURED_DTYPES: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
 """Types of A and B whose instructions differ in rate; e5m2 multiplies as e4m3 does, and u8 as s8."""
 
 STAGES = 4
 """Stages of A and B that lie in shared memory: nearly all of it, so that the data repeats as late as can be."""
 
 _TEMPLATE = Template("""\
-#include <gemmill/kernel/ceiling.cuh>
+#include <gemmill/kernel/peak_rate.cuh>
 
-// The ceiling of $dtype x $dtype, accumulated in $accumulator
+// The peak rate of $dtype x $dtype, accumulated in $accumulator
 $atom
 struct Config {
   using A = $a;
@@ -39,23 +39,23 @@ struct Config {
   using Atom = ::Atom;
 };
 
-using Kernel = gemmill::Ceiling<Config>;
+using Kernel = gemmill::PeakRate<Config>;
 
-extern "C" __constant__ gemmill::CeilingSpec $spec_symbol = Kernel::spec();
+extern "C" __constant__ gemmill::PeakRateSpec $spec_symbol = Kernel::spec();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
-$entry(__grid_constant__ gemmill::CeilingParams const params) {
+$entry(__grid_constant__ gemmill::PeakRateParams const params) {
   Kernel::run(params);
 }
 """)
 
 _OFFSETS = {"a": 0, "b": 8, "sums": 16, "tiles": 24, "steps": 28}
-"""Byte offset of each member of ``gemmill::CeilingParams``: three addresses, two int32."""
+"""Byte offset of each member of ``gemmill::PeakRateParams``: three addresses, two int32."""
 _PARAMS_BYTES = 32
 
 
-def ceiling_config(dtype: DTypeName) -> GemmConfig:
-    """The GEMM whose mainloop a ceiling kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
+def peak_rate_config(dtype: DTypeName) -> GemmConfig:
+    """The GEMM whose mainloop such a kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
     output = default_output(DTYPES[dtype].stored_as or dtype)
     accumulator = default_accumulator(dtype)
     tile_k = 4 * resources.INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
@@ -65,11 +65,11 @@ def ceiling_config(dtype: DTypeName) -> GemmConfig:
     )
 
 
-def emit_ceiling(config: GemmConfig) -> EmittedSource:
-    """The source of the ceiling kernel of a config that :func:`ceiling_config` made."""
+def emit_peak_rate(config: GemmConfig) -> EmittedSource:
+    """The source of the kernel of a peak rate of a config that :func:`peak_rate_config` made."""
     fields = fields_of(config)
     consumers = resources.consumer_warpgroups(fields)
-    entry = f"gemmill_ceiling_{config.a.dtype}"
+    entry = f"gemmill_peak_rate_{config.a.dtype}"
     launch = LaunchSpec(
         entry=entry,
         threads=resources.WARPGROUP * consumers,
@@ -81,7 +81,7 @@ def emit_ceiling(config: GemmConfig) -> EmittedSource:
         offsets=_OFFSETS,
     )
     return EmittedSource(
-        name=f"ceiling of {config.a.dtype}",
+        name=f"peak rate of {config.a.dtype}",
         text=_TEMPLATE.substitute(
             slots(config, launch),
             dtype=config.a.dtype,

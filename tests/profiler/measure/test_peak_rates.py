@@ -1,4 +1,4 @@
-"""Ceilings: which one a problem meets, how near it came, and what reports make of it. No GPU is needed."""
+"""PeakRates: which one a problem meets, how near it came, and what reports make of it. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.profiler.analysis.test_report import SCALED
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import read_records
-from gemmill.profiler.measure.ceilings import Ceilings, Rate, read_ceilings
+from gemmill.profiler.measure.peak_rates import PeakRates, Rate, read_peak_rates
 
 SQUARE = GemmProblem.packed((4000, 4000, 4000, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
@@ -25,7 +25,7 @@ def rate(median: float) -> Rate:
     )
 
 
-CEILINGS = Ceilings(
+PEAK_RATES = PeakRates(
     gpu="NVIDIA H200",
     driver="1",
     cuda="1",
@@ -40,8 +40,8 @@ CEILINGS = Ceilings(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "h200.ceilings.json"
-    path.write_text(CEILINGS.model_dump_json())
+    path = tmp_path / "h200.peak-rates.json"
+    path.write_text(PEAK_RATES.model_dump_json())
     return path
 
 
@@ -59,33 +59,33 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_the_nearer_ceiling_is_the_one_that_takes_longer(changes: dict[str, object], name: str, us: float) -> None:
-    roof = CEILINGS.roof(replace(SQUARE, **changes))  # type: ignore[arg-type]
+    roof = PEAK_RATES.roof(replace(SQUARE, **changes))  # type: ignore[arg-type]
     assert roof is not None
     assert roof.name == name
     assert roof.us == pytest.approx(us)
 
 
-def test_what_was_not_measured_or_has_no_wgmma_has_no_ceiling() -> None:
-    assert CEILINGS.roof(replace(SQUARE, a_dtype="f16", b_dtype="f16")) is None
-    assert CEILINGS.roof(replace(SQUARE, m=1, a_dtype="f64", b_dtype="f64")) is None
+def test_what_was_not_measured_or_has_no_wgmma_has_no_roof() -> None:
+    assert PEAK_RATES.roof(replace(SQUARE, a_dtype="f16", b_dtype="f16")) is None
+    assert PEAK_RATES.roof(replace(SQUARE, m=1, a_dtype="f64", b_dtype="f64")) is None
 
 
-def test_a_fraction_is_that_of_the_ceilings_time() -> None:
+def test_a_fraction_is_that_of_the_peak_rates_time() -> None:
     measured = next(m for m in read_records(SCALED) if m.us is not None)
     at_half = measured.model_copy(update={"problem": SQUARE, "us": 2 * 2 * 4000**3 / 800e6})
-    assert CEILINGS.fraction(at_half) == pytest.approx(0.5)
-    assert CEILINGS.fraction(at_half.model_copy(update={"us": None})) is None
+    assert PEAK_RATES.fraction(at_half) == pytest.approx(0.5)
+    assert PEAK_RATES.fraction(at_half.model_copy(update={"us": None})) is None
 
 
-def test_a_file_of_ceilings_reads_as_it_was_written_and_nothing_else_does(file: Path) -> None:
-    assert read_ceilings(file) == CEILINGS
+def test_a_file_of_peak_rates_reads_as_it_was_written_and_nothing_else_does(file: Path) -> None:
+    assert read_peak_rates(file) == PEAK_RATES
     with pytest.raises(RecordError, match=r"gemmill roofline -o FILE writes such files"):
-        read_ceilings(SCALED)
+        read_peak_rates(SCALED)
 
 
 def test_a_report_says_how_near_each_problem_came(file: Path, tmp_path: Path) -> None:
     page, table = tmp_path / "report.html", tmp_path / "table.csv"
-    ok("report", SCALED, "--ceilings", file, "-o", page, "--csv", table)
+    ok("report", SCALED, "--peak-rates", file, "-o", page, "--csv", table)
     with table.open(newline="") as lines:
         found = list(csv.DictReader(lines))
     assert {line["roof"] for line in found} == {"e4m3", "copy"}
@@ -103,24 +103,25 @@ def test_a_report_says_how_near_each_problem_came(file: Path, tmp_path: Path) ->
     assert "DRAM" in page.read_text()
 
 
-def test_a_report_names_the_gpu_whose_ceilings_are_missing(file: Path, tmp_path: Path) -> None:
-    file.write_text(CEILINGS.model_copy(update={"gpu": "another"}).model_dump_json())
+def test_a_report_names_the_gpu_whose_peak_rates_are_missing(file: Path, tmp_path: Path) -> None:
+    file.write_text(PEAK_RATES.model_copy(update={"gpu": "another"}).model_dump_json())
     result = gemmill("report", SCALED, "--ceilings", file, "--csv", tmp_path / "table.csv")
+    assert "--ceilings is now called --peak-rates" in result.stderr
     assert result.exit_code == 0
-    assert "none of the files of ceilings is of NVIDIA H200: run gemmill roofline there" in result.stderr
+    assert "none of the files of peak rates is of NVIDIA H200: run gemmill roofline there" in result.stderr
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     result = gemmill("roofline", "--dtypes", "bf16,f32")
     assert result.exit_code == 2
-    assert "'f32' has no ceiling of its own; these have: bf16, f16, tf32, e4m3, s8" in " ".join(result.stderr.split())
+    assert "'f32' has no peak rate of its own; these have: bf16, f16, tf32, e4m3, s8" in " ".join(result.stderr.split())
     assert gemmill("roofline", "--dtypes", "bf16,bf16").exit_code == 2
     (tmp_path / "empty.jsonl").write_text("")
     result = gemmill("roofline", "--records", tmp_path / "empty.jsonl")
     assert (result.exit_code, "no measurement: run gemmill profile" in result.stderr) == (1, True)
 
-    without_gpu = process("roofline", "-o", tmp_path / "ceilings.json", CUDA_VISIBLE_DEVICES="")
+    without_gpu = process("roofline", "-o", tmp_path / "peak-rates.json", CUDA_VISIBLE_DEVICES="")
     _, complaint = without_gpu.communicate(timeout=120)
     assert without_gpu.returncode == 3
     assert complaint.startswith("error: profiling needs "), complaint
-    assert not (tmp_path / "ceilings.json").exists()
+    assert not (tmp_path / "peak-rates.json").exists()

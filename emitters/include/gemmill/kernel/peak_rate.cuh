@@ -15,7 +15,7 @@
 namespace gemmill {
 
 /// The kernel's only parameter.
-struct CeilingParams {
+struct PeakRateParams {
   /// A (stages, tile M, tile K) and B (stages, tile N, tile K), contiguous.
   char const *a, *b;
   /// For each thread the sum of its accumulators, those of the last tile: what the MMAs are for.
@@ -24,14 +24,14 @@ struct CeilingParams {
   int tiles, steps;
 };
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/families/ceiling.py).
-struct CeilingSpec {
+/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/peak_rate.py).
+struct PeakRateSpec {
   uint32_t threads, shared_bytes, tile_m, tile_n, params_bytes;
   uint32_t offset_a, offset_b, offset_sums, offset_tiles, offset_steps;
 };
 
 template <class Config>
-struct Ceiling {
+struct PeakRate {
   static constexpr int kThreads = 128 * Config::kConsumers;
   static constexpr int kWarpgroupM = Config::kTileM / Config::kConsumers;
   using A = StageLayout<typename Config::A, MajorIn::K, Config::kTileM, Config::kTileK>;
@@ -41,20 +41,20 @@ struct Ceiling {
   static constexpr int kOffsetB = Config::kStages * A::kBytes;
   static constexpr int kSharedBytes = kOffsetB + Config::kStages * B::kBytes;
 
-  static constexpr CeilingSpec spec() {
+  static constexpr PeakRateSpec spec() {
     return {kThreads,
             kSharedBytes,
             Config::kTileM,
             Config::kTileN,
-            sizeof(CeilingParams),
-            offsetof(CeilingParams, a),
-            offsetof(CeilingParams, b),
-            offsetof(CeilingParams, sums),
-            offsetof(CeilingParams, tiles),
-            offsetof(CeilingParams, steps)};
+            sizeof(PeakRateParams),
+            offsetof(PeakRateParams, a),
+            offsetof(PeakRateParams, b),
+            offsetof(PeakRateParams, sums),
+            offsetof(PeakRateParams, tiles),
+            offsetof(PeakRateParams, steps)};
   }
 
-  __device__ static void run(CeilingParams const& params) {
+  __device__ static void run(PeakRateParams const& params) {
     extern __shared__ __align__(1024) char shared[];
     wait_for_prerequisites();
     copy<A>(shared, params.a);

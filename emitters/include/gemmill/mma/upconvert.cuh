@@ -39,7 +39,7 @@ __device__ inline uint32_t masked(uint32_t bits, uint32_t mask, uint32_t magic) 
 /// `select` is the byte permutation that picks a lane's two elements, the same for all of its fragments; `pair` takes the
 /// words that hold the eight elements (4-bit ones: `high` is 0).
 template <class Narrow, class Wide>
-struct Widen;
+struct Upconvert;
 
 /// Bytes 2 * quad and 2 * quad + 1 in bytes 0 and 2.
 struct SelectBytes {
@@ -47,7 +47,7 @@ struct SelectBytes {
 };
 
 template <>
-struct Widen<int8_t, f16> : SelectBytes {
+struct Upconvert<int8_t, f16> : SelectBytes {
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
     // 1024 + (value + 128)
     return sub_pair(f16{}, masked(__byte_perm(low, high, select), 0x00ff00ff, 0x64806480), 0x64806480);
@@ -55,14 +55,14 @@ struct Widen<int8_t, f16> : SelectBytes {
 };
 
 template <>
-struct Widen<uint8_t, f16> : SelectBytes {
+struct Upconvert<uint8_t, f16> : SelectBytes {
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
     return sub_pair(f16{}, masked(__byte_perm(low, high, select), 0x00ff00ff, 0x64006400), 0x64006400);
   }
 };
 
 template <>
-struct Widen<int8_t, bf16> : SelectBytes {
+struct Upconvert<int8_t, bf16> : SelectBytes {
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
     uint32_t const bytes = __byte_perm(low, high, select);
     // (128 + low 7 bits) - (128, or 256 where the value is negative)
@@ -71,7 +71,7 @@ struct Widen<int8_t, bf16> : SelectBytes {
 };
 
 template <>
-struct Widen<uint8_t, bf16> : SelectBytes {
+struct Upconvert<uint8_t, bf16> : SelectBytes {
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
     uint32_t const bytes = __byte_perm(low, high, select);
     // (128 + low 7 bits) + (-128, or 0 where bit 7 is set)
@@ -81,7 +81,7 @@ struct Widen<uint8_t, bf16> : SelectBytes {
 };
 
 template <>
-struct Widen<e4m3, f16> {
+struct Upconvert<e4m3, f16> {
   /// The two bytes side by side.
   __device__ static uint32_t select(int quad) { return 0x10 * (2 * quad + 1) + 2 * quad; }
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
@@ -92,7 +92,7 @@ struct Widen<e4m3, f16> {
 };
 
 template <>
-struct Widen<e5m2, f16> {
+struct Upconvert<e5m2, f16> {
   /// Bytes 1 and 3: an e5m2 is the upper half of an f16.
   __device__ static uint32_t select(int quad) { return 0x1000 * (2 * quad + 1) + 0x10 * (2 * quad); }
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
@@ -102,21 +102,21 @@ struct Widen<e5m2, f16> {
 
 /// fp8 to bf16, by way of f16.
 template <class Narrow>
-struct WidenHalves : Widen<Narrow, f16> {
+struct UpconvertHalves : Upconvert<Narrow, f16> {
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
-    uint32_t const halves = Widen<Narrow, f16>::pair(low, high, select);
+    uint32_t const halves = Upconvert<Narrow, f16>::pair(low, high, select);
     return pack(bf16{}, to_float(f16{uint16_t(halves)}), to_float(f16{uint16_t(halves >> 16)}));
   }
 };
 
 template <>
-struct Widen<e4m3, bf16> : WidenHalves<e4m3> {};
+struct Upconvert<e4m3, bf16> : UpconvertHalves<e4m3> {};
 template <>
-struct Widen<e5m2, bf16> : WidenHalves<e5m2> {};
+struct Upconvert<e5m2, bf16> : UpconvertHalves<e5m2> {};
 
 /// 4 bits to f16: 1024 + low nibble, and 1024 + 16 * high nibble, which lies 4 bits further up.
 template <uint32_t Flip, uint32_t Magic>
-struct WidenNibbles {
+struct UpconvertNibbles {
   /// Byte `quad` four times.
   __device__ static uint32_t select(int quad) { return 0x1111 * quad; }
   __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
@@ -128,13 +128,13 @@ struct WidenNibbles {
 };
 
 template <>
-struct Widen<u4, f16> : WidenNibbles<0x64006400, 0xd400e400> {};  // minus 1024, 64
+struct Upconvert<u4, f16> : UpconvertNibbles<0x64006400, 0xd400e400> {};  // minus 1024, 64
 template <>
-struct Widen<s4, f16> : WidenNibbles<0x64806408, 0xd480e408> {};  // minus 1024 + 8, 64 + 8
+struct Upconvert<s4, f16> : UpconvertNibbles<0x64806408, 0xd480e408> {};  // minus 1024 + 8, 64 + 8
 
 /// 4 bits to bf16: 128 + nibble.
 template <uint32_t Magic>
-struct WidenNibblesShifted {
+struct UpconvertNibblesShifted {
   /// Byte `quad`, and three bytes of the second word.
   __device__ static uint32_t select(int quad) { return 0x4440 + quad; }
   __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
@@ -145,8 +145,8 @@ struct WidenNibblesShifted {
 };
 
 template <>
-struct Widen<u4, bf16> : WidenNibblesShifted<0x43004300> {};
+struct Upconvert<u4, bf16> : UpconvertNibblesShifted<0x43004300> {};
 template <>
-struct Widen<s4, bf16> : WidenNibblesShifted<0x43084308> {};
+struct Upconvert<s4, bf16> : UpconvertNibblesShifted<0x43084308> {};
 
 }  // namespace gemmill
