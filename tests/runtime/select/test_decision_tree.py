@@ -184,5 +184,5 @@ def test_what_nothing_serves_is_refused_all_the_same(registry: Registry) -> None
 def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "FOLDER", tmp_path)
     models.path_of("NVIDIA Next", "quick").write_text(json.dumps({"version": 0, "gpu": "NVIDIA Next"}))
-    with pytest.raises(RecordError, match="version 0, not 1"):
+    with pytest.raises(RecordError, match="version 0 for NVIDIA Next, not 1"):
         decision_tree.trees_of("NVIDIA Next")
