@@ -62,9 +62,14 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
     Raises:
         RecordError: the file cannot be read, lacks columns, a row is no record, or PyArrow is missing.
     """
+    yield from _read(path, path)
+
+
+def _read(path: Path, source: Any) -> Iterator[Measurement]:
+    """The measurements of what PyArrow takes for a file; errors name the path."""
     arrow = _arrow("parquet", path)
     try:
-        file = arrow.ParquetFile(path)
+        file = arrow.ParquetFile(source)
     except (OSError, ValueError) as error:  # PyArrow's errors are these
         raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
     if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
@@ -91,12 +96,27 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
 
 
 def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
-    """Write measurements to a file, whole or not at all; returns how many.
+    """Write measurements to a file; returns how many. They are read back and compared first, and what was in its place
+    is replaced only then.
 
     Raises:
-        RecordError: there are none, or PyArrow is missing.
+        RecordError: there are none, what would be read is not :func:`as_kept`, or PyArrow is missing.
         OSError: the file cannot be written.
     """
+    measurements = list(measurements)
+    content = _encoded(path, measurements)
+    for row, (read, given) in enumerate(zip(_read(path, content), measurements, strict=True), 1):
+        if read != as_kept(given):
+            raise RecordError(
+                f"{path}: not written, row {row} would be read otherwise than it is: {read} in place of {given}; "
+                "keep the files that it is of"
+            )
+    publish(path, [content.to_pybytes()])
+    return len(measurements)
+
+
+def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
+    """The bytes of a Parquet file, in memory of PyArrow's."""
     pa, arrow = _arrow("lib", path), _arrow("parquet", path)
     types = {
         _WORD: pa.dictionary(pa.int32(), pa.string()),
@@ -120,8 +140,7 @@ def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
         use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, "bool")],
         column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in COLUMNS.items() if kind == _REAL},
     )
-    publish(path, [sink.getvalue().to_pybytes()])
-    return len(rows)
+    return sink.getvalue()
 
 
 def as_kept(measurement: Measurement) -> Measurement:

@@ -14,11 +14,13 @@ from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 
 
 class Run(NamedTuple):
-    """Where times may be compared: one problem on one GPU, by one state of the sources."""
+    """Where times may be compared: one problem on one GPU, by one state of the sources, in one sweep."""
 
     problem: GemmProblem
     gpu: str
     commit: str
+    sweep: str
+    """``Measurement.run``: empty in what a sweep appends, as there the file is the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
     runs: dict[Run, dict[str, Measurement]] = {}
     for m in measurements:
-        runs.setdefault(Run(m.problem, m.gpu, m.commit), {})[m.kernel] = m
+        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run), {})[m.kernel] = m
     result = []
     for run, by_name in runs.items():
         kernels = {name: m for name, m in by_name.items() if name not in BASELINES}

@@ -15,12 +15,15 @@ class Appender:
     """A records file, open for more. The file and its folder are made if they are not there.
 
     Raises:
-        RecordError: it cannot be written, or is compressed.
+        RecordError: it cannot be written, or is compressed or packed.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.suffix == ".xz":
-            raise RecordError(f"{path}: nothing can be appended to a compressed file; name another, without .xz")
+        if path.suffix in (".xz", ".parquet"):
+            raise RecordError(
+                f"{path}: nothing can be appended to a {path.suffix} file; name one of JSON Lines, such as "
+                f"{path.name.partition('.')[0]}.jsonl"
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -96,6 +96,7 @@ def _row(
         "formats": formats(run.problem),
         "gpu": run.gpu,
         "commit": run.commit,
+        "run": run.sweep,
         "best": best.kernel if best else None,
         "us": best.us if best else None,
         "tflops": best.tflops if best else None,

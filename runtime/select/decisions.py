@@ -25,7 +25,8 @@ class Decision:
 
 
 def read_decisions(paths: Iterable[Path]) -> list[Decision]:
-    """The verified times in files of measurements; of a kernel measured again, the last that is not brief.
+    """The verified times in files of measurements; of a kernel measured again, the last that is not brief. Those of
+    which nothing holds any more, as the kernel has changed since, are passed over.
 
     Raises:
         RecordError: a file cannot be read, or a line is no record.
@@ -35,6 +36,8 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
     decisions: dict[tuple[GemmProblem, str, str], Decision] = {}
     for path in paths:
         for record in read_records(path):
+            if record.holds == "nothing":
+                continue
             if record.verified and record.us is not None and record.digest:  # without a cubin it is cuBLAS
                 key = record.problem, record.gpu, record.kernel
                 if record.stage != "final" and key in decisions and decisions[key].final:

@@ -76,9 +76,11 @@ def test_a_killed_writers_half_line_costs_that_line_alone(
     assert kernels(path) == ["first", *torn, "second"]
 
 
-def test_nothing_is_appended_to_a_compressed_file(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"records\.jsonl\.xz: nothing can be appended"):
-        Appender(tmp_path / "records.jsonl.xz")
+@pytest.mark.parametrize("name", ["records.jsonl.xz", "records.parquet"])
+def test_nothing_is_appended_to_a_compressed_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecordError, match=rf"{name}: nothing can be appended to .* such as records\.jsonl$"):
+        Appender(tmp_path / name)
+    assert not (tmp_path / name).exists()
 
 
 def test_records_of_two_processes_do_not_mix(tmp_path: Path) -> None:
