@@ -10,7 +10,7 @@ from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields, Value
 from gemmill.library.config.model import FamilyName
 from gemmill.library.families.arithmetic import FP8, converted
-from gemmill.library.legality.resources import element_bytes, integer
+from gemmill.library.legality.quantities import element_bytes, integer
 from gemmill.library.legality.rule import Rule
 
 FP8_ARCHS = ("sm89", "sm90", "sm90a", "sm120")

@@ -13,7 +13,7 @@ from gemmill.library.config.fields import Fields, Value
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.family import Family
-from gemmill.library.legality.resources import SM_REGISTERS, align_up, element_bytes, integer
+from gemmill.library.legality.quantities import SM_REGISTERS, align_up, element_bytes, integer
 from gemmill.library.legality.rule import Rule
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")

@@ -14,7 +14,7 @@ from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, multiplied
 from gemmill.library.families.family import Family
-from gemmill.library.legality.resources import element_bytes, integer
+from gemmill.library.legality.quantities import element_bytes, integer
 from gemmill.library.legality.rule import Rule
 
 ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")

@@ -21,7 +21,7 @@ from gemmill.library.families.arithmetic import FP8
 from gemmill.library.families.direct import FP8_ARCHS
 from gemmill.library.legality.footprint import FAMILY, family_of
 from gemmill.library.legality.mending import nearest_change
-from gemmill.library.legality.resources import integer
+from gemmill.library.legality.quantities import integer
 from gemmill.library.legality.rule import Rule
 
 SWIZZLES = (1, 2, 4, 8, 16)
