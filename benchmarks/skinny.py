@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def main() -> None:
 
     import torch
 
+    from gemmill.library.legality.footprint import FAMILY
     from gemmill.library.problem import GemmProblem
     from gemmill.runtime.registry import Registry
     from gemmill.runtime.select.selector import Selector
@@ -42,7 +44,7 @@ def main() -> None:
     registry = Registry(manifests=[arguments.manifest])
     configs = registry.configs()
     dtype = next(iter(configs.values())).a.dtype
-    plain = {n: c for n, c in configs.items() if c.family == "wgmma" and c.tile.n % 16 == 0 and c.d.major == "n"}
+    plain = {n: c for n, c in configs.items() if FAMILY[c.family].has_tma and c.tile.n % 16 == 0 and c.d.major == "n"}
     selectors = {"selected": registry.selector, "plain": Selector(plain, registry.gpu)}
     problems = [
         GemmProblem.packed((m, n, k, 1), (dtype, "k"), (dtype, major), "f32", None, (dtype, "n"))
@@ -63,27 +65,34 @@ def main() -> None:
     record = Record(f"skinny-{dtype}", arguments, copy_gbps=copy)
     for problem in problems:
         measured = _measure(problem, list(candidates[problem]), registry, stream, arguments.rounds)
-        total = 2 * (problem.m * problem.k + problem.n * problem.k + problem.m * problem.n)
-        cublas = measured.pop("cublas")
-        roles = {role: measured[choice.name] for role, choice in named[problem].items()}
-        plain_best = min(us for name, us in measured.items() if name in plain)
-        best = min(measured, key=measured.__getitem__)
-        row = {
-            "problem": f"{problem.m}x{problem.n}x{problem.k} {problem.b_major}",
-            "cublas": cublas,
-            "plain": plain_best,
-            "selected": roles["selected"],
-            "predicted": named[problem]["selected"].predicted_us,
-            "best": measured[best],
-            "part_of_copy": total / measured[best] / 1e3 / copy,
-            "kernels": {"selected": named[problem]["selected"].name, "best": best},
-            "times": measured,
-        }
+        row = _row(problem, named[problem], measured, plain, copy)
         record.add(row)
         figures = " ".join(f"{key} {row[key]:6.1f}" for key in ("cublas", "plain", "selected", "predicted", "best"))
-        short = "_".join(best.split("_")[6:10])
+        short = "_".join(row["kernels"]["best"].split("_")[6:10])
         print(f"{row['problem']:20} {figures} {row['part_of_copy']:.3f} {short}", flush=True)
     print(f"records: {record.path}")
+
+
+def _row(
+    problem: Any, named: dict[str, Any], measured: dict[str, float], plain: Container[str], copy: float
+) -> dict[str, Any]:
+    """What was measured of a problem."""
+    total = 2 * (problem.m * problem.k + problem.n * problem.k + problem.m * problem.n)
+    cublas = measured.pop("cublas")
+    roles = {role: measured[choice.name] for role, choice in named.items()}
+    plain_best = min(us for name, us in measured.items() if name in plain)
+    best = min(measured, key=measured.__getitem__)
+    return {
+        "problem": f"{problem.m}x{problem.n}x{problem.k} {problem.b_major}",
+        "cublas": cublas,
+        "plain": plain_best,
+        "selected": roles["selected"],
+        "predicted": named["selected"].predicted_us,
+        "best": measured[best],
+        "part_of_copy": total / measured[best] / 1e3 / copy,
+        "kernels": {"selected": named["selected"].name, "best": best},
+        "times": measured,
+    }
 
 
 def _copy_gbps(stream: Any, rounds: int) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from string import Template
-from typing import Literal, TypeGuard
 
 from gemmill.library.config.fields import fields_of
-from gemmill.library.config.model import DecompositionName, GemmConfig
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.parts import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma import warpgroups
@@ -50,17 +50,12 @@ def scheduler(config: GemmConfig) -> str:
     return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
 
 
-def has_parts(decomposition: DecompositionName) -> TypeGuard[Literal["split", "fused", "stream"]]:
-    """Whether slices of K are summed through global memory: not where one block, or one cluster, sums all of K."""
-    return decomposition not in ("tiles", "cluster")
-
-
 def parts(config: GemmConfig, entry: str) -> Parts | None:
     """What the launcher of a kernel with this entry must know; None where one block or cluster sums all of K."""
-    decomposition = config.scheduler.decomposition
-    if not has_parts(decomposition):
+    how, decomposition = decomposition_of(config), config.scheduler.decomposition
+    if not how.has_workspace:
         return None
-    fields, split = fields_of(config), decomposition == "split"
+    fields, split = fields_of(config), how.has_second_kernel
     splits = config.scheduler.splits
     return Parts(
         decomposition=decomposition,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gemmill.library.config.model import DecompositionName
 from gemmill.library.dtypes import DTypeName
 
 TMA_BYTES = 128
@@ -70,7 +71,7 @@ class Reduction:
 class Parts:
     """How a kernel whose blocks sum slices of K uses its workspace."""
 
-    decomposition: Literal["split", "fused", "stream"]
+    decomposition: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
     splits: int
     """Parts of every tile; 1 for ``stream``, which shares tiles by the size of the grid."""

@@ -7,8 +7,9 @@ matrices that have a major: operands, then outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from string import Template
+from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
@@ -126,94 +127,155 @@ def staged_matrices(config: GemmConfig) -> list[Operand | Assignment]:
     return [*inputs, *outputs]
 
 
+class _Parts(NamedTuple):
+    """An epilogue's operands and outputs, by how the functor handles them."""
+
+    epilogue: Epilogue
+    kinds: Mapping[Kind, Sequence[Operand]]
+    """Operands by kind."""
+    factors: Sequence[str]
+    """Of alpha and beta, those that are read."""
+    inputs: Sequence[Operand]
+    """Matrices that TMA loads."""
+    outputs: Sequence[Assignment]
+    """Matrices that TMA stores."""
+    reductions: Sequence[Assignment]
+
+    @classmethod
+    def of(cls, epilogue: Epilogue) -> _Parts:
+        kinds = {kind: [o for o in epilogue.operands if o.kind == kind] for kind in _BYTES}
+        factors = [name for name in ("alpha", "beta") if name in epilogue.factors]
+        return cls(epilogue, kinds, factors, *epilogue.staged, _reductions(epilogue))
+
+    @property
+    def uniform(self) -> list[Operand]:
+        """What all elements of a matrix have in common."""
+        return [*self.kinds["scalar"], *self.kinds["batch"]]
+
+    @property
+    def elements(self) -> list[Operand]:
+        """Matrices that are read in place."""
+        return [o for o in self.kinds["matrix"] if o not in self.inputs]
+
+    @property
+    def stores(self) -> list[Assignment]:
+        """Outputs of which each element is stored."""
+        return [a for a in self.epilogue.outputs if not a.is_reduction]
+
+    @property
+    def direct(self) -> list[Assignment]:
+        """Those that are written in place."""
+        return [a for a in self.stores if a not in self.outputs]
+
+
 def epilogue_text(config: GemmConfig) -> str:
     """The functor of an expression, to stand before the config; nothing for ``linear``."""
     if config.epilogue == LINEAR:
         return ""
-    epilogue = parse(config.epilogue)
-    reductions = _reductions(epilogue)
-    stores = [a for a in epilogue.outputs if not a.is_reduction]
-    inputs, outputs = epilogue.staged
-    direct = [a for a in stores if a not in outputs]
-    kinds: dict[Kind, list[Operand]] = {kind: [o for o in epilogue.operands if o.kind == kind] for kind in _BYTES}
-    uniform = [*kinds["scalar"], *kinds["batch"]]
-    factors = [name for name in ("alpha", "beta") if name in epilogue.factors]
-    names: dict[str, str] = {x: x for x in ("acc", "c", "gate", "up")}
-    names |= {a.name: f"{a.name}_" for a in epilogue.assignments}
-    places: dict[str, str] = {
-        **{name: f"uniform.{name}" for name in factors},
-        **{o.name: f"uniform.{o.name}_" for o in uniform},
-        **{o.name: f"row.{o.name}_" for o in kinds["row"]},
-        **{o.name: f"column.{o.name}_" for o in kinds["column"]},
-        **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
-    }
-    elements = [o for o in kinds["matrix"] if o not in inputs]
-    rounded = roundings(epilogue, config.d.dtype)
-    statements = [
-        *(
-            f"Compute const {names[a.name]} = {_cpp(a.value, names, places, rounded[a.name])};"
-            for a in epilogue.assignments
-        ),
-        *(f"extras.{a.name}_ = {names[a.name]};" for a in stores),
-        *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(reductions)),
-        "return d_;",
-    ]
-    reduced = f" Compute reduced[{len(reductions)}];" if reductions else ""
+    parts = _Parts.of(parse(config.epilogue))
+    epilogue, staged = parts.epilogue, len(parts.inputs) + len(parts.outputs)
+    formats = f"{_formats(parts.inputs)}, {_formats(parts.outputs)}"
     return _TEMPLATE.substitute(
         expression=config.epilogue,
         compute=DTYPES[compute_type(config)].cpp,
         gated=str(epilogue.gated).lower(),
-        addresses=str(bool(elements or direct)).lower(),
-        totals=sum(a.kind in ("scalar", "batch") for a in reductions),
-        row_totals=sum(a.kind == "row" for a in reductions),
-        column_totals=sum(a.kind == "column" for a in reductions),
-        reduce="".join(f"i == {i} ? gemmill::Reduce::{a.role.capitalize()} : " for i, a in enumerate(reductions))
-        + "gemmill::Reduce::Sum",
+        addresses=str(bool(parts.elements or parts.direct)).lower(),
         parameters=_parameters(epilogue),
-        uniform_members=_struct([*factors, *(f"{o.name}_" for o in uniform)]),
-        row_members=_struct(f"{o.name}_" for o in kinds["row"]),
-        column_members=_struct(f"{o.name}_" for o in kinds["column"]),
-        element_members=_struct(f"{o.name}_" for o in (*elements, *inputs)),
-        extras_members=_struct(f"{a.name}_" for a in stores)[:-1] + reduced + " " if stores or reductions else "",
         needs_c="params.beta != 0" if epilogue.reads_c and epilogue.c_is_scaled else str(epilogue.reads_c).lower(),
-        uniform=", ".join(
-            (
-                *(f"params.{name}" for name in factors),
-                *(f"gemmill::load<Compute>(params.{o.name}_)" for o in kinds["scalar"]),
-                *(f"gemmill::load<Compute>(params.{o.name}_, 0, batch)" for o in kinds["batch"]),
-            )
-        ),
-        row=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, batch)" for o in kinds["row"]),
-        column=", ".join(f"gemmill::load<Compute>(params.{o.name}_, n, batch)" for o in kinds["column"]),
-        columns=_block(
-            f"gemmill::load_two<Compute>(params.{o.name}_, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
-            for o in kinds["column"]
-        ),
-        element=", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in elements),
-        elements=_block(
-            f"gemmill::load_two<Compute>(params.{o.name}_, m, n0, n1, end, batch, first.{o.name}_, second.{o.name}_);"
-            for o in elements
-        ),
-        touch=_block(
-            (
-                *(f"gemmill::touch(params.{o.name}_, thread);" for o in kinds["scalar"]),
-                *(f"gemmill::touch(params.{o.name}_, 0, 1, 1, batch, thread);" for o in kinds["batch"]),
-                *(f"gemmill::touch(params.{o.name}_, m, rows, m_end, batch, thread);" for o in kinds["row"]),
-                *(f"gemmill::touch(params.{o.name}_, n, columns, n_end, batch, thread);" for o in kinds["column"]),
-            )
-        ),
-        store=_block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in direct),
-        store_two=_block(
-            f"gemmill::store_two(params.{a.name}_, m, n0, n1, end, batch, first.{a.name}_, second.{a.name}_);"
-            for a in direct
-        ),
-        matrices=f"StagedMatrices<{_formats(inputs)}, {_formats(outputs)}>" if inputs or outputs else "NoMatrices",
-        descriptors=f"\n    cute::TmaDescriptor matrices[{len(inputs) + len(outputs)}];" if inputs or outputs else "",
-        staged=_place("input", "Element", inputs) + _place("output", "Extras", outputs),
+        matrices=f"StagedMatrices<{formats}>" if staged else "NoMatrices",
+        descriptors=f"\n    cute::TmaDescriptor matrices[{staged}];" if staged else "",
+        staged=_place("input", "Element", parts.inputs) + _place("output", "Extras", parts.outputs),
         sums="Compute gate, Compute up" if epilogue.gated else "Compute acc, Compute",
-        statements="\n".join(f"    {statement}" for statement in statements),
+        statements="\n".join(f"    {statement}" for statement in _statements(parts, config)),
         bytes=epilogue_bytes(config),
+        **_reduced(parts),
+        **_structs(parts),
+        **_loads(parts),
+        **_stores(parts),
     )
+
+
+def _statements(parts: _Parts, config: GemmConfig) -> list[str]:
+    """The body of the functor: a constant for each assignment, then what is kept of them."""
+    epilogue, kinds = parts.epilogue, parts.kinds
+    names: dict[str, str] = {x: x for x in ("acc", "c", "gate", "up")}
+    names |= {a.name: f"{a.name}_" for a in epilogue.assignments}
+    places: dict[str, str] = {
+        **{name: f"uniform.{name}" for name in parts.factors},
+        **{o.name: f"uniform.{o.name}_" for o in parts.uniform},
+        **{o.name: f"row.{o.name}_" for o in kinds["row"]},
+        **{o.name: f"column.{o.name}_" for o in kinds["column"]},
+        **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
+    }
+    rounded = roundings(epilogue, config.d.dtype)
+    return [
+        *(
+            f"Compute const {names[a.name]} = {_cpp(a.value, names, places, rounded[a.name])};"
+            for a in epilogue.assignments
+        ),
+        *(f"extras.{a.name}_ = {names[a.name]};" for a in parts.stores),
+        *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(parts.reductions)),
+        "return d_;",
+    ]
+
+
+def _reduced(parts: _Parts) -> dict[str, object]:
+    """What the functor says of its reductions."""
+    roles = (f"i == {i} ? gemmill::Reduce::{a.role.capitalize()} : " for i, a in enumerate(parts.reductions))
+    return {
+        "totals": sum(a.kind in ("scalar", "batch") for a in parts.reductions),
+        "row_totals": sum(a.kind == "row" for a in parts.reductions),
+        "column_totals": sum(a.kind == "column" for a in parts.reductions),
+        "reduce": "".join(roles) + "gemmill::Reduce::Sum",
+    }
+
+
+def _structs(parts: _Parts) -> dict[str, str]:
+    """Members of what threads hold: of a matrix, of a row, of a column, of an element."""
+    stores, count = parts.stores, len(parts.reductions)
+    reduced = f" Compute reduced[{count}];" if count else ""
+    return {
+        "uniform_members": _struct([*parts.factors, *(f"{o.name}_" for o in parts.uniform)]),
+        "row_members": _struct(f"{o.name}_" for o in parts.kinds["row"]),
+        "column_members": _struct(f"{o.name}_" for o in parts.kinds["column"]),
+        "element_members": _struct(f"{o.name}_" for o in (*parts.elements, *parts.inputs)),
+        "extras_members": _struct(f"{a.name}_" for a in stores)[:-1] + reduced + " " if stores or count else "",
+    }
+
+
+def _loads(parts: _Parts) -> dict[str, str]:
+    """How operands are loaded, and touched beforehand."""
+    kinds, elements = parts.kinds, parts.elements
+    uniform = (
+        *(f"params.{name}" for name in parts.factors),
+        *(f"gemmill::load<Compute>(params.{o.name}_)" for o in kinds["scalar"]),
+        *(f"gemmill::load<Compute>(params.{o.name}_, 0, batch)" for o in kinds["batch"]),
+    )
+    touch = (
+        *(f"gemmill::touch(params.{o.name}_, thread);" for o in kinds["scalar"]),
+        *(f"gemmill::touch(params.{o.name}_, 0, 1, 1, batch, thread);" for o in kinds["batch"]),
+        *(f"gemmill::touch(params.{o.name}_, m, rows, m_end, batch, thread);" for o in kinds["row"]),
+        *(f"gemmill::touch(params.{o.name}_, n, columns, n_end, batch, thread);" for o in kinds["column"]),
+    )
+    two = "gemmill::load_two<Compute>(params.{0}_, {1}n0, n1, end, batch, first.{0}_, second.{0}_);"
+    return {
+        "uniform": ", ".join(uniform),
+        "row": ", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, batch)" for o in kinds["row"]),
+        "column": ", ".join(f"gemmill::load<Compute>(params.{o.name}_, n, batch)" for o in kinds["column"]),
+        "columns": _block(two.format(o.name, "") for o in kinds["column"]),
+        "element": ", ".join(f"gemmill::load<Compute>(params.{o.name}_, m, n, batch)" for o in elements),
+        "elements": _block(two.format(o.name, "m, ") for o in elements),
+        "touch": _block(touch),
+    }
+
+
+def _stores(parts: _Parts) -> dict[str, str]:
+    """How outputs are stored in place."""
+    two = "gemmill::store_two(params.{0}_, m, n0, n1, end, batch, first.{0}_, second.{0}_);"
+    return {
+        "store": _block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in parts.direct),
+        "store_two": _block(two.format(a.name) for a in parts.direct),
+    }
 
 
 def _reductions(epilogue: Epilogue) -> list[Assignment]:

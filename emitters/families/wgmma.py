@@ -20,6 +20,7 @@ from gemmill.emitters.slots import slots
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma import ring, shared_memory, subtiles, warpgroups
 from gemmill.library.launch import TMA_BYTES, LaunchSpec, TmaBox
@@ -94,7 +95,7 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     for name, size in _PARAMETERS.items():
         offsets[name] = align_up(end, size)
         end = offsets[name] + size
-    if parts.has_parts(config.scheduler.decomposition):
+    if decomposition_of(config).has_workspace:
         derived = align_up(end, 64)  # as aligned as its descriptors
         offsets |= {name: derived + 8 * i for i, name in enumerate(parts.PARAMETERS)}
     return offsets

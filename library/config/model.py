@@ -236,20 +236,6 @@ class GemmConfig:
         """The kernel template that the schedule belongs to."""
         return FAMILIES[self.schedule]
 
-    def least_aligns(self) -> tuple[int, int, int, int]:
-        """Alignments in bytes that A, B, C and D must have at least, 0 where there is no C: those of the operands, or
-        of an element where they are realigned beforehand, or threads store the D that TMA cannot."""
-        a, b, c, d, scheduler = self.a, self.b, self.c, self.d, self.scheduler
-        tma = self.family == "wgmma"
-        by_element = tma and scheduler.decomposition != "split" and scheduler.batching != "array"
-        realigned = tma and scheduler.batching == "strided" and a.type.bits == b.type.bits
-        return (
-            a.type.bytes if realigned else a.align,
-            b.type.bytes if realigned else b.align,
-            0 if c is None else c.type.bytes if realigned and by_element else c.align,
-            d.type.bytes if by_element else d.align,
-        )
-
     @property
     def target(self) -> Arch:
         """Row of the arch table."""

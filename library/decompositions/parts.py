@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec, Parts
 from gemmill.library.problem import GemmProblem
@@ -84,7 +85,7 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
     Stream-K takes fewer where shares would be so small that adding them up takes longer than they do.
     """
     parts = _parts(spec)
-    if parts.decomposition != "stream":
+    if not DECOMPOSITIONS[parts.decomposition].has_shares:
         return min(tiles * parts.splits, max_clusters)
     steps = -(-problem.k // parts.tile_k)
     if 2 * max_clusters * steps > INT32_MAX:
@@ -95,9 +96,10 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
 def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> WorkspaceSize:
     """The workspace of a launch of ``grid`` clusters."""
     parts = _parts(spec)
-    if parts.decomposition == "split":
+    how = DECOMPOSITIONS[parts.decomposition]
+    if how.has_second_kernel:
         return WorkspaceSize(partial_matrices(parts, problem).elements * PARTIAL_BYTES, 0)
-    slots = grid if parts.decomposition == "stream" else cluster_tiles(spec, problem) * (parts.splits - 1)
+    slots = grid if how.has_shares else cluster_tiles(spec, problem) * (parts.splits - 1)
     return WorkspaceSize(slots * parts.slot_bytes, slots * parts.slot_flags * FLAG_BYTES)
 
 

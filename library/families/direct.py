@@ -9,6 +9,7 @@ from types import MappingProxyType
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields, Value
 from gemmill.library.config.model import FamilyName
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.arithmetic import FP8, converted
 from gemmill.library.legality.quantities import element_bytes, integer
 from gemmill.library.legality.rule import Rule
@@ -68,6 +69,20 @@ def _conversion(f: Fields) -> str | None:
     if archs is None or arch in archs:
         return None
     return f"D is {d}, to which {arch} cannot convert; it needs {one_of(archs)}"
+
+
+def lacks_for_epilogue(f: Fields) -> str | None:
+    """What an expression asks for that these families, or their target, lack."""
+    epilogue = str(f["epilogue"])
+    if f["arch"] == "sm70":
+        return f"expressions need instructions that {f['arch']} lacks; there the epilogue is {LINEAR}: {epilogue}"
+    if is_gated(epilogue):
+        return f"{f['schedule']} kernels do not pair columns: {epilogue}"
+    if f["arch"] not in FP8_ARCHS and (found := parse(epilogue).functions & frozenset(FP8)):
+        return f"{' and '.join(sorted(found))}() converts to fp8, which {f['arch']} cannot: {epilogue}"
+    if any(staged_formats(epilogue)):
+        return f"{f['schedule']} kernels have no TMA; leave out the majors of matrices: {epilogue}"
+    return None
 
 
 def rules(family: FamilyName) -> tuple[Rule, ...]:

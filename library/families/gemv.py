@@ -253,4 +253,5 @@ FAMILY = Family(
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
     max_auto_stages=auto_stages,
+    lacks_for_epilogue=direct.lacks_for_epilogue,
 )

@@ -344,4 +344,5 @@ FAMILY = Family(
     accumulator_registers=accumulator_registers,
     auto_stages=auto_stages,
     max_auto_stages=max_auto_stages,
+    lacks_for_epilogue=direct.lacks_for_epilogue,
 )

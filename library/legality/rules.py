@@ -11,34 +11,20 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields, Value, fields_of
-from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.config.model import DecompositionName, GemmConfig
 from gemmill.library.config.table import TABLE
+from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
-from gemmill.library.families.arithmetic import FP8
-from gemmill.library.families.direct import FP8_ARCHS
 from gemmill.library.legality.footprint import FAMILY, family_of
 from gemmill.library.legality.mending import nearest_change
 from gemmill.library.legality.quantities import integer
 from gemmill.library.legality.rule import Rule, rule
 
 SWIZZLES = (1, 2, 4, 8, 16)
-MAX_SPLITS = 256
-CLUSTER_SPLITS = (2, 3, 4)
-"""Blocks of a cluster that share K of a tile."""
-DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "cooperative": ("tiles", "split", "fused", "stream", "cluster"),
-        "pingpong": ("tiles", "split", "fused", "cluster"),
-    }
-)
-"""The decompositions of K by schedule; the other schedules have ``tiles`` alone."""
-BATCHINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"wgmma": ("strided", "array", "grouped", "masked", "kgrouped")}
-)
-"""The kinds of batches that each family has; only strided ones where none are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +45,11 @@ class Verdict:
             return f"{self.rule}: {self.says}"
         changes = ", ".join(f"{name} = {value}" for name, value in self.fix.items())
         return f"{self.rule}: {self.says}; nearest legal change: {changes}"
+
+
+def _word(f: Fields) -> DecompositionName:
+    """The word of a decomposition, which fields hold as any value."""
+    return cast("DecompositionName", f["scheduler.decomposition"])
 
 
 @rule("family", ("schedule", "arch"), "gemmill: the kernel templates in emitters/include/gemmill/kernel")
@@ -82,14 +73,13 @@ def _swizzle(f: Fields) -> str | None:
 )
 def _splits(f: Fields) -> str | None:
     """Splits are as many as the decomposition takes, and one where it does not share K."""
-    splits, decomposition = integer(f, "scheduler.splits"), f["scheduler.decomposition"]
-    if decomposition in ("split", "fused"):
-        in_range = 2 <= splits <= MAX_SPLITS
-        return None if in_range else f"splits is {splits}; {decomposition} kernels take 2 to {MAX_SPLITS}"
-    if decomposition == "cluster":
-        allowed = splits in CLUSTER_SPLITS
-        return None if allowed else f"splits is {splits}; cluster kernels take {one_of(CLUSTER_SPLITS)}"
-    return None if splits == 1 else f"splits is {splits}; it must be 1 where the decomposition is {decomposition}"
+    splits, decomposition = integer(f, "scheduler.splits"), _word(f)
+    allowed = DECOMPOSITIONS[decomposition].splits
+    if splits in allowed:
+        return None
+    if len(allowed) == 1:
+        return f"splits is {splits}; it must be {allowed[0]} where the decomposition is {decomposition}"
+    return f"splits is {splits}; {decomposition} kernels take {allowed[0]} to {allowed[-1]}"
 
 
 @rule(
@@ -99,8 +89,8 @@ def _splits(f: Fields) -> str | None:
 )
 def _decomposition(f: Fields) -> str | None:
     """The decomposition of K is one that the schedule has."""
-    decomposition, schedule = f["scheduler.decomposition"], str(f["schedule"])
-    decompositions = DECOMPOSITIONS.get(schedule, ("tiles",))
+    decomposition, schedule, family = f["scheduler.decomposition"], str(f["schedule"]), family_of(f)
+    decompositions = family.decompositions(schedule) if family else (decomposition,)
     if decomposition in decompositions:
         return None
     return f"there is no {decomposition} decomposition of {schedule} kernels; it must be {one_of(decompositions)}"
@@ -109,8 +99,8 @@ def _decomposition(f: Fields) -> str | None:
 @rule("batching", ("scheduler.batching", "schedule"), "gemmill: the tile schedulers that exist")
 def _batching(f: Fields) -> str | None:
     """Batches are of a kind that the family has."""
-    batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
-    known = BATCHINGS.get(family, ("strided",))
+    batching, family = str(f["scheduler.batching"]), family_of(f)
+    known = family.batchings if family else (batching,)
     return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
@@ -138,18 +128,8 @@ def _epilogue_integers(f: Fields) -> str | None:
 )
 def _epilogue_family(f: Fields) -> str | None:
     """An epilogue asks for nothing that the family, or its target, lacks."""
-    epilogue = str(f["epilogue"])
-    if epilogue == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
-        return None
-    if f["arch"] == "sm70":
-        return f"expressions need instructions that {f['arch']} lacks; there the epilogue is {LINEAR}: {epilogue}"
-    if is_gated(epilogue):
-        return f"{f['schedule']} kernels do not pair columns: {epilogue}"
-    if f["arch"] not in FP8_ARCHS and (found := parse(epilogue).functions & frozenset(FP8)):
-        return f"{' and '.join(sorted(found))}() converts to fp8, which {f['arch']} cannot: {epilogue}"
-    if any(staged_formats(epilogue)):
-        return f"{f['schedule']} kernels have no TMA; leave out the majors of matrices: {epilogue}"
-    return None
+    family = family_of(f)
+    return family.lacks_for_epilogue(f) if family and f["epilogue"] != LINEAR else None
 
 
 @rule(
@@ -178,7 +158,7 @@ def _epilogue_gated(f: Fields) -> str | None:
         return None
     if integer(f, "tile.n") % 16:
         return f"tile N is {f['tile.n']}, and the epilogue pairs columns: it must be a multiple of 16"
-    if f["scheduler.decomposition"] != "split":
+    if not DECOMPOSITIONS[_word(f)].has_second_kernel:
         return None
     return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.errors import ConfigError, RecordError
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.records import Measurement
@@ -351,7 +352,7 @@ def _tile(kernel: str) -> str:
     except ConfigError:
         return kernel
     tile, scheduler = config.tile, config.scheduler
-    split = f" {scheduler.decomposition}" if scheduler.decomposition != "tiles" else ""
+    split = f" {scheduler.decomposition}" if not decomposition_of(config).is_data_parallel else ""
     return f"{tile.m}x{tile.n}x{tile.k} {config.schedule}{split}"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.faults import needs_swap
 
@@ -112,7 +113,7 @@ def _figures(config: GemmConfig, swapped: bool) -> _Figures:
     if swapped:
         tile, cluster = tile[::-1], cluster[::-1]
     # Stream-K divides K otherwise: as unlike any number of splits as can be.
-    splits = 1 << 10 if config.scheduler.decomposition == "stream" else config.scheduler.splits
+    splits = 1 << 10 if decomposition_of(config).has_shares else config.scheduler.splits
     return *tile, *cluster, splits, config.tile.k, config.stages
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.parts import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import UnsupportedProblemError
@@ -87,6 +88,6 @@ def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] =
 
 def too_large(config: GemmConfig, problem: GemmProblem) -> bool:
     """Whether the partial sums of a split kernel take more than :data:`MAX_PARTIAL_BYTES`."""
-    if config.scheduler.decomposition != "split":
+    if not decomposition_of(config).has_second_kernel:
         return False
     return config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES > MAX_PARTIAL_BYTES

@@ -14,6 +14,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.parts import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.legality import aligns
 from gemmill.library.legality.footprint import auto_stages
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import (
@@ -204,7 +205,7 @@ def exact_data(problem: GemmProblem) -> str:
 
 def least_aligns(config: GemmConfig) -> dict[str, int]:
     """The least alignment in bytes of each operand that a kernel takes."""
-    return {x: align for x, align in zip("abcd", config.least_aligns(), strict=True) if align}
+    return {x: align for x, align in zip("abcd", aligns.least_aligns(config), strict=True) if align}
 
 
 def make_case(

@@ -84,6 +84,27 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     }
 )
 """The values that the family takes, of the fields that have no words."""
+_DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cooperative": ("tiles", "split", "fused", "stream", "cluster"),
+        "pingpong": ("tiles", "split", "fused", "cluster"),
+    }
+)
+
+
+def _lacks_nothing(f: Fields) -> None:
+    return None
+
+
+def _explained(f: Fields) -> dict[str, int]:
+    producer, consumer = warpgroups.register_budget(f)
+    return {
+        "registers a producer thread": producer,
+        "registers a consumer thread": consumer,
+        "D subtiles a warpgroup": shared_memory.d_buffers(f),
+    }
+
+
 FAMILY = Family(
     archs=("sm90a",),
     rules=RULES,
@@ -94,4 +115,9 @@ FAMILY = Family(
     accumulator_registers=warpgroups.accumulator_registers,
     auto_stages=shared_memory.auto_stages,
     max_auto_stages=ring.max_auto_stages,
+    lacks_for_epilogue=_lacks_nothing,
+    has_tma=True,
+    decompositions=_DECOMPOSITIONS.__getitem__,
+    batchings=("strided", "array", "grouped", "masked", "kgrouped"),
+    explained=_explained,
 )

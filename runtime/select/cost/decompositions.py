@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import DecompositionName, GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.parts import EXCHANGE_STEPS, MIN_SHARE, PARTIAL_BYTES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
@@ -64,40 +65,26 @@ def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Decomposition:
-    """What a K decomposition adds. Functions take the splits of K and the elements of an output tile."""
+class Cost:
+    """What a K decomposition adds. Functions take the splits of K and the elements of an output tile; those of a second
+    kernel and of shares are :func:`second_kernel_ns` and :func:`stream_ns`."""
 
-    is_data_parallel: bool = False
-    """Whether one CTA sums all of K of a tile."""
     tile_ns: Callable[[Floats, Floats], Floats] = _nothing
     """To the end of each tile."""
     kernel_ns: Callable[[Floats, Floats], Floats] = _nothing
     """Once, to the busiest SM."""
-    is_shared_in_clusters: bool = False
-    """Whether the CTAs that share K of a tile are a cluster."""
-    adds_up_within: bool = False
-    """Whether CTAs add up their sums within the kernel, one after the other."""
-    has_second_kernel: bool = False
-    """Whether a CTA stores partial sums, which a second kernel adds up: :func:`second_kernel_ns`."""
-    has_shares: bool = False
-    """Whether CTAs take equal shares of all steps in place of tiles: :func:`stream_ns`."""
 
 
-DECOMPOSITIONS: Mapping[str, Decomposition] = MappingProxyType(
+COSTS: Mapping[DecompositionName, Cost] = MappingProxyType(
     {
-        "tiles": Decomposition(is_data_parallel=True),
-        "split": Decomposition(has_second_kernel=True),
-        "fused": Decomposition(kernel_ns=exchange_ns, adds_up_within=True),
-        "stream": Decomposition(has_shares=True),
-        "cluster": Decomposition(is_shared_in_clusters=True, tile_ns=_cluster_ns),
+        "tiles": Cost(),
+        "split": Cost(),
+        "fused": Cost(kernel_ns=exchange_ns),
+        "stream": Cost(),
+        "cluster": Cost(tile_ns=_cluster_ns),
     }
 )
-"""By the name of a config's ``scheduler.decomposition``."""
-
-
-def decomposition_of(config: GemmConfig) -> Decomposition:
-    """What the decomposition of a kernel adds."""
-    return DECOMPOSITIONS[config.scheduler.decomposition]
+"""Of each of :data:`~gemmill.library.decompositions.decomposition.DECOMPOSITIONS`."""
 
 
 def cluster_k(config: GemmConfig) -> int:
@@ -107,22 +94,20 @@ def cluster_k(config: GemmConfig) -> int:
 
 def tile_ns(configs: Sequence[GemmConfig]) -> Floats:
     """What is added to the end of each tile of kernels."""
-    return _added(configs, lambda decomposition: decomposition.tile_ns)
+    return _added(configs, lambda cost: cost.tile_ns)
 
 
 def kernel_ns(configs: Sequence[GemmConfig]) -> Floats:
     """What is added once to the busiest SM under kernels."""
-    return _added(configs, lambda decomposition: decomposition.kernel_ns)
+    return _added(configs, lambda cost: cost.kernel_ns)
 
 
-def _added(
-    configs: Sequence[GemmConfig], figure: Callable[[Decomposition], Callable[[Floats, Floats], Floats]]
-) -> Floats:
+def _added(configs: Sequence[GemmConfig], figure: Callable[[Cost], Callable[[Floats, Floats], Floats]]) -> Floats:
     splits, tile = column(configs, lambda c: c.scheduler.splits), column(configs, lambda c: c.tile.m * c.tile.n)
     added = np.zeros_like(tile)
-    for decomposition in DECOMPOSITIONS.values():
-        index = np.flatnonzero([decomposition_of(config) is decomposition for config in configs])
-        added[index] = figure(decomposition)(splits[index], tile[index])
+    for name, cost in COSTS.items():
+        index = np.flatnonzero([config.scheduler.decomposition == name for config in configs])
+        added[index] = figure(cost)(splits[index], tile[index])
     return added
 
 

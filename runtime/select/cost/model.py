@@ -17,10 +17,11 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost import memory, residual
 from gemmill.runtime.select.cost.arrays import column, joined
-from gemmill.runtime.select.cost.decompositions import cluster_k, decomposition_of, second_kernel_ns
+from gemmill.runtime.select.cost.decompositions import cluster_k, second_kernel_ns
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.roofline import Estimate, power_ns, roofline
 from gemmill.runtime.select.cost.sm import SmFeatures, SmTime, SmWork
@@ -49,13 +50,13 @@ _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
         "cluster K": cluster_k,
         "stages": lambda c: c.stages,
         "splits": lambda c: c.scheduler.splits,
-        "pingpong": lambda c: c.schedule == "pingpong",
+        "pingpong": lambda c: FAMILIES[c.family].takes_turns(c),
         "split": lambda c: decomposition_of(c).has_second_kernel,
         "fused": lambda c: c.scheduler.splits if decomposition_of(c).adds_up_within else 1,
         "stream": lambda c: decomposition_of(c).has_shares,
         "raster M": lambda c: c.scheduler.raster == "m",
         "swizzle": lambda c: c.scheduler.swizzle_size,
-        "gemv": lambda c: c.family == "gemv",
+        "gemv": lambda c: FAMILIES[c.family].streams,
     }
 )
 """Figures that a kernel has whatever the problem."""

@@ -9,10 +9,11 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.parts import PARTIAL_BYTES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
-from gemmill.runtime.select.cost.decompositions import cluster_k, decomposition_of, tile_ns
+from gemmill.runtime.select.cost.decompositions import cluster_k, tile_ns
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Floats, Integers

@@ -9,10 +9,10 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice, Rows
-from gemmill.runtime.select.cost.decompositions import decomposition_of
 from gemmill.runtime.select.cost.model import estimate
 from gemmill.runtime.select.deciders.model import chosen
 from gemmill.runtime.select.gpus import with_at_most

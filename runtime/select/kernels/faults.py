@@ -9,6 +9,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import LINEAR, serves
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.formats import FIELDS, format_of
@@ -23,7 +24,7 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
         given = getattr(problem, field)
         if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
             found.append(f"{_words(field)} {_value(wanted)} (it has {_value(given)})")
-    for field, align in zip(_ALIGNS, config.least_aligns(), strict=True):
+    for field, align in zip(_ALIGNS, least_aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
             found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
     return found

@@ -13,6 +13,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.model import FeatureTable
@@ -41,7 +42,7 @@ class Group(NamedTuple):
     def of(cls, configs: Mapping[str, GemmConfig], swap_ab: bool = False) -> Group:
         """Kernels by name, for problems as they are or transposed, where A and B change places."""
         order = [1, 0, 2, 3] if swap_ab else [0, 1, 2, 3]
-        aligns = np.array([config.least_aligns() for config in configs.values()])[:, order]
+        aligns = np.array([least_aligns(config) for config in configs.values()])[:, order]
         return cls(tuple(configs), tuple(configs.values()), aligns, FeatureTable.of([*configs.values()], swap_ab))
 
     @classmethod

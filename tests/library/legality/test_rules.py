@@ -206,7 +206,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 6, "cluster.m": 1, "tile.n": 192, "stages": 2},
             "scheduler-splits",
-            "splits is 6; cluster kernels take 2, 3 or 4",
+            "splits is 6; cluster kernels take 2 to 4",
             {"scheduler.splits": 4},
         ),
         (

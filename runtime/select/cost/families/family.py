@@ -65,5 +65,9 @@ class Family:
     """Whether there is nothing to promote of its sums."""
     multiplies_by: str = BOUNDS[0]
     """What multiplies."""
+    takes_turns: Callable[[GemmConfig], bool] = _never
+    """Whether its consumers take turns at the tensor cores, each with a tile of its own."""
+    streams: bool = False
+    """Whether it does nothing that takes time but move B."""
     dram_share: float = 1.0
     """Part of DRAM's rate that its loads reach."""

@@ -130,4 +130,5 @@ FAMILY = Family(
     ctas_per_sm=_ctas_per_sm,
     counted_ctas=_ctas_per_sm,
     is_preferred=True,
+    streams=True,
 )

@@ -14,6 +14,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.families.wgmma.ring import operand_swizzle
 from gemmill.library.families.wgmma.warpgroups import (
@@ -25,7 +26,7 @@ from gemmill.library.families.wgmma.warpgroups import (
 from gemmill.library.legality.quantities import element_bytes
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
-from gemmill.runtime.select.cost.decompositions import decomposition_of, kernel_ns, stream_ns
+from gemmill.runtime.select.cost.decompositions import kernel_ns, stream_ns
 from gemmill.runtime.select.cost.families.family import Family
 from gemmill.runtime.select.cost.roofline import EPILOGUE, soft_maximum
 from gemmill.runtime.select.cost.sm import LATENCY_NS, SHARED_BYTES_PER_CYCLE, STEP_SHARPNESS, SmTime, SmWork
@@ -107,6 +108,10 @@ class Step(NamedTuple):
         return np.asarray((self.rows * np.array((work.inside_a, work.inside_b)) * cycles).sum(axis=0))
 
 
+def _takes_turns(config: GemmConfig) -> bool:
+    return config.schedule == "pingpong"
+
+
 class WgmmaFeatures(NamedTuple):
     """Figures of kernels of the family."""
 
@@ -130,7 +135,7 @@ class WgmmaFeatures(NamedTuple):
             step=Step.of(configs, swap_ab, _row_bytes),
             transposing_cycles=column(configs, _transposing_cycles),
             latency_ns=LATENCY_NS / (column(configs, lambda c: c.stages) - 1),
-            pingpong=np.array([c.schedule == "pingpong" for c in configs]),
+            pingpong=np.array([_takes_turns(c) for c in configs]),
             tile=column(configs, lambda c: c.tile.m * c.tile.n),
             kernel_ns=kernel_ns(configs),
             has_shares=np.array([decomposition_of(c).has_shares for c in configs]),
@@ -197,4 +202,4 @@ def _crossing_cycles(dtype: DTypeName, elements: int) -> float:
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
-FAMILY = Family(WgmmaFeatures.of, is_corrected=multiplies_as_loaded, is_preferred=True)
+FAMILY = Family(WgmmaFeatures.of, is_corrected=multiplies_as_loaded, is_preferred=True, takes_turns=_takes_turns)

@@ -18,7 +18,6 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.config.table import GROUPS, Row
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.wgmma import shared_memory, warpgroups
 from gemmill.library.legality.coverage import schedules, tables
 from gemmill.library.legality.footprint import FAMILY
 from gemmill.library.legality.rules import Verdict, broken, verdicts
@@ -238,19 +237,13 @@ def _said(rows: Sequence[Row], fields: Fields) -> str:
 def resource_table(config: GemmConfig) -> Mapping[str, int]:
     """What a legal config asks of an SM, by name with unit."""
     fields, family = fields_of(config), FAMILY[config.family]
-    registers, subtiles = {}, {}
-    if config.family == "wgmma":
-        producer, consumer = warpgroups.register_budget(fields)
-        registers = {"registers a producer thread": producer, "registers a consumer thread": consumer}
-        subtiles = {"D subtiles a warpgroup": shared_memory.d_buffers(fields)}
     return {
         "threads a CTA": family.threads(fields),
-        **registers,
         "accumulator registers a thread": family.accumulator_registers(fields),
         "stages": config.stages,
         "bytes of a stage": sum(family.stage_bytes(fields)),
-        **subtiles,
         "bytes of shared memory": family.shared_bytes(fields),
+        **family.explained(fields),
         "bytes of shared memory a CTA can have": config.target.shared_bytes,
     }
 

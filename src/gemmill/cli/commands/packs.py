@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,15 +130,9 @@ def make(
     decisions = read_decisions(records)
     needs: dict[GemmProblem, dict[str, float]] = {}
     if shapes is not None:
-        if others := sum(not is_measured(config) for config in configs):
-            output.complain(f"{others} kernels are left out: {NOT_MEASURED}")
-        configs = list(filter(is_measured, configs))
-        if not configs:
-            raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
-        needs, known, shipped = _times(configs, shapes, decisions, gpu or detect())
+        allowed = REGRET if regret is None else regret
+        configs, needs, shipped = _needed(configs, shapes, decisions, gpu or detect(), allowed)
         decisions += shipped
-        by_name = {kernel_name(config): config for config in configs}
-        configs = [by_name[name] for name in set_cover(known, REGRET if regret is None else regret)]
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
@@ -156,6 +150,25 @@ def make(
         output.print_json({**_summary(to, size, artifacts, own), "losses": losses_by_problem})
         return
     typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
+    _tell_losses(lost)
+
+
+def _needed(
+    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu, regret: float
+) -> tuple[list[GemmConfig], dict[GemmProblem, dict[str, float]], list[Decision]]:
+    """About as few kernels as solve every shape of a suite nearly as fast as all; what kernels take on each problem,
+    and what of that ships."""
+    if others := sum(not is_measured(config) for config in configs):
+        output.complain(f"{others} kernels are left out: {NOT_MEASURED}")
+    configs = list(filter(is_measured, configs))
+    if not configs:
+        raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
+    needs, known, shipped = _times(configs, shapes, decisions, gpu)
+    by_name = {kernel_name(config): config for config in configs}
+    return [by_name[name] for name in set_cover(known, regret)], needs, shipped
+
+
+def _tell_losses(lost: Mapping[GemmProblem, float | None]) -> None:
     if losses := [loss for loss in lost.values() if loss is not None]:
         mean = sum(losses) / len(losses)
         typer.echo(

@@ -1,0 +1,60 @@
+"""K decompositions: how the CTAs of a kernel share K of an output tile, and where their partial sums meet.
+
+In the field's words: ``tiles`` is data-parallel; ``split`` is split-K whose partial sums a second kernel adds up;
+``fused`` is split-K whose CTAs add theirs up one after the other; ``stream`` is stream-K (Osama et al., Stream-K, PPoPP
+2023); ``cluster`` is split-K among the CTAs of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gemmill.library.config.model import DecompositionName, GemmConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """How CTAs share K of an output tile."""
+
+    splits: range = range(1, 2)
+    """Among how many they can share it."""
+    is_data_parallel: bool = False
+    """Whether one CTA sums all of K of a tile."""
+    has_second_kernel: bool = False
+    """Whether a CTA stores partial sums, which a second kernel adds up."""
+    adds_up_within: bool = False
+    """Whether CTAs add up their sums within the kernel, one after the other."""
+    has_shares: bool = False
+    """Whether CTAs take equal shares of all steps in place of tiles."""
+    is_shared_in_clusters: bool = False
+    """Whether the CTAs that share K of a tile are a cluster."""
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether sums meet in global memory: not where one CTA, or one cluster, sums all of K."""
+        return self.has_second_kernel or self.hands_over_accumulators
+
+    @property
+    def hands_over_accumulators(self) -> bool:
+        """Whether a CTA leaves its accumulators in global memory for another."""
+        return self.adds_up_within or self.has_shares
+
+
+MAX_SPLITS = 256
+DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
+    {
+        "tiles": Decomposition(is_data_parallel=True),
+        "split": Decomposition(range(2, MAX_SPLITS + 1), has_second_kernel=True),
+        "fused": Decomposition(range(2, MAX_SPLITS + 1), adds_up_within=True),
+        "stream": Decomposition(has_shares=True),
+        "cluster": Decomposition(range(2, 5), is_shared_in_clusters=True),
+    }
+)
+"""By the word of a config's ``scheduler.decomposition``."""
+
+
+def decomposition_of(config: GemmConfig) -> Decomposition:
+    """The decomposition of a kernel."""
+    return DECOMPOSITIONS[config.scheduler.decomposition]
