@@ -1,4 +1,4 @@
-"""The house in order: files and functions that fit a screen or few, folders that one look takes in, the field's words."""
+"""The house in order: files and functions that a screen or few hold, folders that one look takes in, the words."""
 
 from __future__ import annotations
 
