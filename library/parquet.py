@@ -1,8 +1,9 @@
 """Measurement records as Parquet: many sweeps in one typed, compressed file, which DuckDB and pandas read as it is.
 
 A row is a measurement, and its columns are :data:`COLUMNS`: the fields of a record and, flat, those of its problem.
-What follows from others (key, rate, ratio) is computed when a record is read. Times are kept to the seven digits of
-float32; of kernels that were timed briefly the median is kept, and not its quartiles.
+What follows from others (key, rate, ratio) is computed when a record is read. Medians of kernels that were timed at
+length are kept in full, so that tables made of them come out the same; other times to the seven digits of float32. Of
+kernels that were timed briefly the median is kept, and not its quartiles.
 
 Needs PyArrow: ``pip install 'gemmill[records]'``.
 """
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from gemmill.library.errors import RecordError
@@ -22,7 +24,7 @@ from gemmill.library.files import publish
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, check_problem
 
-_WORD, _COUNT, _SMALL, _REAL = "word", "int32", "int16", "float32"
+_WORD, _COUNT, _SMALL, _REAL, _FULL = "word", "int32", "int16", "float32", "float64"
 PROBLEM: Mapping[str, str] = {
     **dict.fromkeys(("m", "n", "k", "batch"), _COUNT),
     **dict.fromkeys(("a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"), _WORD),
@@ -41,7 +43,8 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("kernel", "digest"), _WORD),
     "chosen": "words",
     **dict.fromkeys(("holds", "stage"), _WORD),
-    **dict.fromkeys(("us", "low_us", "high_us", "baseline_us"), _REAL),
+    "us": _FULL,
+    **dict.fromkeys(("low_us", "high_us", "baseline_us"), _REAL),
     "samples": _COUNT,
     "verified": "bool",
     "error": _REAL,
@@ -123,7 +126,7 @@ def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
         "words": pa.list_(pa.string()),
         "time": pa.timestamp("us", "UTC"),
         "bool": pa.bool_(),
-        **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL)},
+        **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL, _FULL)},
     }
     rows = [_row(m) for m in measurements]
     if not rows:
@@ -137,19 +140,17 @@ def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
         row_group_size=len(rows),
         compression="zstd",
         compression_level=19,
-        use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, "bool")],
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in COLUMNS.items() if kind == _REAL},
+        use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, _FULL, "bool")],
+        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in COLUMNS.items() if kind in (_REAL, _FULL)},
     )
     return sink.getvalue()
 
 
 def as_kept(measurement: Measurement) -> Measurement:
     """A measurement as it is after it has been written and read."""
-    from numpy import float32
-
     row = _row(measurement)
-    reals = {name: float(float32(row[name])) for name, kind in COLUMNS.items() if kind == _REAL and row[name]}
-    return measurement.model_copy(update={name: row[name] for name in ("low_us", "high_us")} | reals)
+    reals = {name: row[name] and _rounded(row[name]) for name, kind in COLUMNS.items() if kind == _REAL}
+    return measurement.model_copy(update=reals | {"us": row["us"]})
 
 
 def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
@@ -164,8 +165,13 @@ def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
 def _row(measurement: Measurement) -> dict[str, Any]:
     row = {name: getattr(measurement, name) for name in COLUMNS if name not in PROBLEM}
     if measurement.stage != "final":
-        row["low_us"] = row["high_us"] = None
+        row |= {"us": row["us"] and _rounded(row["us"]), "low_us": None, "high_us": None}
     return row | asdict(measurement.problem)
+
+
+def _rounded(real: float) -> float:
+    """As float32 has it."""
+    return float(np.float32(real))
 
 
 def _arrow(module: str, path: Path) -> Any:
