@@ -11,8 +11,7 @@ Needs PyArrow: ``pip install 'gemmill[records]'``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ COLUMNS: Mapping[str, str] = {
 }
 """Columns and their types: a word is a string kept in a dictionary, ``words`` a list of strings, and ``time`` has
 microseconds, in UTC. All but :data:`PROBLEM` are explained in :class:`Measurement`."""
-_BATCH = 1 << 16
-"""Rows that are turned into records at a time."""
+_BATCH = 1 << 14
+"""Rows that are turned into records, or made of them, at a time."""
 
 
 def read_parquet(path: Path) -> Iterator[Measurement]:
@@ -83,7 +82,7 @@ def _read(path: Path, source: Any) -> Iterator[Measurement]:
     row = 0
     with file:
         for batch in file.iter_batches(_BATCH, columns=list(COLUMNS)):
-            columns = {name: batch.column(name).to_pylist() for name in COLUMNS}
+            columns = {name: _values(batch.column(name)) for name in COLUMNS}
             parts = zip(*(columns.pop(name) for name in PROBLEM), strict=True)
             for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
                 row += 1
@@ -96,6 +95,14 @@ def _read(path: Path, source: Any) -> Iterator[Measurement]:
                     fault = error.errors(include_url=False)[0]
                     where = ".".join(map(str, fault["loc"])) or "record"
                     raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column of a batch; words that are kept in a dictionary are made once."""
+    if not hasattr(column, "dictionary"):
+        return list(column.to_pylist())
+    words = column.dictionary.to_pylist()
+    return [None if place is None else words[place] for place in column.indices.to_pylist()]
 
 
 def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
@@ -118,7 +125,7 @@ def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
     return len(measurements)
 
 
-def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
+def _encoded(path: Path, measurements: Sequence[Measurement]) -> Any:
     """The bytes of a Parquet file, in memory of PyArrow's."""
     pa, arrow = _arrow("lib", path), _arrow("parquet", path)
     types = {
@@ -128,16 +135,19 @@ def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
         "bool": pa.bool_(),
         **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL, _FULL)},
     }
-    rows = [_row(m) for m in measurements]
-    if not rows:
+    if not measurements:
         raise RecordError(f"{path}: there is nothing to write; name files that hold measurements")
-    arrays = [pa.array([row[name] for row in rows], types[kind]) for name, kind in COLUMNS.items()]
-    table = pa.Table.from_arrays(arrays, list(COLUMNS))
+    batches = []
+    for first in range(0, len(measurements), _BATCH):
+        rows = [_row(m) for m in measurements[first : first + _BATCH]]
+        arrays = [pa.array([row[name] for row in rows], types[kind]) for name, kind in COLUMNS.items()]
+        batches.append(pa.RecordBatch.from_arrays(arrays, list(COLUMNS)))
+    table = pa.Table.from_batches(batches).unify_dictionaries()
     sink = pa.BufferOutputStream()
     arrow.write_table(
         table,
         sink,
-        row_group_size=len(rows),
+        row_group_size=len(table),
         compression="zstd",
         compression_level=19,
         use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, _FULL, "bool")],
@@ -163,10 +173,11 @@ def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
-    row = {name: getattr(measurement, name) for name in COLUMNS if name not in PROBLEM}
+    problem = measurement.problem
+    row = {name: getattr(problem if name in PROBLEM else measurement, name) for name in COLUMNS}
     if measurement.stage != "final":
         row |= {"us": row["us"] and _rounded(row["us"]), "low_us": None, "high_us": None}
-    return row | asdict(measurement.problem)
+    return row
 
 
 def _rounded(real: float) -> float:
