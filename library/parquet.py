@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ COLUMNS: Mapping[str, str] = {
 }
 """Columns and their types: a word is a string kept in a dictionary, ``words`` a list of strings, and ``time`` has
 microseconds, in UTC. All but :data:`PROBLEM` are explained in :class:`Measurement`."""
+_DEFAULTED = {
+    *(name for name, field in Measurement.model_fields.items() if not field.is_required()),
+    *(field.name for field in fields(GemmProblem) if field.default is not MISSING),
+}
+"""Columns that a file may lack."""
 _BATCH = 1 << 14
 """Rows that are turned into records, or made of them, at a time."""
 
@@ -69,32 +75,38 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
 
 def _read(path: Path, source: Any) -> Iterator[Measurement]:
     """The measurements of what PyArrow takes for a file; errors name the path."""
-    arrow = _arrow("parquet", path)
-    try:
-        file = arrow.ParquetFile(source)
-    except (OSError, ValueError) as error:  # PyArrow's errors are these
-        raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
-    if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
-        raise RecordError(
-            f"{path}: is no file of measurements, column {missing[0]} is missing; gemmill records pack writes them"
-        )
     problems: dict[tuple[Any, ...], GemmProblem] = {}
     row = 0
-    with file:
-        for batch in file.iter_batches(_BATCH, columns=list(COLUMNS)):
-            columns = {name: _values(batch.column(name)) for name in COLUMNS}
-            parts = zip(*(columns.pop(name) for name in PROBLEM), strict=True)
-            for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
-                row += 1
-                if own not in problems:
-                    problems[own] = _problem(own, f"{path}: row {row}")
-                fields = dict(zip(columns, values, strict=True), problem=problems[own])
-                try:
-                    yield Measurement.model_validate(fields)
-                except ValidationError as error:
-                    fault = error.errors(include_url=False)[0]
-                    where = ".".join(map(str, fault["loc"])) or "record"
-                    raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+    for columns in _batches(path, source):
+        of_problem = {name: columns.pop(name) for name in PROBLEM if name in columns}
+        parts = zip(*of_problem.values(), strict=True)
+        for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
+            row += 1
+            if own not in problems:
+                problems[own] = _problem(dict(zip(of_problem, own, strict=True)), f"{path}: row {row}")
+            record = dict(zip(columns, values, strict=True), problem=problems[own])
+            try:
+                yield Measurement.model_validate(record)
+            except ValidationError as error:
+                fault = error.errors(include_url=False)[0]
+                where = ".".join(map(str, fault["loc"])) or "record"
+                raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+
+
+def _batches(path: Path, source: Any) -> Iterator[dict[str, list[Any]]]:
+    """The columns of some rows after the other. Those that a file of an older gemmill lacks are left out, if their
+    fields have defaults."""
+    arrow = _arrow("parquet", path)
+    try:
+        with arrow.ParquetFile(source) as file:
+            present = [name for name in COLUMNS if name in file.schema_arrow.names]
+            if missing := [name for name in COLUMNS if name not in present and name not in _DEFAULTED]:
+                says = f"is no file of measurements, column {missing[0]} is missing"
+                raise RecordError(f"{path}: {says}; gemmill records pack writes them")
+            for batch in file.iter_batches(_BATCH, columns=present):
+                yield {name: _values(batch.column(name)) for name in present}
+    except (OSError, ValueError) as error:  # PyArrow's errors are these
+        raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
 
 
 def _values(column: Any) -> list[Any]:
@@ -163,8 +175,8 @@ def as_kept(measurement: Measurement) -> Measurement:
     return measurement.model_copy(update=reals | {"us": row["us"]})
 
 
-def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
-    problem = GemmProblem(*values)
+def _problem(values: Mapping[str, Any], where: str) -> GemmProblem:
+    problem = GemmProblem(**values)
     try:
         check_problem(problem)
     except (TypeError, ValueError) as error:
