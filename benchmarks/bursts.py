@@ -3,7 +3,7 @@
 In rounds, which all else is measured in, candidates take turns of a millisecond and share a clock. In a burst one
 candidate runs alone for longer, and finds the clock that its own power allows. Of each problem the kernels that the
 selector ranks first, and cuBLAS as PyTorch calls it (of fp8 with block scales: with one scale a tensor); ratios to it
-with quartiles over rounds, and over bursts. The same goes to ``profiler/results`` (JSON). Needs an NVIDIA GPU and
+with quartiles over rounds, and over bursts. The same goes to a file (JSON). Needs an NVIDIA GPU and
 PyTorch.
 """
 

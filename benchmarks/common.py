@@ -17,7 +17,7 @@ def add_options(parser: ArgumentParser, rounds: int) -> None:
     """The options that all of them have."""
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds over all candidates (%(default)s)")
     parser.add_argument("--commit", help="commit that the results name; default: the repository's")
-    parser.add_argument("--out", type=Path, default=ROOT / "profiler" / "results", help="folder for the results")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the results (the working directory)")
 
 
 def times(launches: Mapping[str, Any], sets: int, count: int, rounds: int, stream: Any) -> dict[str, float]:

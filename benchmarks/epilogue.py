@@ -1,7 +1,7 @@
 """What fused epilogues cost: the same kernel with the plain epilogue and with expressions, interleaved in one run.
 
-Prints the time of each and its ratio to the plain one, with quartiles over rounds, and writes the same to
-``profiler/results`` (JSON). Needs an NVIDIA GPU and PyTorch.
+Prints the time of each and its ratio to the plain one, with quartiles over rounds, and writes the same to a
+file (JSON). Needs an NVIDIA GPU and PyTorch.
 """
 
 from __future__ import annotations

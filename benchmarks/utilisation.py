@@ -3,7 +3,7 @@
 ``gemmill roofline`` measures what WGMMAs sustain by themselves, at the clock that their power allows. Here a launch of
 them, of about as many operations as the problem, is one more candidate: all share a clock, and the ratio of their rates
 says what part of the time the tensor cores work. Of each problem the fastest of the kernels that the selector ranks
-first, its ratio with quartiles over rounds; the same goes to ``profiler/results`` (JSON). Needs an NVIDIA GPU and
+first, its ratio with quartiles over rounds; the same goes to a file (JSON). Needs an NVIDIA GPU and
 PyTorch.
 """
 

@@ -1,8 +1,9 @@
 """Measurement records as Parquet: many sweeps in one typed, compressed file, which DuckDB and pandas read as it is.
 
 A row is a measurement, and its columns are :data:`COLUMNS`: the fields of a record and, flat, those of its problem.
-What follows from others (key, rate, ratio) is computed when a record is read. Times are kept to the seven digits of
-float32; of kernels that were timed briefly the median is kept, and not its quartiles.
+What follows from others (key, rate, ratio) is computed when a record is read. Medians of kernels that were timed at
+length are kept in full, so that tables made of them come out the same; other times to the seven digits of float32. Of
+kernels that were timed briefly the median is kept, and not its quartiles.
 
 Needs PyArrow: ``pip install 'gemmill[records]'``.
 """
@@ -10,11 +11,12 @@ Needs PyArrow: ``pip install 'gemmill[records]'``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from gemmill.library.errors import RecordError
@@ -22,7 +24,7 @@ from gemmill.library.files import publish
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, check_problem
 
-_WORD, _COUNT, _SMALL, _REAL = "word", "int32", "int16", "float32"
+_WORD, _COUNT, _SMALL, _REAL, _FULL = "word", "int32", "int16", "float32", "float64"
 PROBLEM: Mapping[str, str] = {
     **dict.fromkeys(("m", "n", "k", "batch"), _COUNT),
     **dict.fromkeys(("a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"), _WORD),
@@ -41,7 +43,8 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("kernel", "digest"), _WORD),
     "chosen": "words",
     **dict.fromkeys(("holds", "stage"), _WORD),
-    **dict.fromkeys(("us", "low_us", "high_us", "baseline_us"), _REAL),
+    "us": _FULL,
+    **dict.fromkeys(("low_us", "high_us", "baseline_us"), _REAL),
     "samples": _COUNT,
     "verified": "bool",
     "error": _REAL,
@@ -52,8 +55,13 @@ COLUMNS: Mapping[str, str] = {
 }
 """Columns and their types: a word is a string kept in a dictionary, ``words`` a list of strings, and ``time`` has
 microseconds, in UTC. All but :data:`PROBLEM` are explained in :class:`Measurement`."""
-_BATCH = 1 << 16
-"""Rows that are turned into records at a time."""
+_DEFAULTED = {
+    *(name for name, field in Measurement.model_fields.items() if not field.is_required()),
+    *(field.name for field in fields(GemmProblem) if field.default is not MISSING),
+}
+"""Columns that a file may lack."""
+_BATCH = 1 << 14
+"""Rows that are turned into records, or made of them, at a time."""
 
 
 def read_parquet(path: Path) -> Iterator[Measurement]:
@@ -67,32 +75,46 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
 
 def _read(path: Path, source: Any) -> Iterator[Measurement]:
     """The measurements of what PyArrow takes for a file; errors name the path."""
-    arrow = _arrow("parquet", path)
-    try:
-        file = arrow.ParquetFile(source)
-    except (OSError, ValueError) as error:  # PyArrow's errors are these
-        raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
-    if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
-        raise RecordError(
-            f"{path}: is no file of measurements, column {missing[0]} is missing; gemmill records pack writes them"
-        )
     problems: dict[tuple[Any, ...], GemmProblem] = {}
     row = 0
-    with file:
-        for batch in file.iter_batches(_BATCH, columns=list(COLUMNS)):
-            columns = {name: batch.column(name).to_pylist() for name in COLUMNS}
-            parts = zip(*(columns.pop(name) for name in PROBLEM), strict=True)
-            for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
-                row += 1
-                if own not in problems:
-                    problems[own] = _problem(own, f"{path}: row {row}")
-                fields = dict(zip(columns, values, strict=True), problem=problems[own])
-                try:
-                    yield Measurement.model_validate(fields)
-                except ValidationError as error:
-                    fault = error.errors(include_url=False)[0]
-                    where = ".".join(map(str, fault["loc"])) or "record"
-                    raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+    for columns in _batches(path, source):
+        of_problem = {name: columns.pop(name) for name in PROBLEM if name in columns}
+        parts = zip(*of_problem.values(), strict=True)
+        for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
+            row += 1
+            if own not in problems:
+                problems[own] = _problem(dict(zip(of_problem, own, strict=True)), f"{path}: row {row}")
+            record = dict(zip(columns, values, strict=True), problem=problems[own])
+            try:
+                yield Measurement.model_validate(record)
+            except ValidationError as error:
+                fault = error.errors(include_url=False)[0]
+                where = ".".join(map(str, fault["loc"])) or "record"
+                raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+
+
+def _batches(path: Path, source: Any) -> Iterator[dict[str, list[Any]]]:
+    """The columns of some rows after the other. Those that a file of an older gemmill lacks are left out, if their
+    fields have defaults."""
+    arrow = _arrow("parquet", path)
+    try:
+        with arrow.ParquetFile(source) as file:
+            present = [name for name in COLUMNS if name in file.schema_arrow.names]
+            if missing := [name for name in COLUMNS if name not in present and name not in _DEFAULTED]:
+                says = f"is no file of measurements, column {missing[0]} is missing"
+                raise RecordError(f"{path}: {says}; gemmill records pack writes them")
+            for batch in file.iter_batches(_BATCH, columns=present):
+                yield {name: _values(batch.column(name)) for name in present}
+    except (OSError, ValueError) as error:  # PyArrow's errors are these
+        raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column of a batch; words that are kept in a dictionary are made once."""
+    if not hasattr(column, "dictionary"):
+        return list(column.to_pylist())
+    words = column.dictionary.to_pylist()
+    return [None if place is None else words[place] for place in column.indices.to_pylist()]
 
 
 def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
@@ -115,7 +137,7 @@ def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
     return len(measurements)
 
 
-def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
+def _encoded(path: Path, measurements: Sequence[Measurement]) -> Any:
     """The bytes of a Parquet file, in memory of PyArrow's."""
     pa, arrow = _arrow("lib", path), _arrow("parquet", path)
     types = {
@@ -123,37 +145,38 @@ def _encoded(path: Path, measurements: Iterable[Measurement]) -> Any:
         "words": pa.list_(pa.string()),
         "time": pa.timestamp("us", "UTC"),
         "bool": pa.bool_(),
-        **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL)},
+        **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL, _FULL)},
     }
-    rows = [_row(m) for m in measurements]
-    if not rows:
+    if not measurements:
         raise RecordError(f"{path}: there is nothing to write; name files that hold measurements")
-    arrays = [pa.array([row[name] for row in rows], types[kind]) for name, kind in COLUMNS.items()]
-    table = pa.Table.from_arrays(arrays, list(COLUMNS))
+    batches = []
+    for first in range(0, len(measurements), _BATCH):
+        rows = [_row(m) for m in measurements[first : first + _BATCH]]
+        arrays = [pa.array([row[name] for row in rows], types[kind]) for name, kind in COLUMNS.items()]
+        batches.append(pa.RecordBatch.from_arrays(arrays, list(COLUMNS)))
+    table = pa.Table.from_batches(batches).unify_dictionaries()
     sink = pa.BufferOutputStream()
     arrow.write_table(
         table,
         sink,
-        row_group_size=len(rows),
+        row_group_size=len(table),
         compression="zstd",
         compression_level=19,
-        use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, "bool")],
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in COLUMNS.items() if kind == _REAL},
+        use_dictionary=[name for name, kind in COLUMNS.items() if kind not in (_REAL, _FULL, "bool")],
+        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in COLUMNS.items() if kind in (_REAL, _FULL)},
     )
     return sink.getvalue()
 
 
 def as_kept(measurement: Measurement) -> Measurement:
     """A measurement as it is after it has been written and read."""
-    from numpy import float32
-
     row = _row(measurement)
-    reals = {name: float(float32(row[name])) for name, kind in COLUMNS.items() if kind == _REAL and row[name]}
-    return measurement.model_copy(update={name: row[name] for name in ("low_us", "high_us")} | reals)
+    reals = {name: row[name] and _rounded(row[name]) for name, kind in COLUMNS.items() if kind == _REAL}
+    return measurement.model_copy(update=reals | {"us": row["us"]})
 
 
-def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
-    problem = GemmProblem(*values)
+def _problem(values: Mapping[str, Any], where: str) -> GemmProblem:
+    problem = GemmProblem(**values)
     try:
         check_problem(problem)
     except (TypeError, ValueError) as error:
@@ -162,10 +185,16 @@ def _problem(values: tuple[Any, ...], where: str) -> GemmProblem:
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
-    row = {name: getattr(measurement, name) for name in COLUMNS if name not in PROBLEM}
+    problem = measurement.problem
+    row = {name: getattr(problem if name in PROBLEM else measurement, name) for name in COLUMNS}
     if measurement.stage != "final":
-        row["low_us"] = row["high_us"] = None
-    return row | asdict(measurement.problem)
+        row |= {"us": row["us"] and _rounded(row["us"]), "low_us": None, "high_us": None}
+    return row
+
+
+def _rounded(real: float) -> float:
+    """As float32 has it."""
+    return float(np.float32(real))
 
 
 def _arrow(module: str, path: Path) -> Any:

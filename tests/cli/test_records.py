@@ -52,7 +52,7 @@ def test_what_is_read_otherwise_than_it_was_written_replaces_nothing(sweeps: lis
     week = tmp_path / "week.parquet"
     ok("records", "pack", sweeps[0], "-o", week)
     before = week.read_bytes()
-    tiny = MEASURED.model_copy(update={"us": 1e-50})  # no float32 above 0 is so small
+    tiny = MEASURED.model_copy(update={"baseline_us": 1e-50})  # no float32 above 0 is so small
     sweeps[1].write_text(tiny.model_dump_json() + "\n")
     assert gemmill("records", "pack", sweeps[1], "-o", week).exit_code == 1
     assert week.read_bytes() == before

@@ -81,6 +81,11 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
     pq.write_table(table.drop_columns(["gpu"]), path)
     with pytest.raises(RecordError, match="is no file of measurements, column gpu is missing"):
         list(read_records(path))
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    damaged = path.read_bytes().replace(MEASURED.kernel.encode(), b"\xff" * len(MEASURED.kernel))
+    path.write_bytes(damaged)
+    with pytest.raises(RecordError, match=r"a.parquet: "):
+        list(read_records(path))
     path.write_bytes(b"PAR1 of something else")
     with pytest.raises(RecordError, match="cannot be read as Parquet"):
         list(read_records(path))
@@ -88,6 +93,13 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
         list(read_records(tmp_path / "none.parquet"))
     with pytest.raises(RecordError, match="nothing to write"):
         write_parquet(path, [])
+
+
+def test_columns_that_came_later_have_their_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [MEASURED])
+    pq.write_table(pq.read_table(path).drop_columns(["holds", "chosen", "batching", "celsius"]), path)
+    assert list(read_records(path)) == [as_kept(MEASURED)]
 
 
 @pytest.mark.slow

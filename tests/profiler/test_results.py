@@ -2,47 +2,96 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from gemmill.library.parquet import COLUMNS
+
+pq = pytest.importorskip("pyarrow.parquet")
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "profiler" / "results"
 MOST_BYTES = 20 << 20
+ABOUT = ("README.md", "index.yaml", "sweeps.csv")
+"""Files that say what the others are."""
+
+
+@cache
+def kept() -> Mapping[str, frozenset[str]]:
+    """Sweeps and files, with the commits that sweeps are of."""
+    found: dict[str, set[str]] = {path.name: set() for path in RESULTS.iterdir() if path.name not in ABOUT}
+    for path in [RESULTS / name for name in found if name.endswith(".parquet")]:
+        del found[path.name]
+        rows = pq.read_table(path, columns=["run", "commit"]).group_by(["run", "commit"]).aggregate([])
+        for row in rows.to_pylist():
+            found.setdefault(row["run"], set()).add(row["commit"])
+    return {name: frozenset(commits) for name, commits in found.items()}
+
+
+def named(pattern: str) -> set[str]:
+    """What a pattern or the beginning of a commit means."""
+    is_commit = re.fullmatch("[0-9a-f]{7,}", pattern)
+    return {
+        name
+        for name, commits in kept().items()
+        if (any(commit.startswith(pattern) for commit in commits) if is_commit else fnmatch(name, pattern))
+    }
 
 
 def test_they_stay_small() -> None:
     assert sum(path.stat().st_size for path in RESULTS.iterdir()) <= MOST_BYTES
 
 
-def test_every_file_is_spoken_of() -> None:
-    text = (RESULTS / "README.md").read_text()
-    names = [f"{name.removesuffix('*')}*" for name in re.findall(r"`([^`\s]+)`", text)]
-    kept = [path.name for path in RESULTS.iterdir() if path.name != "README.md"]
-    assert not [name for name in kept if not any(fnmatch(name, pattern) for pattern in names)]
+def test_the_index_names_all_that_is_kept_and_nothing_else() -> None:
+    index = yaml.safe_load((RESULTS / "index.yaml").read_text())
+    entries = {entry for entries in index.values() for entry in entries}
+    assert not [entry for entry in entries if not named(entry)], "these match nothing"
+    assert not {*kept()} - {name for entry in entries for name in named(entry)}, "nothing rests on these"
+
+
+def test_the_index_goes_by_headings_of_the_docs() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    headings = {found for page in pages for found in re.findall(r"^#+ (.+)$", page.read_text(), re.M)}
+    assert not {*yaml.safe_load((RESULTS / "index.yaml").read_text())} - headings
+
+
+@pytest.mark.parametrize("page", ["profiler/results/README.md", "docs/performance*", "docs/tuning.md"])
+def test_what_a_page_says_of_sweeps_and_files_is_of_some_that_are_kept(page: str) -> None:
+    """A name with a day, in backticks, as a whole or but for its ends; a sweep's may be that of its file."""
+    pages = [own for path in ROOT.glob(page) for own in ([path] if path.is_file() else path.rglob("*.md"))]
+    assert pages
+    text = "\n".join(own.read_text() for own in pages)
+    entries = re.findall(r"`([\w*+./\[\]-]*2026\d{4}[\w*+./\[\]-]*)`", text)
+    said = {re.sub(r"\.jsonl(\.xz)?$", "", entry.rpartition("/")[2]) for entry in entries}
+    assert said
+    assert not [entry for entry in said if not (named(entry) or named(f"{entry}*") or named(f"*{entry}*"))]
 
 
 @pytest.mark.parametrize("gpu", ["nvidia-h200", "nvidia-h100-80gb-hbm3"])
 def test_what_a_shipped_model_was_fitted_to_is_kept(gpu: str) -> None:
-    runs = {run for name in ("h200", "h100") for run in _runs(RESULTS / f"{name}.parquet")}
     trees = json.loads((ROOT / "runtime" / "models" / f"{gpu}.trees.json").read_text())
-    assert not {*trees["fitted to"]} - runs
+    assert not {*trees["fitted to"]} - {*kept()}
+
+
+def test_what_is_told_of_sweeps_is_of_some_that_are_kept() -> None:
+    with (RESULTS / "sweeps.csv").open(newline="") as file:
+        runs = [row["run"] for row in csv.DictReader(file)]
+    assert len({*runs}) == len(runs)
+    assert not {*runs} - {*kept()}
 
 
 def test_files_of_measurements_have_all_columns_and_name_each_run_once() -> None:
     seen: set[str] = set()
     for path in RESULTS.glob("*.parquet"):
         assert pq.read_schema(path).names == [*COLUMNS]
-        own = _runs(path)
+        own = set(pq.read_table(path, columns=["run"])["run"].unique().to_pylist())
         assert not seen & own
         seen |= own
-
-
-def _runs(path: Path) -> set[str]:
-    return set(pq.read_table(path, columns=["run"])["run"].unique().to_pylist())
