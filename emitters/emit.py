@@ -14,8 +14,8 @@ from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ConfigError
+from gemmill.library.families.wgmma.warpgroups import multiply_add_chain
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.legality.resources import multiply_add_chain
 from gemmill.library.legality.rules import verdicts
 
 DEFINES: tuple[str, ...] = ("NDEBUG",)

@@ -7,15 +7,17 @@ from typing import Literal, TypeGuard
 
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import DecompositionName, GemmConfig
+from gemmill.library.decompositions.parts import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.families.wgmma import warpgroups
 from gemmill.library.launch import Parts, Reduction
-from gemmill.library.legality import resources
+from gemmill.library.legality.quantities import partial_dtype
 
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
     "split": "SplitScheduler<Order, TileK, {splits}>",
     "fused": "FusedScheduler<Order, TileK, {splits}>",
-    "stream": f"StreamScheduler<Order, TileK, {resources.EXCHANGE_STEPS}>",
+    "stream": f"StreamScheduler<Order, TileK, {EXCHANGE_STEPS}>",
     "cluster": "ClusterScheduler<Order, TileK, {splits}>",
 }
 
@@ -64,12 +66,12 @@ def parts(config: GemmConfig, entry: str) -> Parts | None:
         decomposition=decomposition,
         splits=splits,
         tile_k=config.tile.k,
-        slot_bytes=0 if split else resources.slot_bytes(fields),
-        slot_flags=0 if split else resources.slot_flags(fields),
+        slot_bytes=0 if split else warpgroups.slot_bytes(fields),
+        slot_flags=0 if split else warpgroups.slot_flags(fields),
         reduction=Reduction(
             entry=f"{entry}_reduction",
-            threads=resources.REDUCTION_THREADS,
-            vectors=resources.reduction_vectors(splits),
+            threads=REDUCTION_THREADS,
+            vectors=reduction_vectors(splits),
         )
         if split
         else None,
@@ -100,7 +102,7 @@ def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
         align_c=(c or d).align,
         align_d=d.align,
         splits=config.scheduler.splits,
-        partial=DTYPES[resources.partial_dtype(fields_of(config))].cpp,
+        partial=DTYPES[partial_dtype(fields_of(config))].cpp,
         epilogue=epilogue,
         entry=entry,
     )

@@ -16,8 +16,8 @@ from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
+from gemmill.library.families.wgmma import ring, warpgroups
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.legality import resources
 
 MEASURED_DTYPES: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
 """Types of A and B whose instructions differ in rate; e5m2 multiplies as e4m3 does, and u8 as s8."""
@@ -58,7 +58,7 @@ def peak_rate_config(dtype: DTypeName) -> GemmConfig:
     """The GEMM whose mainloop such a kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
     output = default_output(DTYPES[dtype].stored_as or dtype)
     accumulator = default_accumulator(dtype)
-    tile_k = 4 * resources.INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
+    tile_k = 4 * warpgroups.INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
     return parse_name(
         f"sm90a_{dtype}k16_{dtype}k16_{accumulator}_none_{output}n16_128x256x{tile_k}_1x1_cooperative_s{STAGES}"
         "_m1_k1_linear"
@@ -68,13 +68,13 @@ def peak_rate_config(dtype: DTypeName) -> GemmConfig:
 def emit_peak_rate(config: GemmConfig) -> EmittedSource:
     """The source of the kernel of a peak rate of a config that :func:`peak_rate_config` made."""
     fields = fields_of(config)
-    consumers = resources.consumer_warpgroups(fields)
+    consumers = warpgroups.consumer_warpgroups(fields)
     entry = f"gemmill_peak_rate_{config.a.dtype}"
     launch = LaunchSpec(
         entry=entry,
-        threads=resources.WARPGROUP * consumers,
+        threads=warpgroups.WARPGROUP * consumers,
         cluster=(1, 1),
-        shared_bytes=config.stages * sum(resources.stage_bytes(fields)),
+        shared_bytes=config.stages * sum(ring.stage_bytes(fields)),
         tile=(config.tile.m, config.tile.n),
         boxes=(),
         params_bytes=_PARAMS_BYTES,

@@ -28,7 +28,7 @@ from gemmill.library.epilogues.tree import (
     roundings,
 )
 from gemmill.library.launch import TMA_BYTES
-from gemmill.library.legality.resources import align_up
+from gemmill.library.legality.quantities import align_up
 
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
 """Bytes of the struct that an operand of each kind is passed in: an address, then a value or strides."""

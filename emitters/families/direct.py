@@ -12,8 +12,8 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.legality import resources
 from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.legality.quantities import align_up
 
 _TEMPLATE = Template("""\
 #include <gemmill/kernel/$header.cuh>
@@ -67,7 +67,7 @@ def _offsets() -> dict[str, int]:
 def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a config's kernel."""
     fields, family, offsets = fields_of(config), FAMILY[config.family], _offsets()
-    params_bytes = resources.align_up(max(offsets.values()) + 4, 8)
+    params_bytes = align_up(max(offsets.values()) + 4, 8)
     if config.epilogue != LINEAR:  # ExpressionParams
         offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
         params_bytes += epilogue_bytes(config)

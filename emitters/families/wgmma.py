@@ -21,8 +21,9 @@ from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.families.wgmma import ring, shared_memory, subtiles, warpgroups
 from gemmill.library.launch import TMA_BYTES, LaunchSpec, TmaBox
-from gemmill.library.legality import resources
+from gemmill.library.legality.quantities import align_up, element_bytes, integer, partial_dtype
 
 _TEMPLATE = Template("""\
 #include <gemmill/kernel/tma_wgmma.cuh>
@@ -91,10 +92,10 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     """Byte offset of each scalar: naturally aligned, as C++ lays them out."""
     offsets, end = {}, len(_DESCRIPTORS) * TMA_BYTES
     for name, size in _PARAMETERS.items():
-        offsets[name] = resources.align_up(end, size)
+        offsets[name] = align_up(end, size)
         end = offsets[name] + size
     if parts.has_parts(config.scheduler.decomposition):
-        derived = resources.align_up(end, 64)  # as aligned as its descriptors
+        derived = align_up(end, 64)  # as aligned as its descriptors
         offsets |= {name: derived + 8 * i for i, name in enumerate(parts.PARAMETERS)}
     return offsets
 
@@ -108,18 +109,18 @@ def _boxes(fields: Fields, operand: Literal["a", "b"]) -> Iterator[TmaBox]:
     """Boxes of an input: one panel, this block's slice of its rows; and what these leave of the operand's rows."""
     mn: Literal["m", "n"] = "m" if operand == "a" else "n"
     k_major = fields[f"{operand}.major"] == "k"
-    peers = resources.integer(fields, "cluster.n" if operand == "a" else "cluster.m")
-    span = resources.operand_swizzle(fields, operand)
+    peers = integer(fields, "cluster.n" if operand == "a" else "cluster.m")
+    span = ring.operand_swizzle(fields, operand)
     batching = fields["scheduler.batching"]
     # The rows of a group have neighbours, which boxes reach into, and those of arrays and along K are found otherwise.
     cut = k_major and batching in (("strided",) if operand == "a" else ("strided", "grouped", "masked"))
-    rows = resources.integer(fields, f"tile.{mn}" if k_major else "tile.k")
+    rows = integer(fields, f"tile.{mn}" if k_major else "tile.k")
     box = TmaBox(
         operand=operand,
         dtype=fields[f"{operand}.dtype"],  # type: ignore[arg-type]
         contiguous="k" if k_major else mn,
         strided=mn if k_major else "k",
-        box=(span // resources.element_bytes(fields, operand), rows // peers),
+        box=(span // element_bytes(fields, operand), rows // peers),
         swizzle=span,
         offset=_at(operand),
         window=rows if batching == "kgrouped" else 0,
@@ -138,25 +139,25 @@ def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -
         dtype=fields["b.dtype"],  # type: ignore[arg-type]
         contiguous="m",
         strided="k",
-        box=(resources.integer(fields, "tile.m"), resources.groups(fields)),
+        box=(integer(fields, "tile.m"), warpgroups.groups(fields)),
         swizzle=16,
         offset=offset,
-        group=resources.group_size(fields),
+        group=warpgroups.group_size(fields),
     )
 
 
 def _subtile_box(fields: Fields, operand: Literal["c", "d"]) -> TmaBox:
     """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
     row_groups = fields["scheduler.batching"] in ("grouped", "masked")
-    staged = resources.stored_dtype(fields, operand), str(fields[f"{operand}.major"])
+    staged = subtiles.stored_dtype(fields, operand), str(fields[f"{operand}.major"])
     box = _staged_box(
         fields, "partials" if fields["scheduler.decomposition"] == "split" else operand, staged, _at(operand)
     )
-    window = resources.SUBTILE_M if operand == "d" and row_groups else 0
+    window = warpgroups.SUBTILE_M if operand == "d" and row_groups else 0
     return replace(box, window=window, anywhere=fields["scheduler.batching"] == "array")
 
 
-def _staged_box(fields: Fields, name: str, staged: resources.Format, offset: int) -> TmaBox:
+def _staged_box(fields: Fields, name: str, staged: subtiles.Format, offset: int) -> TmaBox:
     """Box of a matrix of D's shape, whose descriptor lies at an offset in the parameters."""
     dtype, major = staged
     return TmaBox(
@@ -164,8 +165,8 @@ def _staged_box(fields: Fields, name: str, staged: resources.Format, offset: int
         dtype=dtype,  # type: ignore[arg-type]
         contiguous="n" if major == "n" else "m",
         strided="m" if major == "n" else "n",
-        box=resources.subtile_box(fields, staged),
-        swizzle=resources.subtile_swizzle(fields, staged),
+        box=subtiles.subtile_box(fields, staged),
+        swizzle=subtiles.subtile_swizzle(fields, staged),
         offset=offset,
     )
 
@@ -174,28 +175,28 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a config's kernel."""
     fields = fields_of(config)
     boxes = [*_boxes(fields, "a"), *_boxes(fields, "b")]
-    if resources.stored_dtype(fields, "c") != "none":
+    if subtiles.stored_dtype(fields, "c") != "none":
         boxes.append(_subtile_box(fields, "c"))
     boxes.append(_subtile_box(fields, "d"))
     offsets = _offsets(config)
     entry = f"gemmill_{kernel_name(config)}"
-    params_bytes = resources.align_up(max(offsets.values()) + 8, 64)
-    if resources.groups(fields):  # GroupParams
+    params_bytes = align_up(max(offsets.values()) + 8, 64)
+    if warpgroups.groups(fields):  # GroupParams
         boxes.append(_group_box(fields, "scale", params_bytes))
-        if resources.has_zeros(fields):
+        if warpgroups.has_zeros(fields):
             boxes.append(_group_box(fields, "zero", params_bytes + TMA_BYTES))
         params_bytes += 2 * TMA_BYTES
     # KernelParams aligns the epilogue's own parameters so that they begin here, with the descriptors of its matrices.
     for i, x in enumerate(staged_matrices(config)):
         boxes.append(_staged_box(fields, f"epilogue.{x.name}", (x.dtype, x.major), params_bytes + i * TMA_BYTES))
     offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
-    params_bytes = resources.align_up(params_bytes + epilogue_bytes(config), 64)
+    params_bytes = align_up(params_bytes + epilogue_bytes(config), 64)
     return LaunchSpec(
         entry=entry,
-        threads=resources.threads(fields),
+        threads=warpgroups.threads(fields),
         cluster=(config.cluster.m, config.cluster.n),
-        cluster_k=resources.cluster_parts(fields),
-        shared_bytes=resources.shared_bytes(fields),
+        cluster_k=warpgroups.cluster_parts(fields),
+        shared_bytes=shared_memory.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
         parts=parts.parts(config, entry),
         boxes=tuple(boxes),
@@ -247,28 +248,28 @@ def text(config: GemmConfig) -> str:
         spec = f"Kernel::parts_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
     elif launch.cluster_k > 1:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
-    stored_c = resources.stored_dtype(fields, "c")
-    producer_registers, consumer_registers = resources.register_budget(fields)
+    stored_c = subtiles.stored_dtype(fields, "c")
+    producer_registers, consumer_registers = warpgroups.register_budget(fields)
     return _TEMPLATE.substitute(
         slots(config, launch),
         c="gemmill::None" if stored_c == "none" else DTYPES[stored_c].cpp,
-        d=DTYPES[resources.stored_dtype(fields, "d")].cpp,
+        d=DTYPES[subtiles.stored_dtype(fields, "d")].cpp,
         cluster_m=config.cluster.m,
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
-        consumers=resources.consumer_warpgroups(fields),
+        consumers=warpgroups.consumer_warpgroups(fields),
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
         promote=str(config.promote > 0).lower(),
-        block_scales=str(resources.has_block_scales(fields)).lower(),
-        group=resources.group_size(fields),
-        zeros=str(resources.has_zeros(fields)).lower(),
-        subtile_n=resources.subtile_n(fields),
-        buffers_c=resources.c_buffers(fields),
-        buffers_d=resources.d_buffers(fields),
+        block_scales=str(warpgroups.has_block_scales(fields)).lower(),
+        group=warpgroups.group_size(fields),
+        zeros=str(warpgroups.has_zeros(fields)).lower(),
+        subtile_n=subtiles.subtile_n(fields),
+        buffers_c=subtiles.c_buffers(fields),
+        buffers_d=shared_memory.d_buffers(fields),
         scheduler=_SCHEDULERS.get(config.scheduler.batching) or parts.scheduler(config),
         atom=wgmma_atom(config),
-        epilogue=f"gemmill::Raw<{DTYPES[resources.partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
+        epilogue=f"gemmill::Raw<{DTYPES[partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
         spec_type=spec_type,
         spec=spec,

@@ -13,7 +13,7 @@ from string import Template
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.legality.resources import (
+from gemmill.library.families.wgmma.warpgroups import (
     INSTRUCTION_K_BYTES,
     SUBTILE_M,
     WARPGROUP,

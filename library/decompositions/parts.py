@@ -19,6 +19,18 @@ MIN_SHARE = 8
 many parts takes about as long as five steps (H200)."""
 
 
+EXCHANGE_STEPS = 4
+"""Steps along K that stream-K counts for handing the sums of a tile to another cluster."""
+REDUCTION_THREADS = 256
+"""Threads of a CTA of the reduction kernel."""
+
+
+def reduction_vectors(splits: int) -> int:
+    """Vectors that a CTA of the reduction kernel computes; threads share one where there are many parts."""
+    groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
+    return REDUCTION_THREADS // groups
+
+
 class WorkspaceSize(NamedTuple):
     """Bytes of workspace that a launch takes."""
 

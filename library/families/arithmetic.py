@@ -26,6 +26,7 @@ Accumulators = Mapping[tuple[str, str], tuple[str, ...]]
 
 
 def _multiplied(instruction: str, table: Accumulators, f: Fields) -> str | None:
+    """A, B and the accumulator are types that the instruction multiplies."""
     a, b, accumulator = str(f["a.dtype"]), str(f["b.dtype"]), str(f["accumulator"])
     accumulators = table.get((a, b))
     if accumulators is None:
@@ -37,6 +38,7 @@ def _multiplied(instruction: str, table: Accumulators, f: Fields) -> str | None:
 
 
 def _converted(f: Fields) -> str | None:
+    """Sums are converted to D, and C is added, in types that epilogues know."""
     accumulator, c, d = str(f["accumulator"]), str(f["c.dtype"]), str(f["d.dtype"])
     allowed = D_DTYPES.get(accumulator, ("f32",))
     if d not in allowed:

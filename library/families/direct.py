@@ -10,7 +10,7 @@ from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields, Value
 from gemmill.library.config.model import FamilyName
 from gemmill.library.families.arithmetic import FP8, converted
-from gemmill.library.legality.resources import element_bytes, integer
+from gemmill.library.legality.quantities import element_bytes, integer
 from gemmill.library.legality.rule import Rule
 
 FP8_ARCHS = ("sm89", "sm90", "sm90a", "sm120")
@@ -23,11 +23,13 @@ ALIGNS = (16, 8, 4, 2, 1)
 
 
 def _cluster(f: Fields) -> str | None:
+    """A cluster is one CTA."""
     m, n = f["cluster.m"], f["cluster.n"]
     return None if (m, n) == (1, 1) else f"cluster is {m}x{n}; {f['schedule']} kernels share nothing: it must be 1x1"
 
 
 def _plain(f: Fields) -> str | None:
+    """There are no scales and no promotion."""
     scaled = [operand.upper() for operand in "ab" if f[f"{operand}.scale"] != "none"]
     if scaled:
         return f"{' and '.join(scaled)} has block scales, which {f['schedule']} kernels do not apply"
@@ -39,6 +41,7 @@ def _plain(f: Fields) -> str | None:
 
 
 def _alignment(operand: str, f: Fields) -> str | None:
+    """An operand is aligned to a power of two that is at least an element, where it is contiguous."""
     dtype, major = f[f"{operand}.dtype"], f[f"{operand}.major"]
     if dtype == "none":
         return None
@@ -51,6 +54,7 @@ def _alignment(operand: str, f: Fields) -> str | None:
 
 
 def _fp8(f: Fields) -> str | None:
+    """fp8 operands are for targets that convert them."""
     found = [x.upper() for x in "ab" if f[f"{x}.dtype"] in FP8]
     if not found or f["arch"] in FP8_ARCHS:
         return None
@@ -58,6 +62,7 @@ def _fp8(f: Fields) -> str | None:
 
 
 def _conversion(f: Fields) -> str | None:
+    """D is of a type that the target converts to."""
     d, arch = str(f["d.dtype"]), f["arch"]
     archs = CONVERTING.get(d)
     if archs is None or arch in archs:

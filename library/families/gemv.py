@@ -13,8 +13,8 @@ from gemmill.library.config.fields import Fields, Value
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.family import Family
-from gemmill.library.legality.resources import SM_REGISTERS, align_up, element_bytes, integer
-from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.quantities import SM_REGISTERS, align_up, element_bytes, integer
+from gemmill.library.legality.rule import Rule, rule
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(
@@ -126,7 +126,17 @@ def blocks_per_sm(fields: Fields) -> int:
     return max(1, resident_warps(fields) // max(1, threads(fields) // 32))
 
 
+_SHAPE = ("stages", "b.align", "b.major", "b.dtype")
+
+
+@rule(
+    "gemv-types",
+    ("a.dtype", "b.dtype", "accumulator"),
+    "PTX ISA, mma.m16n8k16 and mma.m16n8k32: A and B of one type",
+    "gemv",
+)
 def _types(f: Fields) -> str | None:
+    """A and B are of one type, which the kernels sum in the accumulator asked for."""
     a, b, accumulator = f["a.dtype"], f["b.dtype"], f["accumulator"]
     if a == b and ACCUMULATORS.get(str(a)) == accumulator:
         return None
@@ -134,7 +144,9 @@ def _types(f: Fields) -> str | None:
     return f"A x B is {a} x {b}, summed in {accumulator}; gemv kernels take {pairs}"
 
 
+@rule("gemv-majors", ("a.major", "b.major", "b.dtype"), "gemmill: B is loaded in vectors", "gemv")
 def _majors(f: Fields) -> str | None:
+    """A is read along K, or at any strides; B is contiguous, elements of 8 bits along K."""
     if f["a.major"] not in ("k", "any"):
         return f"A's major is {f['a.major']}; gemv kernels read A along K, or with any strides: it must be k or any"
     if f["b.major"] == "any":
@@ -144,11 +156,15 @@ def _majors(f: Fields) -> str | None:
     return None
 
 
+@rule("gemv-tile-m", ("tile.m",), "PTX ISA, mma: N, which the rows of A are, is 8", "gemv")
 def _tile_m(f: Fields) -> str | None:
+    """Tile M is 8, 16 or 32."""
     return None if f["tile.m"] in TILE_M else f"tile M is {f['tile.m']}; gemv kernels take {one_of(TILE_M)}"
 
 
+@rule("gemv-stages", _SHAPE, "PTX ISA, mma: fragments of A and B", "gemv")
 def _stages(f: Fields) -> str | None:
+    """Stages are vectors of B in flight, of whole words and as many elements as instructions pair along K."""
     if f["stages"] not in STAGES:
         return f"stages is {f['stages']}; gemv kernels have {one_of(STAGES)} vectors of B in flight a thread"
     size = element_bytes(f, "b")
@@ -162,7 +178,14 @@ def _stages(f: Fields) -> str | None:
     return None
 
 
+@rule(
+    "gemv-gathered",
+    (*_SHAPE, "tile.m", "a.major", "a.align"),
+    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "gemv",
+)
 def _gathered(f: Fields) -> str | None:
+    """Rows of A that are gathered fit the registers of a thread."""
     if not gathers(f) or (gathered := mmas_m(f) * thread_k(f)) <= MAX_GATHERED:
         return None
     return (
@@ -171,14 +194,23 @@ def _gathered(f: Fields) -> str | None:
     )
 
 
+@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a block is whole warps", "gemv")
 def _warps(f: Fields) -> str | None:
+    """A tile is shared by whole warps."""
     for name, extent in (("tile.n", warp_n(f)), ("tile.k", warp_k(f))):
         if integer(f, name) % max(1, extent):
             return f"{name} is {f[name]}; a warp covers {extent}, of which it must be a multiple"
     return None
 
 
+@rule(
+    "gemv-threads",
+    ("tile.m", "tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
+    "CUDA Programming Guide, Compute Capabilities: 1,024 threads a CTA, 65,536 registers an SM",
+    "gemv",
+)
 def _threads(f: Fields) -> str | None:
+    """Threads and registers of a CTA fit an SM."""
     found, limit = threads(f), min(MAX_THREADS, 32 * resident_warps(f))
     if 0 < found <= limit:
         return None
@@ -188,35 +220,15 @@ def _threads(f: Fields) -> str | None:
     )
 
 
-_SHAPE = ("stages", "b.align", "b.major", "b.dtype")
-
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "gemv-types",
-        ("a.dtype", "b.dtype", "accumulator"),
-        _types,
-        "PTX ISA, mma.m16n8k16 and mma.m16n8k32: A and B of one type",
-        "gemv",
-    ),
-    Rule("gemv-majors", ("a.major", "b.major", "b.dtype"), _majors, "gemmill: B is loaded in vectors", "gemv"),
+    _types,
+    _majors,
     *direct.rules("gemv"),
-    Rule("gemv-tile-m", ("tile.m",), _tile_m, "PTX ISA, mma: N, which the rows of A are, is 8", "gemv"),
-    Rule("gemv-stages", _SHAPE, _stages, "PTX ISA, mma: fragments of A and B", "gemv"),
-    Rule(
-        "gemv-gathered",
-        (*_SHAPE, "tile.m", "a.major", "a.align"),
-        _gathered,
-        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
-        "gemv",
-    ),
-    Rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), _warps, "gemmill: a block is whole warps", "gemv"),
-    Rule(
-        "gemv-threads",
-        ("tile.m", "tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
-        _threads,
-        "CUDA Programming Guide, Compute Capabilities: 1,024 threads a CTA, 65,536 registers an SM",
-        "gemv",
-    ),
+    _tile_m,
+    _stages,
+    _gathered,
+    _warps,
+    _threads,
 )
 """The rules of the family, in the order of reports."""
 

@@ -14,8 +14,8 @@ from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, multiplied
 from gemmill.library.families.family import Family
-from gemmill.library.legality.resources import element_bytes, integer
-from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.quantities import element_bytes, integer
+from gemmill.library.legality.rule import Rule, rule
 
 ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 QUADPAIR_ARCHS = ("sm70",)
@@ -59,21 +59,32 @@ _STAGED = tuple(f"{operand}.{leaf}" for leaf in ("align", "major", "dtype") for 
 AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", *_STAGED, "arch")
 
 
+@rule(
+    "mma-sync-quadpair",
+    ("a.dtype", "b.dtype", "arch"),
+    "PTX ISA, mma: of the shapes, sm_70 has m8n8k4 of .f16 alone",
+    "mma",
+)
 def _quadpair_types(f: Fields) -> str | None:
+    """On sm_70 A and B are f16."""
     a, b, arch = f["a.dtype"], f["b.dtype"], f["arch"]
     if arch not in QUADPAIR_ARCHS or (a, b) == ("f16", "f16"):
         return None
     return f"A x B is {a} x {b}; the tensor cores of {arch} multiply f16 x f16 alone"
 
 
+@rule("mma-sync-tile", ("tile.m", "tile.n"), "PTX ISA, mma: m16n8; gemmill: warps share a tile evenly", "mma")
 def _tile(f: Fields) -> str | None:
+    """Tile M and N are extents that the warps share evenly."""
     for extent in "mn":
         if f[f"tile.{extent}"] not in TILE_MN:
             return f"tile {extent.upper()} is {f[f'tile.{extent}']}; multistage kernels take {one_of(TILE_MN)}"
     return None
 
 
+@rule("mma-sync-tile-k", ("tile.k", "a.dtype"), "PTX ISA, mma: K is 32 bytes, of f64 64", "mma")
 def _tile_k(f: Fields) -> str | None:
+    """Tile K is whole instructions."""
     k, size = integer(f, "tile.k"), element_bytes(f, "a")
     allowed = tuple(depth // size for depth in TILE_K_BYTES if depth >= _mma_k_bytes(f))
     return None if k in allowed else f"tile K is {k}; with {f['a.dtype']} operands it must be {one_of(allowed)}"
@@ -83,7 +94,14 @@ def _mma_k_bytes(f: Fields) -> int:
     return MMA_K_BYTES.get(str(f["a.dtype"]), TILE_K_BYTES[0])
 
 
+@rule(
+    "mma-sync-swizzle",
+    ("tile.m", "tile.n", "a.major", "b.major", "a.dtype", "b.dtype"),
+    "gemmill: stages are swizzled in rows of at least 32 bytes",
+    "mma",
+)
 def _swizzle(f: Fields) -> str | None:
+    """Rows of mn-major stages are long enough for a swizzle."""
     for operand, extent in (("a", "tile.m"), ("b", "tile.n")):
         if f[f"{operand}.major"] == "mn" and integer(f, extent) * element_bytes(f, operand) < SWIZZLE_BYTES:
             return (
@@ -133,7 +151,14 @@ def _is_slow_to_read(f: Fields) -> bool:
     return is_shifted(f, "a") and is_shifted(f, "b") and not _converts(f) and f["epilogue"] == LINEAR
 
 
+@rule(
+    "mma-sync-registers",
+    ("tile.n", "tile.m", "tile.k", "accumulator", "c.major", "d.major", "epilogue", *_STAGED, "arch"),
+    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "mma",
+)
 def _registers(f: Fields) -> str | None:
+    """Sums and fragments fit the registers of a thread."""
     registers, why = accumulator_registers(f), ""
     loaded, wide = _through_registers(f), max(TILE_MN) in (f["tile.m"], f["tile.n"])
     if f["a.dtype"] in FP8:
@@ -164,7 +189,14 @@ def _registers(f: Fields) -> str | None:
     )
 
 
+@rule(
+    "mma-sync-loaded-bytes",
+    ("tile.k", "tile.m", "tile.n", *_STAGED, "arch"),
+    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "mma",
+)
 def _loaded_bytes(f: Fields) -> str | None:
+    """What a thread loads through registers fits them."""
     stages = dict(zip("ab", stage_bytes(f), strict=True))
     for operand in _through_registers(f):
         if (held := stages[operand] // threads(f)) > MAX_BYTES_IN_REGISTERS:
@@ -175,21 +207,37 @@ def _loaded_bytes(f: Fields) -> str | None:
     return None
 
 
+@rule("mma-sync-stages", ("stages", "arch"), "gemmill: one stage is multiplied while another is filled", "mma")
 def _stages(f: Fields) -> str | None:
+    """There are at least two stages; on sm_70 two."""
     stages = integer(f, "stages")
     if f["arch"] in QUADPAIR_ARCHS and stages > MIN_STAGES:
         return f"stages is {stages}; {f['arch']} has no cp.async, and so {MIN_STAGES}: the next waits in registers"
     return None if stages >= MIN_STAGES else f"stages is {stages}; the pipeline needs at least {MIN_STAGES}"
 
 
+@rule(
+    "mma-sync-shared-memory",
+    ("stages", *AUTO_STAGES_FIELDS),
+    "CUDA Programming Guide, Compute Capabilities: shared memory of a CTA",
+    "mma",
+)
 def _shared_memory(f: Fields) -> str | None:
+    """Stages fit the shared memory that a CTA can have."""
     needed, capacity = shared_bytes(f), TARGETS[str(f["arch"])].shared_bytes
     if needed <= capacity:
         return None
     return f"{f['stages']} stages take {needed:,} bytes of shared memory; a block has {capacity:,} on {f['arch']}"
 
 
+@rule(
+    "mma-sync-slices",
+    ("stages", "accumulator", *AUTO_STAGES_FIELDS, "epilogue"),
+    "gemmill: the sums of a tile's slices along K are added up where its stages were",
+    "mma",
+)
 def _slices(f: Fields) -> str | None:
+    """The sums of a tile's slices along K fit where its stages were."""
     *_, slices = warps(f)
     sums = (slices - 1) * integer(f, "tile.m") * integer(f, "tile.n") * DTYPES[str(f["accumulator"])].bits // 8
     if sums <= shared_bytes(f):
@@ -262,60 +310,16 @@ RULES: tuple[Rule, ...] = (
         ACCUMULATORS,
         "PTX ISA, mma: types of A, B and D of the shapes m16n8",
     ),
-    Rule(
-        "mma-sync-quadpair",
-        ("a.dtype", "b.dtype", "arch"),
-        _quadpair_types,
-        "PTX ISA, mma: of the shapes, sm_70 has m8n8k4 of .f16 alone",
-        "mma",
-    ),
+    _quadpair_types,
     *direct.rules("mma"),
-    Rule(
-        "mma-sync-tile", ("tile.m", "tile.n"), _tile, "PTX ISA, mma: m16n8; gemmill: warps share a tile evenly", "mma"
-    ),
-    Rule("mma-sync-tile-k", ("tile.k", "a.dtype"), _tile_k, "PTX ISA, mma: K is 32 bytes, of f64 64", "mma"),
-    Rule(
-        "mma-sync-swizzle",
-        ("tile.m", "tile.n", "a.major", "b.major", "a.dtype", "b.dtype"),
-        _swizzle,
-        "gemmill: stages are swizzled in rows of at least 32 bytes",
-        "mma",
-    ),
-    Rule(
-        "mma-sync-stages",
-        ("stages", "arch"),
-        _stages,
-        "gemmill: one stage is multiplied while another is filled",
-        "mma",
-    ),
-    Rule(
-        "mma-sync-registers",
-        ("tile.n", "tile.m", "tile.k", "accumulator", "c.major", "d.major", "epilogue", *_STAGED, "arch"),
-        _registers,
-        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
-        "mma",
-    ),
-    Rule(
-        "mma-sync-loaded-bytes",
-        ("tile.k", "tile.m", "tile.n", *_STAGED, "arch"),
-        _loaded_bytes,
-        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
-        "mma",
-    ),
-    Rule(
-        "mma-sync-shared-memory",
-        ("stages", *AUTO_STAGES_FIELDS),
-        _shared_memory,
-        "CUDA Programming Guide, Compute Capabilities: shared memory of a CTA",
-        "mma",
-    ),
-    Rule(
-        "mma-sync-slices",
-        ("stages", "accumulator", *AUTO_STAGES_FIELDS, "epilogue"),
-        _slices,
-        "gemmill: the sums of a tile's slices along K are added up where its stages were",
-        "mma",
-    ),
+    _tile,
+    _tile_k,
+    _swizzle,
+    _stages,
+    _registers,
+    _loaded_bytes,
+    _shared_memory,
+    _slices,
 )
 """The rules of the family, in the order of reports."""
 

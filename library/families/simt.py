@@ -12,8 +12,8 @@ from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families import direct
 from gemmill.library.families.arithmetic import FP8, INT8
 from gemmill.library.families.family import Family
-from gemmill.library.legality.resources import integer
-from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.quantities import integer
+from gemmill.library.legality.rule import Rule, rule
 
 ARCHS = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 FLOATS = ("f32", "tf32", "bf16", "f16", *FP8)
@@ -33,7 +33,9 @@ MAX_F64_REGISTERS = 64
 """The same of f64 sums beside stages more than 8 deep, or an expression."""
 
 
+@rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), "gemmill: conversions the loads have", "simt")
 def _types(f: Fields) -> str | None:
+    """A and B are of types that loads convert to the accumulator's, and both tf32 or neither."""
     accumulator = str(f["accumulator"])
     if accumulator not in INPUTS:
         return f"sums are {accumulator}; simt kernels sum in {one_of(tuple(INPUTS))}"
@@ -46,14 +48,23 @@ def _types(f: Fields) -> str | None:
     return None
 
 
+@rule("simt-tile", ("tile.m", "tile.n", "tile.k"), "gemmill: 16 x 16 threads share every tile evenly", "simt")
 def _tile(f: Fields) -> str | None:
+    """A tile is shared evenly by 16 x 16 threads."""
     for extent, allowed in (("m", TILE_MN), ("n", TILE_MN), ("k", TILE_K)):
         if f[f"tile.{extent}"] not in allowed:
             return f"tile {extent.upper()} is {f[f'tile.{extent}']}; simt kernels take {one_of(allowed)}"
     return None
 
 
+@rule(
+    "simt-registers",
+    ("tile.m", "tile.n", "tile.k", "accumulator", "epilogue"),
+    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "simt",
+)
 def _registers(f: Fields) -> str | None:
+    """Sums and fragments fit the registers of a thread."""
     registers, limit = accumulator_registers(f), MAX_REGISTERS
     if f["accumulator"] == "f64" and (integer(f, "tile.k") > TILE_K[0] or f["epilogue"] != LINEAR):
         limit = MAX_F64_REGISTERS
@@ -66,7 +77,9 @@ def _registers(f: Fields) -> str | None:
     )
 
 
+@rule("simt-stages", ("stages",), "gemmill: one stage is multiplied while the other is written", "simt")
 def _stages(f: Fields) -> str | None:
+    """There are two stages."""
     return None if f["stages"] == STAGES else f"stages is {f['stages']}; simt kernels have {STAGES}"
 
 
@@ -102,19 +115,11 @@ def auto_stages(fields: Fields) -> int:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), _types, "gemmill: conversions the loads have", "simt"),
+    _types,
     *direct.rules("simt"),
-    Rule(
-        "simt-tile", ("tile.m", "tile.n", "tile.k"), _tile, "gemmill: 16 x 16 threads share every tile evenly", "simt"
-    ),
-    Rule("simt-stages", ("stages",), _stages, "gemmill: one stage is multiplied while the other is written", "simt"),
-    Rule(
-        "simt-registers",
-        ("tile.m", "tile.n", "tile.k", "accumulator", "epilogue"),
-        _registers,
-        "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
-        "simt",
-    ),
+    _tile,
+    _stages,
+    _registers,
 )
 """The rules of the family, in the order of reports."""
 

@@ -7,11 +7,12 @@ from types import MappingProxyType
 
 from gemmill.library.config.fields import Fields, part
 from gemmill.library.config.model import FAMILIES, FamilyName
-from gemmill.library.families import gemv, mma, simt, wgmma
+from gemmill.library.families import gemv, mma, simt
 from gemmill.library.families.family import Family
+from gemmill.library.families.wgmma.family import FAMILY as WGMMA
 
 FAMILY: Mapping[FamilyName, Family] = MappingProxyType(
-    {"wgmma": wgmma.FAMILY, "mma": mma.FAMILY, "simt": simt.FAMILY, "gemv": gemv.FAMILY}
+    {"wgmma": WGMMA, "mma": mma.FAMILY, "simt": simt.FAMILY, "gemv": gemv.FAMILY}
 )
 """Every family that has kernels, in the order in which their rules are reported."""
 MIN_STAGES = 2

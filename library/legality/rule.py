@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from gemmill.library.config.fields import Fields
 from gemmill.library.config.model import FAMILIES, FamilyName
 
+Check = Callable[[Fields], str | None]
+"""What is wrong with a kernel; None where nothing is."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
@@ -17,7 +20,7 @@ class Rule:
     """Stable kebab-case name."""
     fields: tuple[str, ...]
     """The fields that it reads, the one to change first in front; ``schedule`` is added where the rule has a family."""
-    check: Callable[[Fields], str | None]
+    check: Check
     """What is wrong, with the values on both sides, with a kernel of :attr:`family`; None when the rule is kept."""
     source: str
     """Where the fact is from."""
@@ -39,3 +42,8 @@ class Rule:
     def allows(self, fields: Fields) -> bool:
         """Whether the rule is kept."""
         return self.says(fields) is None
+
+
+def rule(name: str, fields: tuple[str, ...], source: str, family: FamilyName | None = None) -> Callable[[Check], Rule]:
+    """Makes a rule of the check that follows, whose docstring says what legal configs obey."""
+    return lambda check: Rule(name, fields, check, source, family)

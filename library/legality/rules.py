@@ -21,8 +21,8 @@ from gemmill.library.families.arithmetic import FP8
 from gemmill.library.families.direct import FP8_ARCHS
 from gemmill.library.legality.footprint import FAMILY, family_of
 from gemmill.library.legality.mending import nearest_change
-from gemmill.library.legality.resources import integer
-from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.quantities import integer
+from gemmill.library.legality.rule import Rule, rule
 
 SWIZZLES = (1, 2, 4, 8, 16)
 MAX_SPLITS = 256
@@ -61,19 +61,27 @@ class Verdict:
         return f"{self.rule}: {self.says}; nearest legal change: {changes}"
 
 
+@rule("family", ("schedule", "arch"), "gemmill: the kernel templates in emitters/include/gemmill/kernel")
 def _family(f: Fields) -> str | None:
+    """There are kernels of the schedule, and they are made for the target."""
     family, schedule, arch = family_of(f), f["schedule"], f["arch"]
     if family is None:
         return f"there are no {schedule} kernels yet"
     return None if arch in family.archs else f"{schedule} kernels are made for {one_of(family.archs)}, not for {arch}"
 
 
+@rule("scheduler-swizzle", ("scheduler.swizzle_size",), "gemmill: sizes of the groups that the tile scheduler walks")
 def _swizzle(f: Fields) -> str | None:
+    """The swizzle size is a power of two up to 16."""
     swizzle = integer(f, "scheduler.swizzle_size")
     return None if swizzle in SWIZZLES else f"swizzle_size is {swizzle}; it must be {one_of(SWIZZLES)}"
 
 
+@rule(
+    "scheduler-splits", ("scheduler.splits", "scheduler.decomposition"), "gemmill: emitters/include/gemmill/scheduler"
+)
 def _splits(f: Fields) -> str | None:
+    """Splits are as many as the decomposition takes, and one where it does not share K."""
     splits, decomposition = integer(f, "scheduler.splits"), f["scheduler.decomposition"]
     if decomposition in ("split", "fused"):
         in_range = 2 <= splits <= MAX_SPLITS
@@ -84,7 +92,13 @@ def _splits(f: Fields) -> str | None:
     return None if splits == 1 else f"splits is {splits}; it must be 1 where the decomposition is {decomposition}"
 
 
+@rule(
+    "decomposition",
+    ("scheduler.decomposition", "schedule"),
+    "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
+)
 def _decomposition(f: Fields) -> str | None:
+    """The decomposition of K is one that the schedule has."""
     decomposition, schedule = f["scheduler.decomposition"], str(f["schedule"])
     decompositions = DECOMPOSITIONS.get(schedule, ("tiles",))
     if decomposition in decompositions:
@@ -92,26 +106,38 @@ def _decomposition(f: Fields) -> str | None:
     return f"there is no {decomposition} decomposition of {schedule} kernels; it must be {one_of(decompositions)}"
 
 
+@rule("batching", ("scheduler.batching", "schedule"), "gemmill: the tile schedulers that exist")
 def _batching(f: Fields) -> str | None:
+    """Batches are of a kind that the family has."""
     batching, family = str(f["scheduler.batching"]), FAMILIES[str(f["schedule"])]
     known = BATCHINGS.get(family, ("strided",))
     return None if batching in known else f"{f['schedule']} kernels have no {batching} batching, only {one_of(known)}"
 
 
-def _epilogue_c(f: Fields) -> str | None:
+@rule("epilogue-c", ("c.dtype", "epilogue"), "gemmill: C is loaded where an expression reads it")
+def epilogue_c(f: Fields) -> str | None:
+    """There is a C if and only if the epilogue reads one."""
     epilogue, has_c = str(f["epilogue"]), f["c.dtype"] != "none"
     if epilogue == LINEAR or parse(epilogue).reads_c == has_c:
         return None
     return f"there is {'a' if has_c else 'no'} C, which the epilogue {'never reads' if has_c else 'reads'}: {epilogue}"
 
 
+@rule("epilogue-integers", ("d.dtype", "epilogue"), "gemmill: expressions compute in f32")
 def _epilogue_integers(f: Fields) -> str | None:
+    """A D of integers has the linear epilogue."""
     if f["epilogue"] == LINEAR or f["d.dtype"] != "s32":
         return None
     return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {f['epilogue']}"
 
 
+@rule(
+    "epilogue-family",
+    ("schedule", "epilogue", "arch"),
+    "PTX ISA, max.NaN and tanh.approx: sm_80 and sm_75; gemmill: kernels that take expressions",
+)
 def _epilogue_family(f: Fields) -> str | None:
+    """An epilogue asks for nothing that the family, or its target, lacks."""
     epilogue = str(f["epilogue"])
     if epilogue == LINEAR or FAMILIES[str(f["schedule"])] == "wgmma":
         return None
@@ -126,7 +152,13 @@ def _epilogue_family(f: Fields) -> str | None:
     return None
 
 
+@rule(
+    "epilogue-groups",
+    ("scheduler.batching", "epilogue"),
+    "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
+)
 def _epilogue_groups(f: Fields) -> str | None:
+    """Groups and arrays have epilogues without matrices that TMA moves, arrays the linear one."""
     batching, epilogue = f["scheduler.batching"], str(f["epilogue"])
     if epilogue == LINEAR or batching == "strided":
         return None
@@ -137,7 +169,11 @@ def _epilogue_groups(f: Fields) -> str | None:
     return None
 
 
+@rule(
+    "epilogue-gated", ("tile.n", "scheduler.decomposition", "epilogue"), "gemmill: partial sums have the columns of D"
+)
 def _epilogue_gated(f: Fields) -> str | None:
+    """Where an epilogue pairs columns, tile N is a multiple of 16 and no second kernel applies it."""
     if not is_gated(str(f["epilogue"])):
         return None
     if integer(f, "tile.n") % 16:
@@ -147,52 +183,17 @@ def _epilogue_gated(f: Fields) -> str | None:
     return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
 
 
-EPILOGUE_C = Rule(
-    "epilogue-c", ("c.dtype", "epilogue"), _epilogue_c, "gemmill: C is loaded where an expression reads it"
-)
-"""An expression reads C if and only if there is one; also asked of texts for which a config says ``linear``."""
-
 RULES: tuple[Rule, ...] = (
-    Rule("family", ("schedule", "arch"), _family, "gemmill: the kernel templates in emitters/include/gemmill/kernel"),
-    Rule(
-        "scheduler-swizzle",
-        ("scheduler.swizzle_size",),
-        _swizzle,
-        "gemmill: sizes of the groups that the tile scheduler walks",
-    ),
-    Rule(
-        "decomposition",
-        ("scheduler.decomposition", "schedule"),
-        _decomposition,
-        "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
-    ),
-    Rule(
-        "scheduler-splits",
-        ("scheduler.splits", "scheduler.decomposition"),
-        _splits,
-        "gemmill: emitters/include/gemmill/scheduler",
-    ),
-    Rule("batching", ("scheduler.batching", "schedule"), _batching, "gemmill: the tile schedulers that exist"),
-    Rule(
-        "epilogue-gated",
-        ("tile.n", "scheduler.decomposition", "epilogue"),
-        _epilogue_gated,
-        "gemmill: partial sums have the columns of D",
-    ),
-    Rule("epilogue-integers", ("d.dtype", "epilogue"), _epilogue_integers, "gemmill: expressions compute in f32"),
-    Rule(
-        "epilogue-groups",
-        ("scheduler.batching", "epilogue"),
-        _epilogue_groups,
-        "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
-    ),
-    EPILOGUE_C,
-    Rule(
-        "epilogue-family",
-        ("schedule", "epilogue", "arch"),
-        _epilogue_family,
-        "PTX ISA, max.NaN and tanh.approx: sm_80 and sm_75; gemmill: kernels that take expressions",
-    ),
+    _family,
+    _swizzle,
+    _decomposition,
+    _splits,
+    _batching,
+    _epilogue_gated,
+    _epilogue_integers,
+    _epilogue_groups,
+    epilogue_c,
+    _epilogue_family,
     *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),
 )
 """Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""

@@ -11,7 +11,7 @@ from gemmill.library.config.field import Value
 from gemmill.library.config.fields import Fields
 from gemmill.library.config.table import GROUPS, PARTS, TABLE, Row
 from gemmill.library.epilogues.parse import LINEAR, canonical
-from gemmill.library.legality.rules import EPILOGUE_C
+from gemmill.library.legality.rules import epilogue_c
 from gemmill.library.manifest.expression import Expression
 from gemmill.library.manifest.grid import Axis, Grid, Predicate
 from gemmill.library.manifest.kernelset import Preset, member
@@ -81,7 +81,7 @@ def contradiction(spec: SetSpec) -> str | None:
 
 def _misread(text: str, c_dtype: Value) -> str | None:
     """What is wrong with the linear epilogue as it is written out; a config says ``linear`` and cannot tell."""
-    return EPILOGUE_C.says({"epilogue": text, "c.dtype": c_dtype}) if canonical(text) == LINEAR else None
+    return epilogue_c.says({"epilogue": text, "c.dtype": c_dtype}) if canonical(text) == LINEAR else None
 
 
 def candidates(spec: SetSpec) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.legality.resources import INSTRUCTION_K_BYTES
+from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.operands import OperandSet, scale_block, torch, torch_dtype
 

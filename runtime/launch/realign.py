@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.legality.resources import align_up
+from gemmill.library.legality.quantities import align_up
 from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import PreparedLaunch

@@ -15,7 +15,7 @@ from gemmill.library.arch import L2_LINE, L2_SECTOR, TMA_MAX_STRIDE
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError, OperandError
 from gemmill.library.launch import TmaBox
-from gemmill.library.legality.resources import TMA_ALIGN
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime import driver
 
 ALIGNMENT = TMA_ALIGN

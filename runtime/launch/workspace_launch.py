@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gemmill.library.decompositions import parts
 from gemmill.library.decompositions.parts import WorkspaceSize
-from gemmill.library.legality.resources import align_up
+from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
 from gemmill.runtime.launch.parameters import EncodedDescriptor, ParameterBlock

@@ -11,7 +11,7 @@ from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.tree import INDEX, Assignment, Epilogue, Kind, Major, with_majors
 from gemmill.library.errors import OperandError
-from gemmill.library.legality.resources import TMA_ALIGN
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.operands.arguments import Value
 from gemmill.runtime.operands.overlap import refuse_overlap
 from gemmill.runtime.operands.strided import broadcast, collapse, matrices

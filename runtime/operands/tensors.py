@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.legality.resources import TMA_ALIGN
+from gemmill.library.legality.quantities import TMA_ALIGN
 
 TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 """gemmill's dtype by the name of PyTorch's."""

@@ -19,7 +19,8 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families import gemv
-from gemmill.library.legality.resources import SM_REGISTERS, columns_d
+from gemmill.library.families.wgmma.subtiles import columns_d
+from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.legality.rules import legal
 from gemmill.runtime.compile.compiler import Compiler
 

@@ -27,8 +27,8 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ConfigError, GemmillError
+from gemmill.library.families.wgmma.warpgroups import is_mixed
 from gemmill.library.legality import coverage
-from gemmill.library.legality.resources import is_mixed
 from gemmill.library.legality.rules import DOMAINS, legal
 from gemmill.library.legality.search import Given, any_legal, draw_legal
 from gemmill.runtime.compile.pool import compile_many

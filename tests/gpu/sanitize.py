@@ -21,7 +21,7 @@ from gemmill.library.config.domains import WORDS
 from gemmill.library.config.fields import Value, config_of, fields_of
 from gemmill.library.config.model import FAMILIES, GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.legality.resources import is_mixed
+from gemmill.library.families.wgmma.warpgroups import is_mixed
 from gemmill.library.legality.search import any_legal
 from gemmill.runtime.registry import Registry
 

@@ -16,7 +16,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.arithmetic import D_DTYPES, FP8
-from gemmill.library.families.wgmma import ACCUMULATORS
+from gemmill.library.families.wgmma.operands import ACCUMULATORS
 from gemmill.library.legality.rules import legal, verdicts
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.registry import Registry

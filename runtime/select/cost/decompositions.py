@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.parts import MIN_SHARE, PARTIAL_BYTES
-from gemmill.library.legality.resources import EXCHANGE_STEPS
+from gemmill.library.decompositions.parts import EXCHANGE_STEPS, MIN_SHARE, PARTIAL_BYTES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 

@@ -10,7 +10,7 @@ import numpy as np
 from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.legality.resources import align_up
+from gemmill.library.legality.quantities import align_up
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 

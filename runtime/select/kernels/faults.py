@@ -9,7 +9,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import LINEAR, serves
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.legality.resources import TMA_ALIGN
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.formats import FIELDS, format_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from gemmill.library.config.fields import Value, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.legality import resources
+from gemmill.library.families.wgmma import ring, warpgroups
 from gemmill.library.legality.rules import legal, verdicts
 
 U4 = "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear"
@@ -53,23 +53,23 @@ def test_what_is_refused(name: str, changes: dict[str, Value], rule: str, says: 
 
 
 def test_zero_points_and_small_groups_take_shared_memory() -> None:
-    assert resources.stage_bytes(changed(U4, {})) == (64 * 128 // 2, 16 * 128 * 2)
+    assert ring.stage_bytes(changed(U4, {})) == (64 * 128 // 2, 16 * 128 * 2)
     scales = {"1x128z": 2 * 64 * 2, "1x128": 64 * 2, "1x32": 4 * 64 * 2, "none": 0}
-    assert {scale: resources.scale_bytes(changed(U4, {"a.scale": scale})) for scale in scales} == scales
+    assert {scale: ring.scale_bytes(changed(U4, {"a.scale": scale})) for scale in scales} == scales
 
 
 def test_only_what_wgmma_cannot_read_is_transposed() -> None:
-    assert resources.stage_bytes(changed(S8, {"tile.k": 64})) == (2 * 128 * 64, 2 * 128 * 64)
-    assert resources.stage_bytes(changed(S8, {"a.major": "k", "tile.k": 64})) == (128 * 64, 2 * 128 * 64)
+    assert ring.stage_bytes(changed(S8, {"tile.k": 64})) == (2 * 128 * 64, 2 * 128 * 64)
+    assert ring.stage_bytes(changed(S8, {"a.major": "k", "tile.k": 64})) == (128 * 64, 2 * 128 * 64)
     in_place = 128 * 128, 128 * 128
-    assert resources.stage_bytes(changed(S8, {})) == resources.stage_bytes(changed(S8, {"a.major": "k"})) == in_place
+    assert ring.stage_bytes(changed(S8, {})) == ring.stage_bytes(changed(S8, {"a.major": "k"})) == in_place
     bf16: dict[str, Value] = {"a.dtype": "bf16", "b.dtype": "bf16", "tile.k": 64}
-    assert resources.stage_bytes(changed(S8, bf16)) == (128 * 64 * 2, 128 * 64 * 2)
+    assert ring.stage_bytes(changed(S8, bf16)) == (128 * 64 * 2, 128 * 64 * 2)
 
 
 def test_four_warpgroups_share_64_rows_by_slices_of_k() -> None:
-    assert resources.slices(changed(U4, {})) == resources.consumer_warpgroups(changed(U4, {})) == 4
-    assert resources.storing_warpgroups(changed(U4, {})) == 1
-    assert resources.warpgroup_m(changed(U4, {})) == 64
-    assert resources.slices(changed(U4, {"schedule": "pingpong"})) == 1
+    assert warpgroups.slices(changed(U4, {})) == warpgroups.consumer_warpgroups(changed(U4, {})) == 4
+    assert warpgroups.storing_warpgroups(changed(U4, {})) == 1
+    assert warpgroups.warpgroup_m(changed(U4, {})) == 64
+    assert warpgroups.slices(changed(U4, {"schedule": "pingpong"})) == 1
     assert legal(changed(U4, {"schedule": "pingpong"}))

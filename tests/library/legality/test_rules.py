@@ -13,8 +13,9 @@ from gemmill.library.config.model import FAMILIES, GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import canonical
-from gemmill.library.legality import resources
+from gemmill.library.families.wgmma import ring, shared_memory, subtiles
 from gemmill.library.legality.footprint import auto_stages, family_of
+from gemmill.library.legality.quantities import dtype_bytes
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
 
@@ -114,7 +115,7 @@ def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value])
         assert family.shared_bytes({**fields, "stages": stages}) <= capacity
     if stages < most:
         deeper = {**fields, "stages": stages + 1}
-        one_d_subtile = FAMILIES[str(fields["schedule"])] == "wgmma" and resources.d_buffers(deeper) == 1
+        one_d_subtile = FAMILIES[str(fields["schedule"])] == "wgmma" and shared_memory.d_buffers(deeper) == 1
         assert family.shared_bytes(deeper) > capacity or one_d_subtile
 
 
@@ -124,13 +125,13 @@ def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value])
 def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major: str) -> None:
     for tile_n in range(8, 257, 8):
         fields = changed(LEGAL, tile_m=64, schedule="pingpong", tile_n=tile_n, c_dtype=c, d_dtype=d, d_major=major)
-        n = resources.subtile_n(fields)
-        assert 0 <= resources.subtiles(fields) * n - tile_n < n
-        narrower = 2 * -(-64 * resources.dividing_n(fields) * resources.dtype_bytes(d) // 1024) * 1024
-        room = ARCHS["sm90a"].shared_bytes - resources.fixed_bytes(fields) - 2 * narrower
-        stages = min(room // resources.bytes_per_stage(fields), resources.MAX_AUTO_STAGES)
-        assert resources.auto_stages(fields) == stages, "what is written twice costs no stage"
-        size = resources.dtype_bytes(d)
+        n = subtiles.subtile_n(fields)
+        assert 0 <= subtiles.subtiles(fields) * n - tile_n < n
+        narrower = 2 * -(-64 * subtiles.dividing_n(fields) * dtype_bytes(d) // 1024) * 1024
+        room = ARCHS["sm90a"].shared_bytes - shared_memory.fixed_bytes(fields) - 2 * narrower
+        stages = min(room // ring.bytes_per_stage(fields), ring.MAX_AUTO_STAGES)
+        assert shared_memory.auto_stages(fields) == stages, "what is written twice costs no stage"
+        size = dtype_bytes(d)
         if major == "n" and n * size % 16 == 0:
             assert (tile_n - n) * size % 16 == 0
 
@@ -154,7 +155,7 @@ def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major:
 def test_where_few_columns_divide_a_plain_tile_some_are_written_twice(
     tile_n: int, change: dict[str, Value], columns: int
 ) -> None:
-    assert resources.subtile_n({**changed(LEGAL, tile_n=tile_n), **change}) == columns
+    assert subtiles.subtile_n({**changed(LEGAL, tile_n=tile_n), **change}) == columns
 
 
 @pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])

@@ -11,9 +11,9 @@ from tests.cases.examples import examples
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Value, fields_of, part
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ExpressionError, ManifestError
-from gemmill.library.families.wgmma import MIN_STAGES
+from gemmill.library.families.wgmma.tiles import MIN_STAGES
 from gemmill.library.legality.footprint import auto_stages
-from gemmill.library.legality.resources import integer
+from gemmill.library.legality.quantities import integer
 from gemmill.library.legality.rules import RULES, legal
 from gemmill.library.manifest.expression import parse
 from gemmill.library.manifest.grid import Axis, Grid, Predicate

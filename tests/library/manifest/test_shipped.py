@@ -11,7 +11,7 @@ import yaml
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.wgmma import CLUSTER, CLUSTER_BLOCKS, TILE_K_BYTES, TILE_M, TILE_N
+from gemmill.library.families.wgmma.tiles import CLUSTER, CLUSTER_BLOCKS, TILE_K_BYTES, TILE_M, TILE_N
 from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.manifest.schema import json_schema, schema_text
 

@@ -13,7 +13,7 @@ import numpy as np
 from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.legality.resources import TMA_ALIGN
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.families.family import Family

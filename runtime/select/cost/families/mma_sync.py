@@ -16,7 +16,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig, InputOperand
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.legality.resources import SM_REGISTERS
+from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.families.family import DIRECT_DRAM, Family

@@ -15,14 +15,14 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.legality.resources import (
+from gemmill.library.families.wgmma.ring import operand_swizzle
+from gemmill.library.families.wgmma.warpgroups import (
     INSTRUCTION_K_BYTES,
     SUBTILE_M,
-    element_bytes,
     multiplies_from_registers,
-    operand_swizzle,
     transposes,
 )
+from gemmill.library.legality.quantities import element_bytes
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.decompositions import decomposition_of, kernel_ns, stream_ns

@@ -18,7 +18,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.config.table import GROUPS, Row
 from gemmill.library.errors import ManifestError
-from gemmill.library.legality import resources
+from gemmill.library.families.wgmma import shared_memory, warpgroups
 from gemmill.library.legality.coverage import schedules, tables
 from gemmill.library.legality.footprint import FAMILY
 from gemmill.library.legality.rules import Verdict, broken, verdicts
@@ -240,9 +240,9 @@ def resource_table(config: GemmConfig) -> Mapping[str, int]:
     fields, family = fields_of(config), FAMILY[config.family]
     registers, subtiles = {}, {}
     if config.family == "wgmma":
-        producer, consumer = resources.register_budget(fields)
+        producer, consumer = warpgroups.register_budget(fields)
         registers = {"registers a producer thread": producer, "registers a consumer thread": consumer}
-        subtiles = {"D subtiles a warpgroup": resources.d_buffers(fields)}
+        subtiles = {"D subtiles a warpgroup": shared_memory.d_buffers(fields)}
     return {
         "threads a CTA": family.threads(fields),
         **registers,

@@ -1,0 +1,51 @@
+"""The page of docs that lists every rule, made from the rules themselves.
+
+``python -m gemmill.library.legality.page`` writes ``docs/rules.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+
+from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.legality.rule import Rule
+from gemmill.library.legality.rules import RULES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+_HEAD = """# Rules
+
+What legal configs obey, and why. `gemmill explain` says which of them a config breaks and the nearest legal change;
+manifests leave out what breaks one. Each stands in `library/legality/rules.py`, or in `library/families/` with its
+family, above the check that it names; this page is made of those by `python -m gemmill.library.legality.page`.
+"""
+
+
+def says(rule: Rule) -> str:
+    """What legal configs obey, in a sentence."""
+    check = rule.check
+    while isinstance(check, functools.partial):
+        check = check.func
+    return " ".join(inspect.getdoc(check).split()) if inspect.getdoc(check) else ""  # type: ignore[union-attr]
+
+
+def markdown() -> str:
+    """What ``docs/rules.md`` must hold."""
+    parts = [_HEAD, "## All kernels", *_table(rule for rule in RULES if rule.family is None)]
+    for name in FAMILY:
+        parts += [f"## {name}", *_table(rule for rule in RULES if rule.family == name)]
+    return "\n".join(parts)
+
+
+def _table(rules: Iterable[Rule]) -> list[str]:
+    lines = ["", "| rule | legal configs | reads | source |", "|---|---|---|---|"]
+    for rule in rules:
+        fields = ", ".join(f"`{name}`" for name in rule.fields)
+        lines.append(f"| `{rule.id}` | {says(rule)} | {fields} | {rule.source} |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    DOCS.write_text(markdown(), encoding="utf-8")
