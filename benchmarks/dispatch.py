@@ -1,5 +1,7 @@
 """Host time of a launch: a bare ``cuLaunchKernelEx``, a warm plan, ``gemmill.matmul(out=)`` and ``torch.mm(out=)``.
 
+``matmul`` also by its plain way, as under ``GEMMILL_WARM_CALLS=0``: what recognising warm calls gains.
+
 Where Triton is installed, also its launcher, of a kernel that does nothing and takes what a GEMM takes: three tensors,
 three extents and six strides.
 
@@ -15,6 +17,7 @@ import argparse
 import functools
 import gc
 import importlib.util
+import inspect
 import json
 import random
 import sys
@@ -37,6 +40,7 @@ def main() -> None:
     import torch
 
     import gemmill
+    from gemmill.runtime.api.warm import plainly
 
     device = torch.device("cuda", 0)
     a, b = (torch.randn(arguments.extent, arguments.extent, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -44,10 +48,12 @@ def main() -> None:
     weight = b.t()
     bias, biased = torch.randn_like(a[0]), "d = acc + bias[n]"
     plan = gemmill.plan(a, weight, out=out)
+    plain = plainly(inspect.unwrap(gemmill.matmul))
     candidates: dict[str, Callable[[], Any]] = {
         "cuLaunchKernelEx": _bare(plan),
         "plan()": plan,
         "gemmill.matmul(out=)": lambda: gemmill.matmul(a, weight, out=out),
+        "gemmill.matmul(out=), the plain way": lambda: plain(a, weight, out=out),
         "gemmill.matmul(out=), a bias": lambda: gemmill.matmul(a, weight, out=out, epilogue=biased, bias=bias),
         "torch.mm(out=)": lambda: torch.mm(a, weight, out=out),
         "torch.addmm(out=), a bias": lambda: torch.addmm(bias, a, weight, out=out),

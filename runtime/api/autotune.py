@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from pydantic import AliasChoices, Field
+
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import CaptureError, CompileError, DeviceError, GemmillError, UnsupportedProblemError
 from gemmill.library.frozen import Frozen
@@ -44,8 +46,8 @@ class TimedKernel(Frozen):
 
     kernel: str
     """Kernel name."""
-    swapped: bool
-    """Whether it ran the transposed problem."""
+    swap_ab: bool = Field(validation_alias=AliasChoices("swap_ab", "swapped"))
+    """Whether it ran the transposed problem; ``swapped`` in stores of before."""
     digest: str
     """SHA-256 of its cubin in hex."""
     us: float
@@ -98,7 +100,7 @@ def autotuned(
             if answer is None:
                 times = time(candidates)
                 timed = [
-                    TimedKernel(kernel=c.name, swapped=c.swap_ab, digest=registry.get(c.name).digest, us=us)
+                    TimedKernel(kernel=c.name, swap_ab=c.swap_ab, digest=registry.get(c.name).digest, us=us)
                     for c, us in zip(candidates, times, strict=True)
                     if us is not None
                 ]
@@ -117,7 +119,7 @@ def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequen
     except (OSError, ValueError, IndexError):
         return None
     known = {(candidate.name, candidate.swap_ab) for candidate in candidates}
-    if answer.problem != problem or not {(kernel.kernel, kernel.swapped) for kernel in answer.kernels} <= known:
+    if answer.problem != problem or not {(kernel.kernel, kernel.swap_ab) for kernel in answer.kernels} <= known:
         return None
     return answer if registry.get(best.kernel).digest == best.digest else None
 
@@ -128,10 +130,10 @@ def _choice(answer: Answer) -> Choice:
     bound = "" if answer.sm_count is None else f", on {answer.sm_count} SMs"
     reason = (
         f"autotuned: the fastest of {len(answer.kernels)} kernels timed for this problem on {answer.gpu}{bound}: "
-        f"{best.us:.1f} us{in_words(config, answer.problem, best.swapped)}"
+        f"{best.us:.1f} us{in_words(config, answer.problem, best.swap_ab)}"
     )
     runners_up = tuple((other.kernel, other.us) for other in others[:RUNNERS_UP])
-    return Choice(best.kernel, config, reason, best.us, runners_up, "measured", best.swapped)
+    return Choice(best.kernel, config, reason, best.us, runners_up, "measured", best.swap_ab)
 
 
 def _time(

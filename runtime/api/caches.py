@@ -33,30 +33,30 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Slot(Generic[T]):
+class Entry(Generic[T]):
     """The place of a key's value, which is None until there is one."""
 
     value: T | None = None
 
 
-def slots() -> functools._lru_cache_wrapper[Slot[T]]:
+def entries() -> functools._lru_cache_wrapper[Entry[T]]:
     """The places of :data:`CALLS` keys, each made when first asked for: of all bounded mappings that threads can share,
     lru_cache looks a key up fastest."""
 
-    def slot(_: Hashable) -> Slot[T]:
-        return Slot()
+    def entry(_: Hashable) -> Entry[T]:
+        return Entry()
 
-    return functools.lru_cache(CALLS)(slot)
+    return functools.lru_cache(CALLS)(entry)
 
 
-prepared: functools._lru_cache_wrapper[Slot[PreparedCall]] = slots()
+prepared: functools._lru_cache_wrapper[Entry[PreparedCall]] = entries()
 """Prepared calls by :func:`~gemmill.runtime.operands.call.signature`."""
 
-warm: functools._lru_cache_wrapper[Slot[WarmCall]] = slots()
+warm: functools._lru_cache_wrapper[Entry[WarmCall]] = entries()
 """Warm calls by the key of their tensors."""
 
 recognised: dict[Hashable, WarmCall] = {}
-"""The last warm call of those like each other, with what recognises it; at most :data:`CALLS`."""
+"""By a bucket of calls, the last warm call in it, with what recognises it; at most :data:`CALLS`."""
 
 
 def forget_calls() -> None:

@@ -29,12 +29,12 @@ def prepare(call: GemmCall) -> PreparedCall:
 
     Raises what :func:`gemmill.matmul` does.
     """
-    slot = caches.prepared(signature(call))
-    if slot.value is None:
-        slot.value = _prepared(call)
+    entry = caches.prepared(signature(call))
+    if entry.value is None:
+        entry.value = _prepared(call)
     else:
         refuse_shared_memory(call.tensors["out"], call.arguments)  # no signature has addresses
-    return slot.value
+    return entry.value
 
 
 def launch(call: GemmCall) -> PreparedCall:

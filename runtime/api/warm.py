@@ -2,14 +2,17 @@
 
 The plain version is the specification: :func:`~gemmill.runtime.api.read.read_call`, then
 :func:`~gemmill.runtime.api.prepare.launch`. What is here leads to the same prepared calls and the same errors; all that
-it does not recognise goes the plain way, the only one under ``GEMMILL_WARM_CALLS=0``. It exists because a launch takes
-the host 3.5 us, and reading, checking and looking up three tensors in Python ten times that. Each trick, with what it
-gained where it was measured ("Host time" in docs/performance.md):
+it does not recognise goes the plain way, the only one under ``GEMMILL_WARM_CALLS=0``. tests/runtime/api/test_warm.py
+holds both equal, with and without PyTorch's private parts.
+
+It exists because a launch takes the host 3.5 us, and reading, checking and looking up three tensors in Python ten times
+that; ``benchmarks/dispatch.py`` times ``matmul(out=)`` both ways in one run. Each trick, with what it gained where it
+was measured ("Host side of a call" in docs/performance):
 
 - Guards of torch.compile compare types, extents, strides, GPU and dispatch keys of all tensors in C++: 0.6 us where a
   key of twelve properties takes 2.6, of which making it 1.9. They are private to PyTorch: where a version has none,
   keys do everything.
-- What guards to ask is found by a handful of plain values that tell most calls apart.
+- Which guards to ask is found by a handful of plain values that tell most calls apart, the call's bucket.
 - Keys serve what guards do not tell: signatures that alternate, or A and B the same tensor. They are flat, and the
   guards stay beside them: 2.5 us where making guards anew takes 3.8.
 - Few parameters, as Python fills in each that a call leaves out: 2.0 us where it took 2.4.
@@ -98,7 +101,7 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
             if not options.keys() <= _VALUES:
                 return _with_others(read, a, b, out, c, stream, options)
             values = _plain_values(options)
-        warm = slot = like = None
+        warm = entry = bucket = None
         given: tuple[Any, ...]
         try:
             pointers: Addresses = (
@@ -109,12 +112,12 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
             )
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
             if not unaligned:  # which guards do not tell
-                like = a.numel(), b.numel(), c is None, out is None, c is out, values
+                bucket = a.numel(), b.numel(), c is None, out is None, c is out, values
                 if c is None or c is out:
                     given = (a, b) if out is None else (a, b, out)
                 else:
                     given = (a, b, c) if out is None else (a, b, c, out)
-                found = caches.recognised.get(like)
+                found = caches.recognised.get(bucket)
                 if found is not None and found.matches(*given):
                     warm = found
             if warm is None:
@@ -132,14 +135,14 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
                     unaligned and tuple([pointer & 15 for pointer in pointers]),
                     values,
                 )
-                slot = caches.warm(key)
-                warm = slot.value
+                entry = caches.warm(key)
+                warm = entry.value
         except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
-            slot = None
+            entry = None
         if warm is None:
-            return _plain_once(slot, read(a, b, out=out, c=c, stream=stream, **options))
-        if slot is not None and like is not None:
-            _recognise(like, warm, given)
+            return _plain_once(entry, read(a, b, out=out, c=c, stream=stream, **options))
+        if entry is not None and bucket is not None:
+            _recognise(bucket, warm, given)
         if out is None:
             out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
             pointers = (*pointers[:3], out.data_ptr())
@@ -149,24 +152,26 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     return short
 
 
-def _plain_once(slot: caches.Slot[WarmCall] | None, call: GemmCall) -> Any:
-    """Launch a call the plain way, and keep it in its slot, if it has one and may be kept; returns D."""
+def _plain_once(entry: caches.Entry[WarmCall] | None, call: GemmCall) -> Any:
+    """Launch a call the plain way, and keep it in its entry of the cache, if it has one and may be kept; returns D."""
     prepared = launch(call)
-    if slot is not None and _is_on() and _is_torch(call) and not any(map(_may_be_negated, call.tensors.values())):
-        slot.value = _warm(call, prepared)
+    if entry is not None and _is_on() and _is_torch(call) and not any(map(_may_be_negated, call.tensors.values())):
+        entry.value = _warm(call, prepared)
     return call.out
 
 
 def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
     """What tells options from others, once alpha and beta are numbers: a tensor's hash says nothing of its value."""
-    signs: tuple[float, ...] = ()  # 0.0 and -0.0 are equal
+    alpha: float = 1.0
+    beta: float | None = 1.0
     if "alpha" in options:
         options["alpha"] = alpha = float(options["alpha"])
-        signs = () if alpha else (copysign(1, alpha),)
     if "beta" in options:
         options["beta"] = beta = beta_of(options["beta"])
-        signs = (*signs, copysign(1, beta)) if beta == 0 else signs
-    return *options.items(), *signs
+    values = tuple(options.items())
+    if alpha and beta:
+        return values
+    return *values, *(copysign(1, x) for x in (alpha, beta) if x == 0)  # 0.0 and -0.0 are equal
 
 
 def by_tensors(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
@@ -197,24 +202,24 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream, o
     others = {name: x for name, x in options.items() if is_torch(x)}
     tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
     guarded = [x for name, x in tensors.items() if name != "c" or c is not out]
-    warm = like = None
+    warm = bucket = None
     pointers: dict[str, int] = {}
     with suppress(AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
         pointers = {name: x.data_ptr() for name, x in tensors.items()}
         if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
             values = tuple([(name, x, type(x)) for name, x in options.items() if name not in others])
             signs = tuple([copysign(1, x) for _, x, _ in values if isinstance(x, float)])  # 0.0 and -0.0 are equal
-            alike = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
-            found = caches.recognised.get(alike)
-            like = alike
+            asked = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
+            found = caches.recognised.get(asked)
+            bucket = asked
             if found is not None and found.matches(*guarded):
                 warm = found
     if warm is None:
-        remembers = like is not None and _is_on()
+        remembers = bucket is not None and _is_on()
         call = read(a, b, out=out, c=c, stream=stream, **options)
         prepared = launch(call)
         if remembers and prepared.launches > 1 and _is_torch(call) and not call.arguments.outputs:
-            _recognise(like, _warm(call, prepared), guarded)
+            _recognise(bucket, _warm(call, prepared), guarded)
         return call.out
     if out is None:
         out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
@@ -230,14 +235,14 @@ def _warm(call: GemmCall, prepared: PreparedCall) -> WarmCall:
     return WarmCall(prepared.launcher.launch, stream, d.device, d.shape, d.dtype, call.places)
 
 
-def _recognise(like: Hashable, warm: WarmCall, tensors: Collection[Any]) -> None:
+def _recognise(bucket: Hashable, warm: WarmCall, tensors: Collection[Any]) -> None:
     """Have the next call like one of these tensors recognised by guards. They want each tensor once."""
     if warm.matches is never and len(set(map(id, tensors))) == len(tensors) and (guards := _guards()):
         warm.matches = guards(*tensors).check
     if warm.matches is not never:
-        if len(caches.recognised) >= caches.CALLS and like not in caches.recognised:
+        if len(caches.recognised) >= caches.CALLS and bucket not in caches.recognised:
             caches.recognised.clear()
-        caches.recognised[like] = warm
+        caches.recognised[bucket] = warm
 
 
 @functools.cache

@@ -19,8 +19,8 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
             raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
         if spec.parts and spec.parts.reduction:
             raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; the kernel that adds up the parts of {spec.entry} keeps to no bound: take a "
-                "fused or a stream kernel"
+                f"sm_count is {sm_count}; the second kernel of {spec.entry}, which sums its slices of K, keeps to no "
+                "bound: take a fused or a stream kernel"
             )
         max_clusters = min(max_clusters, sm_count // size)
     tiles = parts.cluster_tiles(spec, problem)

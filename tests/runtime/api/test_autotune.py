@@ -116,6 +116,13 @@ def test_an_answer_that_no_longer_holds_is_found_out_anew(pack: Path, damage: st
     assert autotuned(registry(pack), PROBLEM, 2, None, GPU, never).name != best
 
 
+def test_an_answer_under_a_former_name_of_a_field_holds(pack: Path) -> None:
+    best = autotuned(registry(pack), PROBLEM, 2, None, GPU, slowest_first)
+    (file,) = (pack.parent / "store" / "autotuned").iterdir()
+    file.write_text(file.read_text().replace('"swap_ab"', '"swapped"'))
+    assert autotuned(registry(pack), PROBLEM, 2, None, GPU, never) == best
+
+
 def test_clearing_the_store_forgets_answers(pack: Path) -> None:
     autotuned(registry(pack), PROBLEM, 2, None, GPU, slowest_first)
     registry(pack).store.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +18,14 @@ from gemmill.library.config.model import MajorAB
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.api import caches
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.api.streams import stream_handle
 from gemmill.runtime.launch.descriptors import fetched_bytes
 from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.launch.parameters import ParameterBlock
+from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.operands.call import GemmCall
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")
 PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
@@ -126,6 +130,29 @@ def test_a_plan_keeps_its_stream_alive() -> None:
     launch()
     del launch
     assert alive() is None
+
+
+@pytest.mark.parametrize(("former", "name"), [("blocks", "ctas"), ("copied", "realigned"), ("swapped", "swap_ab")])
+def test_former_names_are_read_with_a_warning(former: str, name: str) -> None:
+    launch = plan(Empty(), Weights(), out=Empty())
+    with pytest.warns(DeprecationWarning, match=f"Plan.{former} is called {name}"):
+        assert getattr(launch, former) == getattr(launch, name)
+
+
+def test_plans_and_calls_of_one_signature_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[PreparedCall] = []
+
+    def noted(call: GemmCall, known: PreparedCall, stream: Callable[[], int]) -> None:
+        prepared.append(known)
+
+    caches.forget_calls()
+    monkeypatch.setattr("gemmill.runtime.api.matmul.Plan", noted)
+    matmul(Empty(), Weights(), out=Empty())
+    for stream in (None, 0):
+        plan(Empty(), Weights(), out=Empty(), stream=stream)
+    plan(Empty(), Weights(), out=Empty(), alpha=2.0)
+    assert prepared[0] is prepared[1] is not prepared[2]
+    assert (prepared[0].launches, prepared[2].launches, caches.prepared.cache_info().currsize) == (1, 0, 2)
 
 
 def test_rebind_takes_bytes_for_another_type_only_where_the_plan_was_told_so() -> None:
