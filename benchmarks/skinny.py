@@ -36,7 +36,7 @@ def main() -> None:
 
     import torch
 
-    from gemmill.library.legality.footprint import FAMILY
+    from gemmill.library.legality.aligns import BY_TMA
     from gemmill.library.problem import GemmProblem
     from gemmill.runtime.registry import Registry
     from gemmill.runtime.select.selector import Selector
@@ -44,7 +44,7 @@ def main() -> None:
     registry = Registry(manifests=[arguments.manifest])
     configs = registry.configs()
     dtype = next(iter(configs.values())).a.dtype
-    plain = {n: c for n, c in configs.items() if FAMILY[c.family].has_tma and c.tile.n % 16 == 0 and c.d.major == "n"}
+    plain = {n: c for n, c in configs.items() if c.family in BY_TMA and c.tile.n % 16 == 0 and c.d.major == "n"}
     selectors = {"selected": registry.selector, "plain": Selector(plain, registry.gpu)}
     problems = [
         GemmProblem.packed((m, n, k, 1), (dtype, "k"), (dtype, major), "f32", None, (dtype, "n"))

@@ -41,8 +41,6 @@ class Family:
     """Deepest pipeline that ``stages: auto`` asks for."""
     lacks_for_epilogue: Callable[[Fields], str | None]
     """What an expression asks for that the family, or its target, lacks; None where it has all."""
-    has_tma: bool = False
-    """Whether TMA moves its operands."""
     decompositions: Callable[[str], tuple[str, ...]] = _data_parallel
     """The decompositions of K that a schedule of it has."""
     batchings: tuple[str, ...] = ("strided",)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.legality.footprint import FAMILY
+
+BY_TMA: frozenset[FamilyName] = frozenset({"wgmma"})
+"""Families whose operands TMA moves. It stands here, as who serves from a pack loads no family with its rules."""
 
 
 def least_aligns(config: GemmConfig) -> tuple[int, int, int, int]:
     """Alignments in bytes that A, B, C and D must have at least, 0 where there is no C: those of the operands, or of an
     element where they are realigned beforehand, or threads store the D that TMA cannot."""
     a, b, c, d, batching = config.a, config.b, config.c, config.d, config.scheduler.batching
-    tma = FAMILY[config.family].has_tma
+    tma = config.family in BY_TMA
     by_element = tma and not decomposition_of(config).has_second_kernel and batching != "array"
     realigned = tma and batching == "strided" and a.type.bits == b.type.bits
     return (

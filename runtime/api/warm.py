@@ -168,7 +168,7 @@ def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
         options["alpha"] = alpha = float(options["alpha"])
     if "beta" in options:
         options["beta"] = beta = beta_of(options["beta"])
-    values = tuple(options.items())
+    values = *options.items(), *map(type, options.values())  # 1 and True are equal
     if alpha and beta:
         return values
     return *values, *(copysign(1, x) for x in (alpha, beta) if x == 0)  # 0.0 and -0.0 are equal

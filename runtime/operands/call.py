@@ -129,7 +129,7 @@ def signature(call: GemmCall) -> Hashable:
     layouts = tuple([(name, *tensor.layout) for name, tensor in call.tensors.items()])
     alpha, beta = call.options.alpha, call.options.beta
     signs = copysign(1, alpha), beta is not None and copysign(1, beta)  # 0.0 and -0.0 are equal
-    return layouts, call.options, signs, call.arguments.key
+    return layouts, call.options, tuple(map(type, call.options)), signs, call.arguments.key  # 1 and True are equal
 
 
 def wider(tensors: Mapping[str, TensorView]) -> DTypeName:

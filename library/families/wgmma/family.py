@@ -116,7 +116,6 @@ FAMILY = Family(
     auto_stages=shared_memory.auto_stages,
     max_auto_stages=ring.max_auto_stages,
     lacks_for_epilogue=_lacks_nothing,
-    has_tma=True,
     decompositions=_DECOMPOSITIONS.__getitem__,
     batchings=("strided", "array", "grouped", "masked", "kgrouped"),
     explained=_explained,

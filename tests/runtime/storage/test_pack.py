@@ -292,7 +292,8 @@ NOT_FOR_PACKS = {
         "gemmill.library.manifest.load",
         "gemmill.library.records",
         "gemmill.library.legality.rules",
-        "gemmill.library.families",
+        "gemmill.library.legality.footprint",
+        "gemmill.library.families.family",
     ),
     *(
         "gemmill.runtime.api.autotune",
