@@ -11,7 +11,7 @@ Needs PyArrow: ``pip install 'gemmill[records]'``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,25 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
     yield from _read(path, path)
 
 
-def _read(path: Path, source: Any) -> Iterator[Measurement]:
-    """The measurements of what PyArrow takes for a file; errors name the path."""
+def sweeps_of(path: Path) -> frozenset[str]:
+    """The sweeps that a Parquet file has measurements of; RecordError as for :func:`read_parquet`."""
+    arrow = _arrow("parquet", path)
+    try:
+        return frozenset(arrow.read_table(path, columns=["run"])["run"].unique().to_pylist())
+    except (OSError, ValueError, KeyError) as error:
+        raise RecordError(f"{path}: cannot be read as a file of measurements: {error}") from None
+
+
+def read_sweeps(path: Path, sweeps: Collection[str]) -> Iterator[Measurement]:
+    """The measurements of some sweeps of a Parquet file, in its order; RecordError as for :func:`read_parquet`."""
+    yield from _read(path, path, sweeps)
+
+
+def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Iterator[Measurement]:
+    """The measurements of what PyArrow takes for a file, of all sweeps or some; errors name the path."""
     problems: dict[tuple[Any, ...], GemmProblem] = {}
     row = 0
-    for columns in _batches(path, source):
+    for columns in _batches(path, source, sweeps):
         of_problem = {name: columns.pop(name) for name in PROBLEM if name in columns}
         parts = zip(*of_problem.values(), strict=True)
         for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
@@ -93,7 +107,7 @@ def _read(path: Path, source: Any) -> Iterator[Measurement]:
                 raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
 
 
-def _batches(path: Path, source: Any) -> Iterator[dict[str, list[Any]]]:
+def _batches(path: Path, source: Any, sweeps: Collection[str] | None) -> Iterator[dict[str, list[Any]]]:
     """The columns of some rows after the other. Those that a file of an older gemmill lacks are left out, if their
     fields have defaults."""
     arrow = _arrow("parquet", path)
@@ -103,7 +117,11 @@ def _batches(path: Path, source: Any) -> Iterator[dict[str, list[Any]]]:
             if missing := [name for name in COLUMNS if name not in present and name not in _DEFAULTED]:
                 says = f"is no file of measurements, column {missing[0]} is missing"
                 raise RecordError(f"{path}: {says}; gemmill records pack writes them")
-            for batch in file.iter_batches(_BATCH, columns=present):
+            batches = file.iter_batches(_BATCH, columns=present)
+            if sweeps is not None:
+                chosen = [("run", "in", [*sweeps])]
+                batches = arrow.read_table(source, columns=present, filters=chosen).to_batches(_BATCH)
+            for batch in batches:
                 yield {name: _values(batch.column(name)) for name in present}
     except (OSError, ValueError) as error:  # PyArrow's errors are these
         raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None

@@ -1,0 +1,146 @@
+"""The published tables: ``docs/performance/results.md``, made from the measurements that the repository keeps.
+
+``python -m gemmill.profiler.analysis.published`` writes the page. A table is a row of :data:`TABLES`: sweeps of one
+kind, of which the newest of each type is taken. Every kernel and baseline of a problem was timed in the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import quantiles
+from typing import NamedTuple
+
+from gemmill.library.parquet import read_sweeps, sweeps_of
+from gemmill.library.records import Measurement
+from gemmill.profiler.analysis.figures import Figures, figures, geometric_mean
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "profiler" / "results"
+PAGE = ROOT / "docs" / "performance" / "results.md"
+TYPES: Mapping[str, str] = {"bf16": "bf16", "f16": "f16", "e4m3": "fp8", "s8": "int8", "tf32": "tf32"}
+"""Types of A and B, and what the names of their sweeps begin with."""
+
+
+class Table(NamedTuple):
+    """One table."""
+
+    title: str
+    file: str
+    """Of measurements."""
+    sweeps: tuple[str, ...]
+    """Patterns of names of sweeps, after the type."""
+    baseline: str
+    chooser: str
+    """Who named the kernel: :attr:`~gemmill.library.records.Measurement.chosen`."""
+    about: str
+
+
+LAYERS = "Suites `h200` and `llm`: 20 shapes of all kinds and the layers of language models at one to 8,192 rows."
+DRAWN = "Suite `drawn`: layers and rows at random, which no model and no table was fitted to."
+KMAJOR = ("drawn-20261126T06*", "drawn-20261126T0701*")
+ROW_MAJOR = ("drawn-20261126T0702*",)
+TABLES = (
+    Table("Layers of language models, H200", "h200", ("h200+llm-20261126T00*",), "cublaslt", "selected", LAYERS),
+    Table("Layers of language models, H100", "h100", ("h200+llm-20261125T004*",), "cublaslt", "selected", LAYERS),
+    Table("Problems drawn at random, H200", "h200-others", KMAJOR, "cublaslt", "selected", DRAWN),
+    Table("The same with a row-major B", "h200-others", ROW_MAJOR, "cublaslt", "selected", DRAWN),
+    Table(
+        "Those with a K-major B by decision trees",
+        "h200-others",
+        KMAJOR,
+        "cublaslt",
+        "quick",
+        f"{DRAWN} As `matmul(..., quick=True)` selects where nothing was measured.",
+    ),
+)
+_HEAD = """# Results
+
+Made from `profiler/results/*.parquet` by `python -m gemmill.profiler.analysis.published`; a test holds the page equal
+to them. Bursts of a millisecond, not seconds at the power limit; [method.md](method.md) says how they are made,
+[reproduce.md](reproduce.md) by which commands. A figure is the geometric mean over problems of the baseline's time over
+the selected kernel's, above 1 is faster; beside it are the 5th and the 95th percentile over problems, how many of them
+gemmill wins, and how near the selected kernel is to the fastest of all that were measured.
+"""
+
+
+class Line(NamedTuple):
+    """What one sweep comes to."""
+
+    type: str
+    sweep: str
+    commit: str
+    driver: str
+    problems: int
+    ratios: Sequence[float]
+    """Speed of the selected kernel relative to the baseline, by problem that both have."""
+    reached: Sequence[float]
+    """Its speed relative to the best kernel."""
+
+
+def lines(table: Table) -> list[Line]:
+    """The newest sweep of each type that a table is of."""
+    path = RESULTS / f"{table.file}.parquet"
+    found: dict[str, str] = {}
+    for sweep in sorted(sweeps_of(path)):
+        for name, prefix in TYPES.items():
+            if any(fnmatch(sweep, f"{prefix}-{pattern}") for pattern in table.sweeps):
+                found[name] = sweep
+    measured: dict[str, list[Measurement]] = {sweep: [] for sweep in found.values()}
+    for m in read_sweeps(path, measured):
+        measured[m.run].append(m)
+    return [_line(name, found[name], measured[found[name]], table) for name in TYPES if name in found]
+
+
+def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Table) -> Line:
+    chosen = [(f, m) for f in figures(measurements) for m in f.finalists.values() if table.chooser in m.chosen]
+    first = measurements[0]
+    return Line(
+        name,
+        sweep,
+        first.commit,
+        first.driver,
+        len(chosen),
+        _known(chosen, lambda f, m: f.over(m, table.baseline)),
+        _known(chosen, lambda f, m: f.reached([m.kernel])),
+    )
+
+
+def _known(
+    chosen: Sequence[tuple[Figures, Measurement]], figure: Callable[[Figures, Measurement], float | None]
+) -> list[float]:
+    return [value for f, m in chosen if (value := figure(f, m)) is not None]
+
+
+def markdown() -> str:
+    """What the page must hold."""
+    return "\n".join([_HEAD, *(text for table in TABLES for text in _section(table))])
+
+
+def _section(table: Table) -> list[str]:
+    rows = [
+        f"## {table.title}",
+        "",
+        table.about,
+        f"Baseline: {table.baseline}.",
+        "",
+        "| type | over the baseline | 5th, 95th percentile | wins | of the best | problems | sweep, commit, driver |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for line in lines(table):
+        low, *_, high = quantiles(line.ratios, n=20)
+        wins = sum(ratio > 1 for ratio in line.ratios) / len(line.ratios)
+        rows.append(
+            f"| {line.type} | **{_mean(line.ratios)}** | {low:.2f}, {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
+            f"| {len(line.ratios)} | `{line.sweep}`, {line.commit}, {line.driver} |"
+        )
+    return [*rows, ""]
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{geometric_mean(values) or 0.0:.3f}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")
