@@ -81,7 +81,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         g.name: g
         for g in (
-            # H200: fitted to 134 kernels on 29 problems (docs/performance.md). The others: the same rates, scaled by
+            # H200: fitted to 134 kernels on 29 problems (docs/performance). The others: the same rates, scaled by
             # NVIDIA's data sheets; on the H100 of 80 GB trees that were fitted there correct what this gives, the other
             # nobody has measured.
             Gpu("NVIDIA H200", (9, 0), 132, 30, 15, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),

@@ -34,7 +34,7 @@ JARGON: Mapping[str, str] = {
     r"\bparts of K\b": "slices of K, split-K",
     r"\bblocks? of (a|the) cluster\b|\bcluster blocks?\b": "CTAs of a cluster",
     r"\b(threads|registers|shared memory) (a|of a|of the) block\b": "CTA",
-    r"(?<!--)\bceilings?\b|\bCeilings?\b": "peak rates (roofline)",
+    r"(?<!--)\bceilings?\b(?!-)|\bCeilings?\b": "peak rates (roofline)",
     r"\bgrown\b|\bGROWN_": "trained (decision tree)",
 }
 """Identifiers and phrases that were replaced, as regular expressions, and the term to use instead."""
@@ -50,10 +50,10 @@ def code() -> list[Path]:
 
 
 def texts() -> list[Path]:
-    """Code, tests and pages of docs; measurements and what was tried are told in the words of their day."""
+    """Code, tests and pages of docs."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     found = [*code(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "manifests").rglob("*.yaml"), *pages]
-    return sorted(path for path in found if path != Path(__file__).resolve() and "performance" not in str(path))
+    return sorted(path for path in found if path != Path(__file__).resolve())
 
 
 def name(path: Path) -> str:

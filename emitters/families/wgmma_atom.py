@@ -1,7 +1,7 @@
 """The WGMMA instruction of a config as a C++ struct around one PTX statement.
 
 CuTe has the same atoms, thousands of them in 77,000 lines: parsing those took a third of a cold compilation and made
-the precompiled header twice as large (docs/performance.md).
+the precompiled header twice as large (docs/performance).
 """
 
 from __future__ import annotations

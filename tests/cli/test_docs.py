@@ -37,7 +37,7 @@ def test_manifests_and_suites_in_the_docs_are_such(tmp_path: Path) -> None:
 
 def test_every_command_and_option_in_the_docs_exists() -> None:
     known = typer.main.get_command(commands())
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in re.findall(r"^ {4}gemmill (.*)|`gemmill ([^`]+)`", file.read_text(), re.MULTILINE):
             words = "".join(line).partition("#")[0].split()
             command: Any = known
@@ -52,6 +52,6 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:
-    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for target in re.findall(r"\]\(([^)#:]+)\)", file.read_text()):
             assert (file.parent / target).exists(), f"{file.name}: {target}"

@@ -64,7 +64,7 @@ def subtile_n(fields: Fields) -> int:
 
     n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes long.
     m-major: always swizzled; a subtile has at most 8 KiB. Handing one to TMA takes some 300 clocks, however wide it is
-    (docs/performance.md): where no such width divides the tile well, subtiles are wider, if that costs no stage, and
+    (docs/performance): where no such width divides the tile well, subtiles are wider, if that costs no stage, and
     the last one begins earlier and writes anew what it shares with the one before.
     """
     n = dividing_n(fields)

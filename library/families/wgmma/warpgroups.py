@@ -132,7 +132,7 @@ def has_block_scales(fields: Fields) -> bool:
 def multiply_add_chain(fields: Fields) -> int:
     """Multiply-adds by one scale of a block that a warp issues before it yields; 0 without such scales.
 
-    Lengths of 5 to 16 are within a per cent of one another, 4 is slower with two warpgroups (docs/performance.md).
+    Lengths of 5 to 16 are within a per cent of one another, 4 is slower with two warpgroups (docs/performance).
     """
     return 8 if has_block_scales(fields) else 0
 

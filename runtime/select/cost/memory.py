@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Floats
     from gemmill.runtime.select.cost.tiling import Tiling, Work
 
-# Fitted to measurements on an H200 (docs/performance.md).
+# Fitted to measurements on an H200 (docs/performance).
 _L2_SHARE = 0.85
 """Part of L2 that operands can stay in."""
 _REALIGNED_KEPT = 0.45

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHARED_BYTES_PER_CYCLE = 128
 """What an SM reads or writes of shared memory in a clock: WGMMA its operands, and what is loaded."""
 
-# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance.md).
+# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance).
 LATENCY_NS = 1430.0
 """From asking for a stage to its arrival, under load."""
 STEP_SHARPNESS = 8.5

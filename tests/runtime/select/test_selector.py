@@ -129,7 +129,7 @@ def test_choices_do_not_depend_on_the_order_of_the_kernels(kernels: dict[str, Ge
         assert backwards.select(problem(size, size, size)) == Selector(kernels, H200).select(problem(size, size, size))
 
 
-# Measured on H200s, TFLOP/s (docs/performance.md); the first in bf16-last-wave-20261122T194924Z, where one was not: the
+# Measured on H200s, TFLOP/s (docs/performance); the first in bf16-last-wave-20261122T194924Z, where one was not: the
 # GPU was at its power limit, as it is under load; at 1,980 MHz the first kernel has 787 and the second 709.
 KERNELS = (
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",

@@ -2,7 +2,7 @@
 
 Rough: they are asked where TMA cannot move operands, or no other serves, and compete with those of simt and with
 realigned operands. Fitted, but for registers, scattered stores and DRAM, to 2,555 measurements on an H200, of 124
-kernels at 122 problems of five types (docs/performance.md, "Few rows times such weights").
+kernels at 122 problems of five types (docs/performance, "Few rows times such weights").
 """
 
 from __future__ import annotations

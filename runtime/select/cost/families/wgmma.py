@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 _MMA_COLUMNS_PER_CYCLE = 2
 """Columns of a 64-row WGMMA that the tensor cores of an SM finish in a clock."""
 
-# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance.md).
+# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance).
 _SUSTAINED = 0.84
 """Part of the tensor cores' rate that a loop of WGMMAs reaches."""
 _ROW_CYCLES = 2.2
-"""What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance.md)."""
+"""What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance)."""
 _CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
 """The same for a row that may lie across two lines, by the bytes that its address is a multiple of."""
 WIDE_ROW = 128
