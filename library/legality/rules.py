@@ -20,7 +20,7 @@ from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.legality.footprint import FAMILY, family_of
-from gemmill.library.legality.mending import nearest_change
+from gemmill.library.legality.nearest_change import nearest_change
 from gemmill.library.legality.quantities import integer
 from gemmill.library.legality.rule import Rule, rule
 

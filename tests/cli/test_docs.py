@@ -49,9 +49,3 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
             options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
             unknown = {word for word in words if word.startswith("-")} - options
             assert not unknown, f"{file.name}: gemmill {''.join(line)}"
-
-
-def test_links_in_the_docs_lead_somewhere() -> None:
-    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        for target in re.findall(r"\]\(([^)#:]+)\)", file.read_text()):
-            assert (file.parent / target).exists(), f"{file.name}: {target}"

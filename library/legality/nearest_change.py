@@ -33,12 +33,12 @@ def nearest_change(
 
     The fewest fields; of changes of as many the nearest; of equally near ones that of the fields the rule names first.
     """
-    mending = _Mending(rule, fields, keep, domains)
-    changes = (mending.of_size(size) for size in range(1, 1 + len(mending.names)))
+    search = _Search(rule, fields, keep, domains)
+    changes = (search.of_size(size) for size in range(1, 1 + len(search.names)))
     return next((change for change in changes if change is not None), None)
 
 
-class _Mending:
+class _Search:
     """Search from what is broken: of a rule that a change breaks, some other field must change as well.
 
     Each field is changed or kept in turn. A rule of which one field is still open strikes out the values that it
