@@ -30,11 +30,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", help="names of kernels, instead of the sample")
     parser.add_argument("--jobs", type=int, help="processes that compile")
+    parser.add_argument("--cubins", type=Path, metavar="DIR", help="write the cubins there as well, by name")
     arguments = parser.parse_args()
     names = arguments.kernels or SAMPLE.read_text().split()
     with tempfile.TemporaryDirectory() as store:
         artifacts = gemmill.Registry(store=store).warm(names, jobs=arguments.jobs)
     for name, artifact in zip(names, artifacts, strict=True):
+        if arguments.cubins:
+            arguments.cubins.mkdir(parents=True, exist_ok=True)
+            (arguments.cubins / f"{name}.cubin").write_bytes(artifact.cubin)
         registers = artifact.resources.registers
         print(name, registers, launch_digest(artifact.launch), code_digest(artifact.cubin))
     print(f"{len(names)} kernels, {gemmill.__file__}", file=sys.stderr)
