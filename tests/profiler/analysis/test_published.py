@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from gemmill.profiler.analysis.figures import geometric_mean
 from gemmill.profiler.analysis.published import PAGE, TABLES, lines, markdown
 
 ROOT = Path(__file__).parents[3]
@@ -19,14 +20,41 @@ def test_the_page_is_what_the_measurements_come_to() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), "run python -m gemmill.profiler.analysis.published"
 
 
+ROWS = {
+    "**H200**: selected / cuBLASLt (45d02d1)": (0, "ratios", geometric_mean),
+    "selected / PyTorch's cuBLAS": (2, "ratios", geometric_mean),
+    "**H100**: selected / cuBLASLt (a41e89e)": (1, "ratios", geometric_mean),
+}
+"""Rows of the README: of which table, which ratios, and what is said of them. Two have names that come twice."""
+TWICE = {
+    "best of the set / cuBLASLt": ("best", geometric_mean),
+    "least selected / cuBLASLt": ("ratios", min),
+}
+OTHERS = {
+    "60 drawn at random": "Problems drawn at random, H200",
+    "the same with a row-major B": "The same with a row-major B",
+    "90 gradients of inputs": "Gradients of inputs",
+    "90 gradients of weights": "Gradients of weights",
+    "180 of 1 to 256 rows": "Few rows times row-major weights",
+    "24 batches": "Batches",
+}
+"""Beginnings of rows with means and, in parentheses, the least, and the tables that they are of."""
+
+
 @pytest.mark.slow
 def test_the_readme_has_the_figures_of_the_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for gpu, table in (("H200", TABLES[0]), ("H100", TABLES[1])):
-        (row,) = re.findall(rf"^\| \*\*{gpu}\*\*: selected / cuBLASLt[^|]*\|(.*)\|$", readme, re.M)
-        said = [float(cell) for cell in row.split("|")]
-        product = [1.0] * len(said)
-        for i, line in enumerate(lines(table)):
-            for ratio in line.ratios:
-                product[i] *= ratio ** (1 / len(line.ratios))
-        assert said == pytest.approx(product, abs=6e-4)
+
+    def said(start: str) -> list[list[float]]:
+        rows = re.findall(rf"^\| {re.escape(start)}[^|]*\|(.*)\|$", readme, re.M)
+        return [[float(figure) for figure in re.findall(r"[\d.]+", row)] for row in rows]
+
+    for start, (table, ratios, figure) in ROWS.items():
+        assert said(start) == [pytest.approx([figure(getattr(x, ratios)) for x in lines(TABLES[table])], abs=6e-4)]
+    for start, (ratios, figure) in TWICE.items():
+        of = [[figure(getattr(x, ratios)) for x in lines(TABLES[table])] for table in (0, 1)]
+        assert said(start) == [pytest.approx(row, abs=6e-4) for row in of], start
+    for start, title in OTHERS.items():
+        (own,) = (table for table in TABLES if table.title == title)
+        known = [f(x.ratios) for x in lines(own) if x.type != "f16" for f in (geometric_mean, min)]
+        assert said(start) == [pytest.approx(known, abs=6e-3)], start
