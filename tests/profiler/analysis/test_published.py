@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,14 @@ def test_the_page_is_what_the_measurements_come_to() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), "run python -m gemmill.profiler.analysis.published"
 
 
-ROWS = {
+Figure = Callable[[Sequence[float]], float | None]
+ROWS: Mapping[str, tuple[int, str, Figure]] = {
     "**H200**: selected / cuBLASLt (45d02d1)": (0, "ratios", geometric_mean),
     "selected / PyTorch's cuBLAS": (2, "ratios", geometric_mean),
     "**H100**: selected / cuBLASLt (a41e89e)": (1, "ratios", geometric_mean),
 }
 """Rows of the README: of which table, which ratios, and what is said of them. Two have names that come twice."""
-TWICE = {
+TWICE: Mapping[str, tuple[str, Figure]] = {
     "best of the set / cuBLASLt": ("best", geometric_mean),
     "least selected / cuBLASLt": ("ratios", min),
 }
