@@ -134,7 +134,8 @@ def signature(call: GemmCall) -> Hashable:
 
 def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
     """The dtype of the wider of A and B."""
-    return max(tensors["a"].dtype, tensors["b"].dtype, key=lambda dtype: DTYPES[dtype].bits)
+    a, b = tensors["a"].dtype, tensors["b"].dtype
+    return b if DTYPES[b].bits > DTYPES[a].bits else a
 
 
 def _bind(call: GemmCall) -> BoundCall:
@@ -147,6 +148,8 @@ def _bind(call: GemmCall) -> BoundCall:
         gemm = bind_groups(a, b, d, c, call.accumulator, groups=tensors[kind], kind=kind, **others)
     else:
         gemm = bind(a, b, d, c, call.accumulator, may_stack=arguments.may_stack, **others)
+    if not arguments.values:
+        return BoundCall(gemm, ())
     groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
     axes = len(a.shape) > 1, len(b.shape) > 1
     bound = bind_arguments(arguments.epilogue, arguments.values, d, *axes, groups)

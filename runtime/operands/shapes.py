@@ -15,6 +15,7 @@ FOUND_BY: Mapping[BatchingName, str] = MappingProxyType(
     {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}
 )
 """What the matrices of a batch are found by, other than strides."""
+_KINDS = tuple(dict.fromkeys(FOUND_BY.values()))
 
 
 def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def halved(shape: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tu
 
 def groups_kind(tensors: Mapping[str, TensorView]) -> str:
     """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
-    kinds = [kind for kind in dict.fromkeys(FOUND_BY.values()) if kind in tensors]
+    kinds = [kind for kind in _KINDS if kind in tensors]
     if len(kinds) > 1:
         raise OperandError(
             f"{' and '.join(kinds)} are both given; pass offsets for groups one after the other, counts for slots, "
