@@ -33,7 +33,7 @@ def train(
 
     Args:
         records: files of measurements.
-        gpu: which GPU, as the driver or its row in library/arch.py calls it; None: that of the records.
+        gpu: which GPU of the records, by its name or a part of it; None: that of the records.
         folder: made if it is not there; files of other GPUs in it are left alone.
         listener: told of the figures as they come.
 
@@ -90,9 +90,12 @@ def _row(gpu: str | None, runs: Runs) -> str:
         return names[0]
     if gpu is None:
         raise RecordError(f"name one GPU with --gpu; the records are of: {known}")
-    if (row := gpus.figures(gpu).name) not in names:
+    named = [name for name in names if gpu.lower() in name.lower()]
+    if not named:
         raise RecordError(f"--gpu {gpu!r}: the records have no measurement of it; they are of: {known}")
-    return row
+    if len(named) > 1 and gpu not in named:
+        raise RecordError(f"--gpu {gpu!r} is part of several names: {', '.join(named)}; write more of one")
+    return gpu if gpu in named else named[0]
 
 
 def _write(gpu: str, folder: Path, what: str, version: int, content: dict[str, Any]) -> None:

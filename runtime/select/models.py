@@ -53,7 +53,7 @@ def with_model(gpu: Gpu, folder: Path) -> Gpu:
     """
     if missing := [what for what in REQUIRED if not path_of(gpu.name, what, folder).is_file()]:
         others = sorted({path.name.partition(".")[0] for path in folder.glob("*.trees.json")})
-        has = f"it has models of: {', '.join(others)}" if others else "it has none"
+        has = f"it has models of: {', '.join(others)}" if others else "the folder has no model"
         raise RecordError(f"model {folder}: {path_of(gpu.name, missing[0]).name} is missing; {has}; {_AGAIN}")
     return replace(gpu, model=folder)
 

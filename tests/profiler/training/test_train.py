@@ -97,7 +97,7 @@ def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(model: Path, tmp_p
         models.content_of("NVIDIA H100 PCIe", renamed, "trees", 3)
     with pytest.raises(RecordError, match=r"nvidia-h200.trees.json is missing; it has models of: nvidia-h100-pcie"):
         with_model(DEFAULT_GPU, renamed)
-    with pytest.raises(RecordError, match="it has none; train it again"):
+    with pytest.raises(RecordError, match="the folder has no model; train it again"):
         _ = Registry(manifests=["bf16"], gpu=DEFAULT_GPU, model=tmp_path).gpu
     result = gemmill("select", "--mnkl", "512,512,512", "--gpu", "H200", "--model", renamed)
     assert result.exit_code == 1
@@ -114,6 +114,8 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
         appender.append(m, m.model_copy(update={"gpu": "NVIDIA H100 PCIe"}))
     result = gemmill("train", two, "-o", tmp_path)
     assert "name one GPU with --gpu; the records are of: NVIDIA H200, NVIDIA H100 PCIe" in result.stderr
+    result = gemmill("train", two, "--gpu", "nvidia", "-o", tmp_path)
+    assert "--gpu 'nvidia' is part of several names: NVIDIA H200, NVIDIA H100 PCIe; write more of one" in result.stderr
     with Appender(tmp_path / "failed.jsonl") as appender:
         appender.append(m.model_copy(update={"stage": "failed", "us": None}))
     result = gemmill("train", tmp_path / "failed.jsonl", "-o", tmp_path)

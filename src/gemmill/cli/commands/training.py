@@ -24,7 +24,9 @@ def train(
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu", metavar="NAME", help="The GPU to train for, as the driver calls it; default: that of the records."
+            "--gpu",
+            metavar="NAME",
+            help="The GPU to train for, such as H200 or 'H100 80GB'; default: that of the records.",
         ),
     ] = None,
     quick: Annotated[
