@@ -90,7 +90,7 @@ def _bare(plan: Any) -> Callable[[], None]:
 
 
 def _triton(a: Any, b: Any, out: Any) -> Callable[[], Any]:
-    """A launch of a Triton kernel that does nothing, on as many blocks as there are tiles of 128 x 128."""
+    """A launch of a Triton kernel that does nothing, on as many CTAs as there are tiles of 128 x 128."""
     import triton
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

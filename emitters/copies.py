@@ -5,7 +5,7 @@ A thread copies two vectors of 16 bytes, each put together of the two aligned on
 shifts. Nothing is read but vectors that hold bytes of the operand. What a row's last vector has behind its end is
 stored with it: rows of a copy are whole lines, of which TMA reads what the operand's extents say.
 
-A launch has up to :data:`JOBS` of these copies, each with blocks of its own, as :data:`JOB` describes it.
+A launch has up to :data:`JOBS` of these copies, each with CTAs of its own, as :data:`JOB` describes it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ JOBS = 3
 JOB = struct.Struct("<QQqQqQIIII")
 """A copy in the kernel's parameters: addresses of the operand and of its copy; bytes from a row to the next, of both;
 from a matrix to the next, of the operand; of a row; how many rows in all, rows of a matrix, and vectors of a row; the
-first of its blocks. Without rows a copy has no blocks."""
+first of its CTAs. Without rows a copy has no CTAs."""
 THREADS = 128
-"""Threads of a block."""
+"""Threads of a CTA."""
 VECTOR = 16
 """Bytes of what is loaded and stored at once."""
 _VECTORS = "ab"
 """The vectors of a thread, as registers are named after them."""
 BLOCK = THREADS * len(_VECTORS)
-"""Vectors of a block."""
+"""Vectors of a CTA."""
 
 _KERNEL = Template("""\
 .version $version
@@ -43,7 +43,7 @@ _KERNEL = Template("""\
   .reg .b32 %all, %rows, %vectors;
   .reg .b64 %job, %from, %to, %stride, %copied, %matrix, %bytes, %y, %z;
 $registers
-  // The copy that this block has a part in.
+  // The copy that this CTA has a part in.
   mov.b32 %block, %ctaid.x;
   mov.b64 %job, jobs;
 $choose
@@ -140,7 +140,7 @@ def _store(i: str) -> str:
 def emit_copies(overlaps: bool) -> str:
     """The PTX of the kernel; ``overlaps``: for sm_90 and later, where a kernel may begin before the one before it in
     the stream ends (programmatic dependent launch), else from sm_70 on. It takes :data:`JOBS` times :data:`JOB`, for
-    blocks of :data:`THREADS`, each of which copies :data:`BLOCK` vectors."""
+    CTAs of :data:`THREADS`, each of which copies :data:`BLOCK` vectors."""
 
     def each(template: Template) -> str:
         return "\n".join(template.substitute(i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))

@@ -1,4 +1,4 @@
-"""What kernels have besides whose blocks sum slices of K: a scheduler, parameters, constants, a second kernel."""
+"""What kernels have besides whose CTAs sum slices of K: a scheduler, parameters, constants, a second kernel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scheduler(config: GemmConfig) -> str:
 
 
 def parts(config: GemmConfig, entry: str) -> Parts | None:
-    """What the launcher of a kernel with this entry must know; None where one block or cluster sums all of K."""
+    """What the launcher of a kernel with this entry must know; None where one CTA or cluster sums all of K."""
     how, decomposition = decomposition_of(config), config.scheduler.decomposition
     if not how.has_workspace:
         return None

@@ -62,14 +62,14 @@ class Reduction:
     entry: str
     """``extern "C"`` symbol."""
     threads: int
-    """Threads of a block."""
+    """Threads of a CTA."""
     vectors: int
-    """Vectors of four neighbours along D's contiguous extent that a block computes."""
+    """Vectors of four neighbours along D's contiguous extent that a CTA computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """How a kernel whose blocks sum slices of K uses its workspace."""
+    """How a kernel whose CTAs sum slices of K uses its workspace."""
 
     decomposition: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
@@ -92,17 +92,17 @@ class LaunchSpec:
     entry: str
     """``extern "C"`` symbol."""
     threads: int
-    """Threads of a block."""
+    """Threads of a CTA."""
     cluster: tuple[int, int]
-    """Blocks of a cluster along M and N."""
+    """CTAs of a cluster along M and N."""
     cluster_k: int = 1
-    """Blocks of a cluster that share K of a tile."""
+    """CTAs of a cluster that share K of a tile."""
     shared_bytes: int
     """Dynamic shared memory."""
     tile: tuple[int, int]
     """Extents along M and N of the output tile that the scheduler hands out."""
     parts: Parts | None = None
-    """None where one block, or one cluster, sums all of K for a tile."""
+    """None where one CTA, or one cluster, sums all of K for a tile."""
     boxes: tuple[TmaBox, ...]
     """TMA descriptors. Those of A and B come first."""
     params_bytes: int
@@ -121,8 +121,8 @@ class LaunchSpec:
     (addresses in the workspace) and ``c_stride``."""
 
     @property
-    def cluster_blocks(self) -> int:
-        """Blocks of a cluster. The grid is one-dimensional: a multiple of them."""
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster. The grid is one-dimensional: a multiple of them."""
         return self.cluster[0] * self.cluster[1] * self.cluster_k
 
     @classmethod

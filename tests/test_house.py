@@ -34,6 +34,7 @@ JARGON: Mapping[str, str] = {
     r"\bparts of K\b": "slices of K, split-K",
     r"\bblocks? of (a|the) cluster\b|\bcluster blocks?\b": "CTAs of a cluster",
     r"\b(threads|registers|shared memory) (a|of a|of the) block\b": "CTA",
+    r"\b(cluster|reduction)_blocks\b|\b(threads|vectors) of a block\b|\bblocks (sum|share) (K|slices)\b": "CTAs",
     r"(?<!--)\bceilings?\b(?!-)|\bCeilings?\b": "peak rates (roofline)",
     r"\bgrown\b|\bGROWN_": "trained (decision tree)",
 }

@@ -107,7 +107,7 @@ def _at(descriptor: str) -> int:
 
 
 def _boxes(fields: Fields, operand: Literal["a", "b"]) -> Iterator[TmaBox]:
-    """Boxes of an input: one panel, this block's slice of its rows; and what these leave of the operand's rows."""
+    """Boxes of an input: one panel, this CTA's slice of its rows; and what these leave of the operand's rows."""
     mn: Literal["m", "n"] = "m" if operand == "a" else "n"
     k_major = fields[f"{operand}.major"] == "k"
     peers = integer(fields, "cluster.n" if operand == "a" else "cluster.m")

@@ -1,4 +1,4 @@
-"""Grids and workspaces of kernels whose blocks sum slices of K: what the host must know of their schedulers."""
+"""Grids and workspaces of kernels whose CTAs sum slices of K: what the host must know of their schedulers."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def partial_matrices(parts: Parts, problem: GemmProblem) -> PartialMatrices:
     return PartialMatrices(-(-contiguous // VECTOR) * VECTOR, strided, parts.splits * problem.batch)
 
 
-def reduction_blocks(spec: LaunchSpec, problem: GemmProblem) -> int:
-    """Blocks of the second kernel of a split kernel."""
+def reduction_ctas(spec: LaunchSpec, problem: GemmProblem) -> int:
+    """CTAs of the second kernel of a split kernel."""
     parts = _parts(spec)
     assert parts.reduction, f"{spec.entry} has no second kernel"
     vectors = partial_matrices(parts, problem).elements // parts.splits // VECTOR
@@ -104,5 +104,5 @@ def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> WorkspaceSize:
 
 
 def _parts(spec: LaunchSpec) -> Parts:
-    assert spec.parts, f"{spec.entry} sums all of K in one block"
+    assert spec.parts, f"{spec.entry} sums all of K in one CTA"
     return spec.parts

@@ -113,7 +113,7 @@ def rules(family: FamilyName) -> tuple[Rule, ...]:
             )
             for operand in "abcd"
         ),
-        Rule(f"{family}-cluster", ("cluster.m", "cluster.n"), _cluster, "gemmill: blocks share nothing", family),
+        Rule(f"{family}-cluster", ("cluster.m", "cluster.n"), _cluster, "gemmill: CTAs share nothing", family),
         Rule(
             f"{family}-plain",
             ("promote", "a.scale", "b.scale"),

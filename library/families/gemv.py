@@ -71,7 +71,7 @@ def warp_k(fields: Fields) -> int:
 
 
 def threads(fields: Fields) -> int:
-    """Threads of a block: its warps split tile N and tile K between them."""
+    """Threads of a CTA: its warps split tile N and tile K between them."""
     return 32 * (integer(fields, "tile.n") // warp_n(fields)) * (integer(fields, "tile.k") // max(1, warp_k(fields)))
 
 
@@ -122,7 +122,7 @@ def resident_warps(fields: Fields) -> int:
 
 
 def blocks_per_sm(fields: Fields) -> int:
-    """Blocks that an SM holds at a time."""
+    """CTAs that an SM holds at a time."""
     return max(1, resident_warps(fields) // max(1, threads(fields) // 32))
 
 
@@ -194,7 +194,7 @@ def _gathered(f: Fields) -> str | None:
     )
 
 
-@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a block is whole warps", "gemv")
+@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a CTA is whole warps", "gemv")
 def _warps(f: Fields) -> str | None:
     """A tile is shared by whole warps."""
     for name, extent in (("tile.n", warp_n(f)), ("tile.k", warp_k(f))):
@@ -216,7 +216,7 @@ def _threads(f: Fields) -> str | None:
         return None
     return (
         f"a {f['tile.n']}x{f['tile.k']} tile of B has {found} threads that load {warp_k(f)} x {warp_n(f)} elements a "
-        f"warp; with {registers(f)} registers each a block has 32 to {limit}"
+        f"warp; with {registers(f)} registers each a CTA has 32 to {limit}"
     )
 
 

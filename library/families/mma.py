@@ -37,12 +37,12 @@ TILE_K_BYTES = (32, 64, 128, 256)
 MMA_K_BYTES: Mapping[str, int] = MappingProxyType({"f64": 64})
 """Bytes of K of one MMA where they are not 32."""
 MIN_WARPS = 4
-"""Of a block, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
+"""Of a CTA, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
 SWIZZLE_BYTES = 32
 """The least swizzle span: a tile's contiguous extent is a multiple of it."""
 MIN_STAGES = 2
 MAX_AUTO_STAGES = 4
-"""Deepest pipeline that ``stages: auto`` asks for; more stages would leave room for fewer blocks on an SM."""
+"""Deepest pipeline that ``stages: auto`` asks for; more stages would leave room for fewer CTAs on an SM."""
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
 MAX_REGISTERS_BESIDE = 64
@@ -227,7 +227,7 @@ def _shared_memory(f: Fields) -> str | None:
     needed, capacity = shared_bytes(f), TARGETS[str(f["arch"])].shared_bytes
     if needed <= capacity:
         return None
-    return f"{f['stages']} stages take {needed:,} bytes of shared memory; a block has {capacity:,} on {f['arch']}"
+    return f"{f['stages']} stages take {needed:,} bytes of shared memory; a CTA has {capacity:,} on {f['arch']}"
 
 
 @rule(
@@ -267,7 +267,7 @@ def slice_threads(fields: Fields) -> int:
 
 
 def threads(fields: Fields) -> int:
-    """Threads of a block."""
+    """Threads of a CTA."""
     return 32 * prod(warps(fields))
 
 

@@ -22,7 +22,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Types of A and B, each converted to the accumulator's as it is loaded, by the accumulator's."""
 SIDE = 16
-"""Threads of a block along M and along N."""
+"""Threads of a CTA along M and along N."""
 TILE_MN = (32, 64, 128)
 TILE_K = (8, 16)
 STAGES = 2
@@ -94,7 +94,7 @@ def value_bytes(fields: Fields) -> int:
 
 
 def threads(fields: Fields) -> int:
-    """Threads of a block."""
+    """Threads of a CTA."""
     return SIDE * SIDE
 
 

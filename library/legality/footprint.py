@@ -1,4 +1,4 @@
-"""The kernel families, and what any kernel asks of a block."""
+"""The kernel families, and what any kernel asks of a CTA."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ WINDOWS = 50
 STEPS = 64
 """Stages of 128 bytes along K that a tile sums: 4,096 elements of 16 bits."""
 TILES = 500
-"""Tiles that a block computes in a window: 20 ms on an H200, of which copying the operands takes 10 us."""
+"""Tiles that a CTA computes in a window: 20 ms on an H200, of which copying the operands takes 10 us."""
 COPY_BYTES = 1 << 30
 """Size of the buffer that is copied: many times any L2."""
 COPIES = 36
@@ -144,7 +144,7 @@ class PeakRateLaunch:
 
     Args:
         dtype: one of :data:`~gemmill.emitters.peak_rate.MEASURED_DTYPES`.
-        tiles: tiles that a block computes, one after the other.
+        tiles: tiles that a CTA computes, one after the other.
         steps: stages that it multiplies for each, those in shared memory in turn.
         fill: fills an operand.
 
@@ -158,7 +158,7 @@ class PeakRateLaunch:
 
         config = peak_rate_config(dtype)
         kernel = load(0, Compiler().compile(emit_peak_rate(config), config))
-        blocks = kernel.max_clusters  # one on each SM, whose shared memory it fills
+        ctas = kernel.max_clusters  # one on each SM, whose shared memory it fills
         tile, spec = config.tile, kernel.spec
 
         def tensor(dtype: str, *shape: int) -> Any:
@@ -168,8 +168,8 @@ class PeakRateLaunch:
         """Stages of A: (stages, M, K)."""
         self.b = tensor(dtype, config.stages, tile.n, tile.k)
         """Stages of B: (stages, N, K)."""
-        self.sums = tensor(config.accumulator, blocks, spec.threads)
-        """What a launch leaves: for each thread of each block the sum of its part of the tile."""
+        self.sums = tensor(config.accumulator, ctas, spec.threads)
+        """What a launch leaves: for each thread of each CTA the sum of its part of the tile."""
         fill(self.a)
         fill(self.b)
         self._parameters = ParameterBlock(spec.params_bytes)
@@ -177,12 +177,12 @@ class PeakRateLaunch:
             self._parameters.write(spec.offsets[name], "Q", getattr(self, name).data_ptr())
         self._parameters.write(spec.offsets["steps"], "i", steps)
         self._tiles_at = spec.offsets["tiles"]
-        self._tile_flops = 2 * tile.m * tile.n * tile.k * steps * blocks
+        self._tile_flops = 2 * tile.m * tile.n * tile.k * steps * ctas
         self.repeat(tiles)
-        self._prepared = kernel.prepare(blocks, self._parameters.arguments)
+        self._prepared = kernel.prepare(ctas, self._parameters.arguments)
 
     def repeat(self, tiles: int) -> None:
-        """From the next launch on, compute so many tiles a block."""
+        """From the next launch on, compute so many tiles a CTA."""
         self._parameters.write(self._tiles_at, "i", tiles)
         self.flops = self._tile_flops * tiles
         """Operations of a launch."""

@@ -13,7 +13,7 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
 
     With ``sm_count``, no more CTAs than that: an SM may hold several, but CTAs spread before they share one.
     """
-    size = spec.cluster_blocks
+    size = spec.cluster_ctas
     if sm_count is not None:
         if sm_count < size:
             raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")

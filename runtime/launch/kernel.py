@@ -56,7 +56,7 @@ class Kernel:
             self.max_clusters = self._max_active_clusters()
         if self.max_clusters < 1:
             raise DeviceError(
-                f"{spec.entry}: no cluster of {spec.cluster_blocks} CTAs fits GPU {device}, "
+                f"{spec.entry}: no cluster of {spec.cluster_ctas} CTAs fits GPU {device}, "
                 f"{device_name(device)}; take a kernel with a smaller cluster"
             )
 
@@ -69,7 +69,7 @@ class Kernel:
                 self.function, self.spec.threads, self.spec.shared_bytes
             )
             return int(check(ctas, what)) * sm_count(self.device)
-        size = self.spec.cluster_blocks
+        size = self.spec.cluster_ctas
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1

@@ -38,7 +38,7 @@ class WorkspaceLaunch:
         self._kernel = kernel
         self._realign = RealignLaunch(kernel.device, realigned) if realigned else None
         self._following = tuple((x.address, realigned[x.place].offset + x.shift) for x in descriptors)
-        size = parts.need(spec, problem, ctas // spec.cluster_blocks) if spec.parts else WorkspaceSize(0, 0)
+        size = parts.need(spec, problem, ctas // spec.cluster_ctas) if spec.parts else WorkspaceSize(0, 0)
         self._realigned_at = align_up(size.buffer, BEGIN)
         """Where realigned operands begin."""
         ends = (self._realigned_at + operand.end for operand in realigned.values())
@@ -56,7 +56,7 @@ class WorkspaceLaunch:
             strides = matrices.contiguous, matrices.contiguous * matrices.strided
             self._descriptor = tma.describe(box, tma.ALIGNMENT, *extents, *strides)
             self._descriptor_address = parameters.address + box.offset
-            self._reduce = kernel.prepare_reduction(parts.reduction_blocks(spec, problem), parameters.arguments)
+            self._reduce = kernel.prepare_reduction(parts.reduction_ctas(spec, problem), parameters.arguments)
 
     def launch(self, stream: int, prepared: PreparedLaunch, addresses: Sequence[int]) -> None:
         """Launch on a stream with the workspace of that stream, on operands at some addresses."""

@@ -28,7 +28,7 @@ _LEVEL = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one thread and one block of a kernel use."""
+    """What one thread and one CTA of a kernel use."""
 
     registers: int
     """Registers of a thread at launch, before ``setmaxnreg`` moves them between warpgroups."""

@@ -1,4 +1,4 @@
-"""Kernels whose blocks sum slices of K: split, fused, stream-K, and in clusters."""
+"""Kernels whose CTAs sum slices of K: split, fused, stream-K, and in clusters."""
 
 from __future__ import annotations
 

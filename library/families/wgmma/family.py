@@ -35,7 +35,7 @@ def memory_of_a_cta(f: Fields) -> str | None:
         return None
     return (
         f"{f['stages']} x {sum(ring.stage_bytes(f)):,} bytes of stages and the epilogue take {needed:,} bytes of "
-        f"shared memory; a block has {capacity:,}"
+        f"shared memory; a CTA has {capacity:,}"
     )
 
 

@@ -119,8 +119,8 @@ def array(f: Fields) -> str | None:
 )
 def descriptor_start(f: Fields) -> str | None:
     """Arrays and groups along K have no clusters."""
-    batching, blocks = f["scheduler.batching"], integer(f, "cluster.m") * integer(f, "cluster.n")
-    if batching not in ("array", "kgrouped") or blocks == 1:
+    batching, ctas = f["scheduler.batching"], integer(f, "cluster.m") * integer(f, "cluster.n")
+    if batching not in ("array", "kgrouped") or ctas == 1:
         return None
     return (
         f"cluster is {f['cluster.m']}x{f['cluster.n']}; with {batching} batching it must be 1x1: slices may lie wholly "

@@ -49,15 +49,15 @@ STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
 what their scheduler holds, ptxas spills first."""
 STREAM_COSTS = {"odd": 48, "cluster": 32, "shallow": 32, "integer": 32}
 """What else they need registers for: an odd multiple of 8 columns, which are staged in many narrow subtiles; a cluster
-of more than two blocks; stages with rows of 64 bytes; sums of integers."""
+of more than two CTAs; stages with rows of 64 bytes; sums of integers."""
 FUSED_LIMIT = {"plain": 160, "C": 128, "narrow": 96}
 """The same of fused kernels: without C; with it; where D has 8 bits and is m-major, or tile N is no multiple of 32, of
 64 where sums are integers, so that it is staged in narrow subtiles."""
 FUSED_CLUSTER_LIMIT = {True: 128, False: 80}
-"""The same of cooperative fused kernels whose blocks share loads in clusters: where two consumers store elements of at
+"""The same of cooperative fused kernels whose CTAs share loads in clusters: where two consumers store elements of at
 most 2 bytes, or else."""
 CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
-"""The same of kernels whose blocks share K in clusters: sums and shares of them are held side by side for a while."""
+"""The same of kernels whose CTAs share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
 """The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
 epilogue, and leave room for it."""
@@ -67,8 +67,8 @@ PROMOTED_SHARED_LIMIT = {
     "split": {2: 168, 3: 128},
     "stream": {2: 136, 3: 112},
 }
-"""The same of those whose blocks share K, by how: they exchange sums, or store them as they are. Block-scaled
-stream-K kernels with a tile M of 128, clusters of at most two blocks, K-major operands and a D of 16 bits, n-major,
+"""The same of those whose CTAs share K, by how: they exchange sums, or store them as they are. Block-scaled
+stream-K kernels with a tile M of 128, clusters of at most two CTAs, K-major operands and a D of 16 bits, n-major,
 have room for as many as others."""
 SHALLOW_LIMIT = 176
 """The same where a cooperative kernel's stages have rows of 64 bytes, and there may be more than five of them."""
@@ -174,13 +174,13 @@ def accumulator_limit(fields: Fields) -> int:
         ragged = integer(fields, "tile.n") % (64 if fields["accumulator"] == "s32" else 32)
         cramped = ragged or (narrow and fields["d.major"] == "m")
         limits.append(FUSED_LIMIT["narrow" if cramped else "plain" if fields["c.dtype"] == "none" else "C"])
-        if fields["schedule"] == "cooperative" and _cluster_blocks(fields) > 1:
+        if fields["schedule"] == "cooperative" and _cluster_ctas(fields) > 1:
             roomy = consumers == 2 and element_bytes(fields, "d") <= 2
             limits.append(FUSED_CLUSTER_LIMIT[roomy])
     shallow = integer(fields, "tile.k") * element_bytes(fields, "a") <= TILE_K_BYTES[0]
     if decomposition == "stream":
         odd, integers = integer(fields, "tile.n") % 16 > 0, fields["accumulator"] == "s32"
-        costly = {"odd": odd, "cluster": _cluster_blocks(fields) > 2, "shallow": shallow, "integer": integers}
+        costly = {"odd": odd, "cluster": _cluster_ctas(fields) > 2, "shallow": shallow, "integer": integers}
         limits[-1] -= sum(STREAM_COSTS[name] for name in costly if costly[name])
     if fields["schedule"] == "cooperative" and shallow:
         limits.append(SHALLOW_LIMIT)
@@ -194,7 +194,7 @@ def _has_room_for_shares(f: Fields) -> bool:
         f["scheduler.decomposition"] == "stream"
         and warpgroups.has_block_scales(f)
         and f["tile.m"] == 128
-        and _cluster_blocks(f) <= 2
+        and _cluster_ctas(f) <= 2
         and f["a.major"] == f["b.major"] == "k"
         and element_bytes(f, "d") == 2
     )
@@ -206,7 +206,7 @@ def _transposes_for_slots(f: Fields) -> bool:
     return wide and f["scheduler.batching"] == "masked" and warpgroups.transposes(f, "b")
 
 
-def _cluster_blocks(f: Fields) -> int:
+def _cluster_ctas(f: Fields) -> int:
     return integer(f, "cluster.m") * integer(f, "cluster.n")
 
 
@@ -252,7 +252,7 @@ def _fragment_registers(f: Fields, accumulators: int) -> str | None:
         limit -= 8
     if integer(f, "tile.n") % 16:
         limit -= 8
-    if f["scheduler.decomposition"] == "split" and f["d.major"] == "m" and _cluster_blocks(f) > 1:
+    if f["scheduler.decomposition"] == "split" and f["d.major"] == "m" and _cluster_ctas(f) > 1:
         limit -= 8
     if element_bytes(f, "d") == 1:
         limit -= 16

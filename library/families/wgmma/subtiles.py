@@ -28,7 +28,7 @@ AUTO_D_BUFFERS = 2
 
 
 def columns_d(fields: Fields) -> int:
-    """Columns of D that a block stores of a tile: a gated epilogue makes one of two."""
+    """Columns of D that a CTA stores of a tile: a gated epilogue makes one of two."""
     return integer(fields, "tile.n") // (2 if is_gated(str(fields["epilogue"])) else 1) // cluster_parts(fields)
 
 
@@ -89,14 +89,14 @@ def dividing_n(fields: Fields) -> int:
 
 @cache
 def _dividing_n(columns: int, most: int, *staged: Format) -> int:
-    """The most columns of a subtile that divide those of D that a block stores, and suit all that is staged."""
+    """The most columns of a subtile that divide those of D that a CTA stores, and suit all that is staged."""
     widths = range(min(columns, most) // 8 * 8, 8, -8)
     return next((n for n in widths if columns % n == 0 and all(_suits(n, *each) for each in staged)), 8)
 
 
 @cache
 def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
-    """Columns of which a block's D has far fewer subtiles than of n, the fewest first. n-major, they divide D's or are
+    """Columns of which a CTA's D has far fewer subtiles than of n, the fewest first. n-major, they divide D's or are
     whole swizzle spans, as TMA takes two lines for other rows, and the last one begins at a multiple of 16 bytes."""
     dtype, major = staged
     found = []

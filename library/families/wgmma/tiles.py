@@ -29,8 +29,8 @@ TILE_K_BYTES = tuple(range(64, 513, 32))
 SHARE_COLUMNS = 8
 """Columns of D that one fragment of a warp has: what a CTA of a cluster stores is made of whole ones."""
 CLUSTER = (1, 2, 4)
-"""Blocks of a cluster along M and along N."""
-CLUSTER_BLOCKS = 8
+"""CTAs of a cluster along M and along N."""
+CLUSTER_CTAS = 8
 """Most CTAs of a cluster."""
 TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
@@ -151,7 +151,7 @@ def cluster(f: Fields) -> str | None:
     m, n = integer(f, "cluster.m"), integer(f, "cluster.n")
     if m not in CLUSTER or n not in CLUSTER:
         return f"cluster is {m}x{n}; it must be {one_of(CLUSTER)} along M and along N"
-    return None if m * n <= CLUSTER_BLOCKS else f"cluster is {m}x{n}; it must have at most {CLUSTER_BLOCKS} blocks"
+    return None if m * n <= CLUSTER_CTAS else f"cluster is {m}x{n}; it must have at most {CLUSTER_CTAS} CTAs"
 
 
 @rule(
@@ -165,18 +165,18 @@ def cluster_parts(f: Fields) -> str | None:
     if f["scheduler.decomposition"] != "cluster":
         return None
     if (f["cluster.m"], f["cluster.n"]) != (1, 1):
-        return f"cluster is {f['cluster.m']}x{f['cluster.n']}; where its blocks share K of a tile it must be 1x1"
+        return f"cluster is {f['cluster.m']}x{f['cluster.n']}; where its CTAs share K of a tile it must be 1x1"
     columns = integer(f, "scheduler.splits") * SHARE_COLUMNS * (2 if is_gated(str(f["epilogue"])) else 1)
     if integer(f, "tile.n") % columns:
         return (
-            f"tile N is {f['tile.n']}; {f['scheduler.splits']} blocks store a share of its columns of D each, which "
+            f"tile N is {f['tile.n']}; {f['scheduler.splits']} CTAs store a share of its columns of D each, which "
             f"must be a multiple of {SHARE_COLUMNS}: take a multiple of {columns}"
         )
     return None
 
 
 def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
-    """Operand, the tile extent along which its stage has rows, that extent, and the blocks that share the rows."""
+    """Operand, the tile extent along which its stage has rows, that extent, and the CTAs that share the rows."""
     for operand, extent, cluster in (("a", "tile.m", "cluster.n"), ("b", "tile.n", "cluster.m")):
         rows = "tile.k" if f[f"{operand}.major"] == "mn" else extent
         yield operand, rows, integer(f, rows), integer(f, cluster)
@@ -191,12 +191,12 @@ def _slices(f: Fields) -> Iterator[tuple[str, str, int, int]]:
 )
 def multicast_slice(f: Fields) -> str | None:
     """The slices of an operand that the CTAs of a cluster load for each other begin where TMA can write."""
-    for operand, extent, rows, blocks in _slices(f):
+    for operand, extent, rows, ctas in _slices(f):
         least = TMA_TARGET // ring.operand_swizzle(f, operand)  # rows
-        if blocks > 1 and rows % (blocks * least):
+        if ctas > 1 and rows % (ctas * least):
             return (
-                f"{operand.upper()} is multicast to {blocks} blocks that load a slice of its rows along {extent} each; "
-                f"{extent} is {rows}, not a multiple of {blocks} x {least}"
+                f"{operand.upper()} is multicast to {ctas} CTAs that load a slice of its rows along {extent} each; "
+                f"{extent} is {rows}, not a multiple of {ctas} x {least}"
             )
     return None
 
@@ -209,9 +209,9 @@ def multicast_slice(f: Fields) -> str | None:
 )
 def tma_box(f: Fields) -> str | None:
     """A TMA box of A or B has at most 256 rows."""
-    for operand, extent, rows, blocks in _slices(f):
-        if rows // blocks > TMA_BOX:
-            return f"{operand.upper()}'s TMA box has {rows // blocks} rows along {extent}; a box has at most {TMA_BOX}"
+    for operand, extent, rows, ctas in _slices(f):
+        if rows // ctas > TMA_BOX:
+            return f"{operand.upper()}'s TMA box has {rows // ctas} rows along {extent}; a box has at most {TMA_BOX}"
     return None
 
 

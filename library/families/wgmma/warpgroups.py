@@ -92,7 +92,7 @@ def warpgroup_m(fields: Fields) -> int:
 
 
 def threads(fields: Fields) -> int:
-    """Threads of a block: the producer warpgroup and the consumers."""
+    """Threads of a CTA: the producer warpgroup and the consumers."""
     return WARPGROUP * (1 + consumer_warpgroups(fields))
 
 
@@ -120,7 +120,7 @@ def atom_parts(fields: Fields) -> int:
 
 
 def cluster_parts(fields: Fields) -> int:
-    """Blocks of a cluster that share K of a tile, and store a share of its columns each."""
+    """CTAs of a cluster that share K of a tile, and store a share of its columns each."""
     return integer(fields, "scheduler.splits") if fields["scheduler.decomposition"] == "cluster" else 1
 
 

@@ -17,7 +17,7 @@ from gemmill.library.decompositions.parts import (
     clusters,
     need,
     partial_matrices,
-    reduction_blocks,
+    reduction_ctas,
 )
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
@@ -48,7 +48,7 @@ def test_partial_matrices_hold_every_part_in_whole_vectors(
     assert 0 <= matrices.contiguous - contiguous < 4
     assert matrices.contiguous * 4 % 16 == 0
     assert need(split, problem, 1) == WorkspaceSize(matrices.elements * 4, 0)
-    computed = reduction_blocks(split, problem) * split.parts.reduction.vectors * 4
+    computed = reduction_ctas(split, problem) * split.parts.reduction.vectors * 4
     assert 0 <= computed - matrices.contiguous * strided * batch < split.parts.reduction.vectors * 4
 
 
@@ -76,7 +76,7 @@ def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> Non
     launch = launch_spec(parse_name(NAME.format("k4cluster").replace("2x1", "1x1").replace("128x128x64", "128x256x32")))
     assert launch.parts is None
     assert "partials" not in launch.offsets
-    assert (launch.tile, launch.cluster, launch.cluster_blocks) == ((128, 256), (1, 1), 4)
+    assert (launch.tile, launch.cluster, launch.cluster_ctas) == ((128, 256), (1, 1), 4)
     assert grid_ctas(launch, PROBLEM, 30) == 4 * 4 * 2
     assert grid_ctas(launch, PROBLEM, 5) == 4 * 5
     assert grid_ctas(launch, PROBLEM, 30, sm_count=11) == 4 * 2
@@ -90,7 +90,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(UnsupportedProblemError, match="stream-K counts its steps"):
         grid_ctas(spec("k1stream"), replace(PROBLEM, k=(1 << 31) - 4096), 66)
     with pytest.raises(UnsupportedProblemError, match="the reduction counts up to"):
-        reduction_blocks(spec("k2split"), replace(PROBLEM, m=1 << 17, n=1 << 17))
+        reduction_ctas(spec("k2split"), replace(PROBLEM, m=1 << 17, n=1 << 17))
 
 
 def test_a_split_kernel_stores_partial_sums_and_reduces_in_a_second_kernel() -> None:

@@ -212,13 +212,13 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 2, "tile.n": 128},
             "cluster-parts",
-            "cluster is 2x1; where its blocks share K of a tile it must be 1x1",
+            "cluster is 2x1; where its CTAs share K of a tile it must be 1x1",
             {"cluster.m": 1},
         ),
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 4, "cluster.m": 1, "tile.n": 112},
             "cluster-parts",
-            "tile N is 112; 4 blocks store a share of its columns of D each",
+            "tile N is 112; 4 CTAs store a share of its columns of D each",
             {"tile.n": 128},
         ),
         ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),

@@ -11,7 +11,7 @@ import yaml
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.wgmma.tiles import CLUSTER, CLUSTER_BLOCKS, TILE_K_BYTES, TILE_M, TILE_N
+from gemmill.library.families.wgmma.tiles import CLUSTER, CLUSTER_CTAS, TILE_K_BYTES, TILE_M, TILE_N
 from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.manifest.schema import json_schema, schema_text
 
@@ -102,7 +102,7 @@ def test_the_sets_reach_every_member_of_the_family() -> None:
     assert {min(TILE_K_BYTES) // 2, 64, max(TILE_K_BYTES) // 2} <= seen["tile.k"]
     assert seen["scheduler.raster"] == {"m", "n"}
     clusters = {(c.cluster.m, c.cluster.n) for c in load_manifest("bf16").expand()}
-    assert clusters == {(m, n) for m in CLUSTER for n in CLUSTER if m * n <= CLUSTER_BLOCKS}
+    assert clusters == {(m, n) for m in CLUSTER for n in CLUSTER if m * n <= CLUSTER_CTAS}
 
 
 def test_the_json_schema_is_current() -> None:

@@ -21,10 +21,10 @@ enum class Reach {
   Inside,
 };
 
-/// Loads this block's share of one stage of A or B, and multicasts it to the `Peers` blocks that need the same tile.
+/// Loads this CTA's share of one stage of A or B, and multicasts it to the `Peers` CTAs that need the same tile.
 ///
-/// Each peer loads 1/Peers of the rows of every panel; `slice` is this block's index among them, `mask` their ranks in
-/// the cluster. The full barrier of each receiving block counts the bytes.
+/// Each peer loads 1/Peers of the rows of every panel; `slice` is this CTA's index among them, `mask` their ranks in
+/// the cluster. The full barrier of each receiving CTA counts the bytes.
 ///
 /// What happens beyond the operand's `extent` along MN is `Reach`'s to say. Peers release stages to each other, and none
 /// may be a lap ahead, which waiting for a load of each of the others ensures: a slice beyond the operand is loaded from

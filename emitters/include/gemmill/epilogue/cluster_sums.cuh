@@ -11,9 +11,9 @@ namespace gemmill {
 /// The mbarriers of a warpgroup that takes part.
 template <int Parts>
 struct ClusterSumsBarriers {
-  /// The bytes that all other blocks send.
+  /// The bytes that all other CTAs send.
   uint64_t full;
-  /// One arrival for each warp of the same warpgroup of every other block, which has read what this one sent.
+  /// One arrival for each warp of the same warpgroup of every other CTA, which has read what this one sent.
   uint64_t empty;
 
   __device__ void init() {
@@ -22,9 +22,9 @@ struct ClusterSumsBarriers {
   }
 };
 
-/// One consumer warpgroup's end of the exchange. Block r of the cluster has sums of the whole tile over part r of K, and
+/// One consumer warpgroup's end of the exchange. CTA r of the cluster has sums of the whole tile over part r of K, and
 /// leaves with those of share r of its columns over all of K, added up in the order of the parts. The same warpgroups of
-/// the blocks exchange with each other and with no one else; their threads hold the same elements.
+/// the CTAs exchange with each other and with no one else; their threads hold the same elements.
 ///
 /// A share lies in the owner's buffer as its threads hold it: [source][vector of four registers][thread], the owner
 /// itself left out of the sources, so that every access is contiguous.
@@ -50,7 +50,7 @@ struct ClusterSums {
     Register values[kBlocks][kShare];
   };
 
-  /// Shared memory addresses of this warpgroup's buffer and barriers, which lie alike in all blocks.
+  /// Shared memory addresses of this warpgroup's buffer and barriers, which lie alike in all CTAs.
   uint32_t buffer, full, empty;
   /// Parity of the exchange to come.
   uint32_t phase = 0;
@@ -60,7 +60,7 @@ struct ClusterSums {
         full(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].full)),
         empty(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].empty)) {}
 
-  /// Adds up this block's share. `more`: whether another tile follows. Every warp of every block calls it alike.
+  /// Adds up this CTA's share. `more`: whether another tile follows. Every warp of every CTA calls it alike.
   __device__ Share add_up(Accumulators const& accumulators, bool more) {
     // Read anew each time: as an invariant the compiler would make a loop over tiles, with its MMAs, for each rank.
     int const part = int(cute::block_rank_in_cluster());
@@ -70,14 +70,14 @@ struct ClusterSums {
     send(accumulators, part);
     wait(full, phase);
     Share const share = sum(accumulators, part);
-    // The last one is not awaited: no arrival is then under way when a block ends.
+    // The last one is not awaited: no arrival is then under way when a CTA ends.
     if (more) release(part);
     phase ^= 1;
     return share;
   }
 
  private:
-  /// Sends to all by turns: blocks that sent to one after the other would all wait for the same one.
+  /// Sends to all by turns: CTAs that sent to one after the other would all wait for the same one.
   __device__ void send(Accumulators const& accumulators, int part) const {
     uint32_t targets[Parts], barriers[Parts];
 #pragma unroll
@@ -96,7 +96,7 @@ struct ClusterSums {
     }
   }
 
-  /// Parts in their order, this block's own among them.
+  /// Parts in their order, this CTA's own among them.
   __device__ Share sum(Accumulators const& accumulators, int part) const {
     Share share;
     // A branch for each share: no accumulator is then selected from several.
@@ -139,7 +139,7 @@ struct ClusterSums {
     return (from - (from > to)) * kPartBytes + threadIdx.x % 128 * 16;
   }
 
-  /// The same address in another block.
+  /// The same address in another CTA.
   __device__ static uint32_t peer(uint32_t address, int rank) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -183,7 +183,7 @@ struct ClusterSums {
   }
 };
 
-/// One block sums all of K.
+/// One CTA sums all of K.
 template <class Accumulators>
 struct ClusterSums<Accumulators, 1> {
   enum : int { kBytes = 0 };

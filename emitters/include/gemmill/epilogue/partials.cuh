@@ -1,4 +1,4 @@
-/// Partial sums on their way, through a workspace, from the block that computed them to the one that stores the tile.
+/// Partial sums on their way, through a workspace, from the CTA that computed them to the one that stores the tile.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -8,7 +8,7 @@
 namespace gemmill {
 
 /// One consumer warpgroup's end of the exchange. A slot holds the accumulators of a cluster tile as the threads have
-/// them, so that every access is contiguous; each warpgroup waits for the same warpgroup of the same block of another
+/// them, so that every access is contiguous; each warpgroup waits for the same warpgroup of the same CTA of another
 /// cluster, and for nothing else.
 ///
 /// Ordering (PTX ISA, "Memory Consistency Model"): the giver's stores, a barrier, a release of the flag; an acquire of
@@ -28,7 +28,7 @@ struct PartialTiles {
   /// The named barrier of this warpgroup.
   int barrier;
 
-  /// Does this part's share of adding up a tile (SharedWork); false where another block stores it.
+  /// Does this part's share of adding up a tile (SharedWork); false where another CTA stores it.
   __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int slot_stride) const {
     constexpr int kBranches = SharedWork::kBranches;
     for (int step = 1; work.part % (kBranches * step) == 0 && work.part + step < work.parts; step *= kBranches)

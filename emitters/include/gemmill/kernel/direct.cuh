@@ -18,7 +18,7 @@ struct DirectGemm {
   using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
   using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
 
-  /// Calls `compute(work)` for every tile of this block.
+  /// Calls `compute(work)` for every tile of this CTA.
   template <class Compute>
   __device__ static void for_each_tile(DirectParams const& params, Compute const& compute) {
     Scheduler scheduler(params, 0);

@@ -3,7 +3,7 @@
 ///
 /// The columns of D are the rows of the MMA (16 x 8 x 32 bytes), and the rows of A its columns, so one MMA takes in 16
 /// columns of B. The order of K within an MMA is free as long as both operands agree on it, so a thread's part of an MMA is what it
-/// can load in whole vectors: nothing of A or B passes through shared memory. The warps of a block split N and K
+/// can load in whole vectors: nothing of A or B passes through shared memory. The warps of a CTA split N and K
 /// between them; what those along K have summed is added up in their order, so results do not change from run to run.
 #pragma once
 
@@ -51,7 +51,7 @@ struct Gemv {
   static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
   static constexpr int kSharedBytes = kThreads * kSums * int(sizeof(Sum));
   static_assert(kWarpsN * kWarpN == kTileN && kWarpsK * kWarpK == kTileK, "whole warps");
-  /// Blocks on an SM at a time, which bounds the registers of a thread.
+  /// CTAs on an SM at a time, which bounds the registers of a thread.
   static constexpr int kBlocks = Config::kBlocks;
 
   __device__ static void run(DirectParams const& params) {

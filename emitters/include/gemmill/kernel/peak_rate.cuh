@@ -1,6 +1,6 @@
 /// The mainloop of the sm_90a GEMM with everything taken away but its WGMMAs: as fast as a GEMM could be.
 ///
-/// A block copies its stages of A and B to shared memory once; its warpgroups then multiply them over and over, as a
+/// A CTA copies its stages of A and B to shared memory once; its warpgroups then multiply them over and over, as a
 /// GEMM whose loads cost nothing would. How much power that draws, and so at which clock it runs, depends on the data.
 #pragma once
 
@@ -20,7 +20,7 @@ struct PeakRateParams {
   char const *a, *b;
   /// For each thread the sum of its accumulators, those of the last tile: what the MMAs are for.
   void* sums;
-  /// Tiles that a block computes, and stages that it multiplies for each.
+  /// Tiles that a CTA computes, and stages that it multiplies for each.
   int tiles, steps;
 };
 

@@ -26,7 +26,7 @@ struct Reduction {
   static constexpr int kParts = Config::kSplits;
   static constexpr int kGroups = kParts <= 8 ? 1 : kParts <= 16 ? 2 : kParts <= 32 ? 4 : 8;
   static constexpr int kGroupParts = ceil_div(kParts, kGroups);
-  /// Vectors that a block computes.
+  /// Vectors that a CTA computes.
   static constexpr int kVectors = kThreads / kGroups;
   static constexpr bool kRows = Config::kMajorD == MajorOut::N;
 

@@ -1,6 +1,6 @@
 /// The SIMT GEMM: fused multiply-adds in float, double or int32_t on operands of any type, strides and alignment.
 ///
-/// A block of 16 x 16 threads computes a tile, each thread a part of (M / 16) x (N / 16). Two stages of A and B lie in
+/// A CTA of 16 x 16 threads computes a tile, each thread a part of (M / 16) x (N / 16). Two stages of A and B lie in
 /// shared memory as values of the accumulator's type, K by K; the next stage waits in registers meanwhile.
 #pragma once
 
@@ -55,7 +55,7 @@ struct SimtGemm {
   static constexpr int kRows = kTileM / kSide, kColumns = kTileN / kSide;
   static constexpr int kGroupM = min_of(kRows, 16 / int(sizeof(Accumulator)));
   static constexpr int kGroupN = min_of(kColumns, 16 / int(sizeof(Accumulator)));
-  /// Blocks on an SM at a time, which bounds the registers of a thread: 128 hold 192 bytes of sums and of what is loaded
+  /// CTAs on an SM at a time, which bounds the registers of a thread: 128 hold 192 bytes of sums and of what is loaded
   /// for a stage, 128 beside an expression; 8 x 8 sums of 32 bits just fit with operands of 32 bits, the plain epilogue
   /// and no C.
   static constexpr int kSumBytes = kRows * kColumns * int(sizeof(Accumulator));

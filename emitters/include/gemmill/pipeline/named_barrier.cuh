@@ -1,4 +1,4 @@
-/// The sixteen named barriers of a block (PTX ISA, "barrier"). 0 is `__syncthreads`.
+/// The sixteen named barriers of a CTA (PTX ISA, "barrier"). 0 is `__syncthreads`.
 #pragma once
 
 namespace gemmill::named_barrier {

@@ -30,14 +30,14 @@ struct RingPosition {
 
 /// A full and an empty mbarrier for each stage.
 ///
-/// full: an arrival by this block's producer, `MoreArrivals` by others who fill the stage, and the bytes of A and B from
-/// every block that multicasts here.
-/// empty: one arrival for each consumer warp of every block that this block's producer writes to.
+/// full: an arrival by this CTA's producer, `MoreArrivals` by others who fill the stage, and the bytes of A and B from
+/// every CTA that multicasts here.
+/// empty: one arrival for each consumer warp of every CTA that this CTA's producer writes to.
 template <int Stages, int ClusterM, int ClusterN, int ConsumerWarps, int MoreArrivals = 0>
 struct Pipeline {
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
-  /// Blocks in this block's row and column of the cluster, itself counted once.
+  /// CTAs in this CTA's row and column of the cluster, itself counted once.
   static constexpr int kPeers = ClusterM + ClusterN - 1;
 
   uint64_t full[Stages];
@@ -63,7 +63,7 @@ struct Pipeline {
   /// Consumer: waits until the stage is filled.
   __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }
 
-  /// The block that a lane tells. Lanes below ClusterM take this block's column of the cluster, the next ones the rest of
+  /// The CTA that a lane tells. Lanes below ClusterM take this CTA's column of the cluster, the next ones the rest of
   /// its row.
   __device__ static int peer(int lane, int rank) {
     int const m = rank % ClusterM;
@@ -78,7 +78,7 @@ struct Pipeline {
 /// small.
 template <class Pipeline>
 struct StageRelease {
-  /// The first empty barrier of the block that this lane tells, if it tells one.
+  /// The first empty barrier of the CTA that this lane tells, if it tells one.
   uint32_t empty;
   /// Whether it does.
   int tells;

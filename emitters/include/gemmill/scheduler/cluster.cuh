@@ -1,4 +1,4 @@
-/// Blocks of a cluster that share K of an output tile.
+/// CTAs of a cluster that share K of an output tile.
 #pragma once
 
 #include <gemmill/scheduler/persistent.cuh>
@@ -6,12 +6,12 @@
 
 namespace gemmill {
 
-/// Work of a block that multiplies one part of K of its cluster's tile, and stores that share of the columns.
+/// Work of a CTA that multiplies one part of K of its cluster's tile, and stores that share of the columns.
 struct ClusterWork : Work {
   int part;
 };
 
-/// Like the persistent scheduler, with a cluster of `Splits` blocks in place of each block: the block of rank r multiplies
+/// Like the persistent scheduler, with a cluster of `Splits` CTAs in place of each CTA: the CTA of rank r multiplies
 /// part r of K. The first parts have a K tile more where their number does not divide K; parts beyond the K tiles are
 /// empty.
 template <class Order, int TileK, int Splits>
@@ -21,7 +21,7 @@ struct ClusterScheduler : PersistentScheduler<Order, TileK> {
 
   int part;
 
-  /// No block shares loads with another, so that each has rank 0 as far as tiles go.
+  /// No CTA shares loads with another, so that each has rank 0 as far as tiles go.
   __device__ ClusterScheduler(typename Base::Params const& params, int rank) : Base(params, 0), part(rank) {}
 
   __device__ static int first() { return blockIdx.x / Splits; }
@@ -37,7 +37,7 @@ struct ClusterScheduler : PersistentScheduler<Order, TileK> {
   }
 };
 
-/// Blocks of a cluster that share K of a tile. (An enumerator: a static member is data of every cubin, even of kernels
+/// CTAs of a cluster that share K of a tile. (An enumerator: a static member is data of every cubin, even of kernels
 /// that have no use for it.)
 template <class Scheduler>
 struct ClusterParts {

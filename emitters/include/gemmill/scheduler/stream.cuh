@@ -1,4 +1,4 @@
-/// Stream-K (Osama et al., "Stream-K", PPoPP 2023), with blocks abreast: every cluster multiplies about as many K tiles.
+/// Stream-K (Osama et al., "Stream-K", PPoPP 2023), with CTAs abreast: every cluster multiplies about as many K tiles.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>

@@ -1,6 +1,6 @@
 /// What a scheduler hands out, and the order of output tiles that all schedulers share.
 ///
-/// A scheduler is made from the parameters (its `Params`: GemmParams or a struct derived from it) and a block's rank in
+/// A scheduler is made from the parameters (its `Params`: GemmParams or a struct derived from it) and a CTA's rank in
 /// its cluster. A config names it as a template over order and tile K. Producer and consumers each walk
 ///
 ///     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride())
@@ -14,7 +14,7 @@
 
 namespace gemmill {
 
-/// A unit of work of one block: an output tile, and the part of K that is multiplied for it.
+/// A unit of work of one CTA: an output tile, and the part of K that is multiplied for it.
 struct Work {
   /// Origin of the tile, in elements.
   int m, n;
@@ -42,7 +42,7 @@ struct SharedWork : Work {
 enum class Matrices { Strided, Cut, Array };
 
 /// Quotients by one divisor of values that mostly have the quotient of the one before, or the next; unless it `Remembers`
-/// that one, 0 or 1. A division takes some 200 cycles, and three lay between a block's start and its first load, and
+/// that one, 0 or 1. A division takes some 200 cycles, and three lay between a CTA's start and its first load, and
 /// between two of its tiles.
 template <bool Remembers>
 struct Quotient {
@@ -84,7 +84,7 @@ struct TileOrder {
 
   __device__ int count() const { return clusters_m * clusters_n; }
 
-  /// Origin in elements of the tile of block `rank` of the cluster tile `index`.
+  /// Origin in elements of the tile of CTA `rank` of the cluster tile `index`.
   __device__ Origin origin(int index, int rank) {
     int const along_extent = RasterAlong == Raster::M ? clusters_m : clusters_n;
     int const across_extent = RasterAlong == Raster::M ? clusters_n : clusters_m;

@@ -87,7 +87,7 @@ struct WgmmaTraits {
       cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
       typename Config::Epilogue>;
   using Unit = decltype(cute::declval<Scheduler&>().work(0));
-  /// Whether slices of K of one tile are summed by several blocks, one of which stores it.
+  /// Whether slices of K of one tile are summed by several CTAs, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterParts>;
