@@ -20,7 +20,7 @@ JARGON: Mapping[str, str] = {
     r"\bNeed\b": "WorkspaceSize",
     r"\bExchange\b": "Workspace",
     r"\bCrew\b|\bcrews?\b": "worker pool",
-    r"\bhir(e|ed|es|ing)\b": "start",
+    r"\b_?hir(e|ed|es|ing)\b": "start",
     r"\b_?AtOnce\b": "quick selection",
     r"\bPassed\b|\bread_passed\b": "EpilogueArguments",
     r"\bBound\b": "BoundArguments",

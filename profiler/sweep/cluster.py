@@ -128,7 +128,7 @@ class Cluster:
                 their GPUs are of several models.
         """
         self._connect()
-        self._hire = partial(_hire, self._sweep, partial(self._process, options))
+        self._start_once = partial(_start_once, self._sweep, partial(self._process, options))
         workers = self._workers()
         if not workers or max(workers.values()) > 1:
             address = self._client.scheduler.address
@@ -137,8 +137,8 @@ class Cluster:
                 f"workers of the dask scheduler at {address} need a GPU each, and {has}; start one for each GPU: "
                 f"CUDA_VISIBLE_DEVICES=0 dask worker {address} --nthreads 1 --resources {RESOURCE}=1"
             )
-        futures = {worker: self._submit(_start, self._hire, workers=[worker]) for worker in workers}
-        self._stack.callback(self._dismiss)
+        futures = {worker: self._submit(_machine, self._start_once, workers=[worker]) for worker in workers}
+        self._stack.callback(self._stop)
         machines: dict[str, Machine] = {}
         for worker, future in futures.items():
             try:
@@ -170,7 +170,7 @@ class Cluster:
 
         def hand_out(unit: Unit) -> None:
             known = {name: faulty[name] for name in unit.candidates if name in faulty}
-            futures[self._submit(_measure, self._hire, unit, known)] = unit
+            futures[self._submit(_measure, self._start_once, unit, known)] = unit
 
         while True:
             while len(futures) < self.gpus and (unit := next(units, None)) is not None:
@@ -238,11 +238,11 @@ class Cluster:
     def _gone(self, error: BaseException) -> DeviceError:
         return DeviceError(f"the dask scheduler has gone ({type(error).__name__}); start it, and the sweep again")
 
-    def _dismiss(self) -> None:
+    def _stop(self) -> None:
         """Have the processes that measure ended, each after the unit that it may be at."""
         with suppress(DeviceError):  # there is no scheduler any more
             self._dask.fire_and_forget(
-                [self._submit(_dismiss, self._sweep, workers=[worker]) for worker in self._workers()]
+                [self._submit(_stop, self._sweep, workers=[worker]) for worker in self._workers()]
             )
 
     def __enter__(self) -> Self:
@@ -259,33 +259,33 @@ _started: dict[str, WorkerProcess] = {}
 """The process that measures here, by its sweep."""
 
 
-def _hire(sweep: str, process: Callable[[], WorkerProcess]) -> WorkerProcess:
+def _start_once(sweep: str, process: Callable[[], WorkerProcess]) -> WorkerProcess:
     """The process that measures for a sweep; that of a sweep before, which may have been killed, ends."""
     if sweep not in _started:
         for other in list(_started):
-            _dismiss(other)
+            _stop(other)
         worker = process()
         worker.start()
         _started[sweep] = worker
     return _started[sweep]
 
 
-def _dismiss(sweep: str) -> None:
+def _stop(sweep: str) -> None:
     if sweep in _started:
         _started.pop(sweep).stop()
 
 
-def _start(start: Callable[[], WorkerProcess]) -> Machine:
+def _machine(start_once: Callable[[], WorkerProcess]) -> Machine:
     with _named():
-        return start().machine
+        return start_once().machine
 
 
 def _measure(
-    start: Callable[[], WorkerProcess], unit: Unit, faulty: dict[str, str]
+    start_once: Callable[[], WorkerProcess], unit: Unit, faulty: dict[str, str]
 ) -> tuple[str, Machine, Report, dict[str, str]]:
     """This worker, its GPU, the report of a unit, and the kernels that crashed."""
     with _named() as address:
-        worker = start()
+        worker = start_once()
         report = measure(worker, unit, faulty)
         return address, worker.machine, report, faulty
 

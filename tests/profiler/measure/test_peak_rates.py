@@ -58,7 +58,7 @@ def file(tmp_path: Path) -> Path:
         ({"m": 3, "batch": 3, "batching": "grouped"}, "copy", 2 * (3 * 4000 + 3 * 4000**2 + 3 * 4000) / 4e6),
     ],
 )
-def test_the_nearer_ceiling_is_the_one_that_takes_longer(changes: dict[str, object], name: str, us: float) -> None:
+def test_the_nearer_roof_is_the_one_that_takes_longer(changes: dict[str, object], name: str, us: float) -> None:
     roof = PEAK_RATES.roof(replace(SQUARE, **changes))  # type: ignore[arg-type]
     assert roof is not None
     assert roof.name == name
