@@ -47,7 +47,6 @@ BODY = f"""
 import os, signal, time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.config.names import kernel_name
 from gemmill.profiler.measure.timing import Timing
 from gemmill.profiler.measure.worker import Machine, Outcome, Report, Running
