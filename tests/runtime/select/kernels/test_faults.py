@@ -1,0 +1,81 @@
+"""What a kernel lacks for a problem is named, and the nearest kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.runtime.select.problems import H200, KERNELS, problem
+
+from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.kernels.faults import faults
+from gemmill.runtime.select.selector import Selector
+
+
+def test_the_constraint_and_the_nearest_kernel_are_named(kernels: dict[str, GemmConfig]) -> None:
+    arrays = (replace(c, scheduler=replace(c.scheduler, batching="array")) for c in kernels.values())
+    selector = Selector({kernel_name(config): config for config in arrays if config.family == "wgmma"}, H200)
+    own = replace(problem(64, 64, 64), batching="array")
+    unaligned = replace(own, a_align=2)
+    with pytest.raises(UnsupportedProblemError, match=r"nearest of \d+, sm90a_\w+, needs A's alignment of at least 16"):
+        selector.select(unaligned)
+    dtype = replace(own, a_dtype="f32")
+    with pytest.raises(UnsupportedProblemError, match=r"A's dtype bf16 \(it has f32\)$"):
+        selector.select(dtype)
+    accumulator = replace(own, accumulator="f16")
+    with pytest.raises(UnsupportedProblemError, match=r"accumulator f32 \(it has f16\)$"):
+        selector.select(accumulator)
+
+
+def test_a_kernel_serves_its_own_problem_and_no_other() -> None:
+    config, own = parse_name(KERNELS[0]), problem(256, 256, 256)
+    assert faults(config, own) == []
+    others: list[tuple[GemmProblem, str]] = [
+        (replace(own, a_dtype="f16"), "A's dtype bf16 (it has f16)"),
+        (replace(own, b_major="mn"), "B's major k (it has mn)"),
+        (replace(own, d_major="m"), "D's major n (it has m)"),
+        (replace(own, a_align=1), "A's alignment of at least 2 bytes (it has 1)"),
+        (replace(own, accumulator="f16"), "accumulator f32 (it has f16)"),
+    ]
+    for other, says in others:
+        assert faults(config, other) == [says]
+    with_c = replace(own, c_dtype="bf16", c_major="n")
+    assert faults(config, with_c) == ["C's dtype none (it has bf16)", "C's major none (it has n)"]
+
+
+def test_c_is_served_by_kernels_with_that_c_alone(selector: Selector) -> None:
+    for dtype, major in (("bf16", "n"), (None, None)):
+        asked = replace(problem(2048, 2048, 256), c_dtype=dtype, c_major=major)  # type: ignore[arg-type]
+        config = selector.select(asked).config
+        assert (config.c and config.c.dtype, config.c and config.c.major) == (dtype, major)
+    with pytest.raises(UnsupportedProblemError, match=r"C's dtype \w+ \(it has f16\)"):
+        selector.select(replace(problem(256, 256, 256), c_dtype="f16", c_major="n"))
+
+
+def test_kernels_for_another_gpu_are_not_offered(kernels: dict[str, GemmConfig]) -> None:
+    blackwell = replace(DEFAULT_GPU, name="NVIDIA B200", capability=(10, 0))
+    with pytest.raises(UnsupportedProblemError, match=r"made for NVIDIA B200 \(compute capability 10\.0\)"):
+        Selector(kernels, blackwell).select(problem(64, 64, 64))
+
+
+def test_a_bound_that_no_kernel_keeps_is_named(selector: Selector) -> None:
+    gemm = problem(4096, 4096, 4096)
+    clusters = {n: c for n, c in selector.configs.items() if c.cluster.m == 2 and c.cluster.n == 1}
+    with pytest.raises(UnsupportedProblemError, match=r"on 1 SMs: .* clusters of at least 2 CTAs, .* raise sm_count"):
+        Selector(clusters, H200).select(gemm, 1)
+
+
+def test_transposing_twice_changes_nothing() -> None:
+    gemm = GemmProblem(3, 5, 7, 2, "bf16", "k", "f16", "mn", "f32", "bf16", "n", "f32", "m", 2, 4, 8, 16)
+    there = gemm.transposed
+    assert (there.m, there.n, there.k, there.batch) == (5, 3, 7, 2)
+    assert (there.a_dtype, there.a_major, there.a_align) == ("f16", "mn", 4)
+    assert (there.b_dtype, there.b_major, there.b_align) == ("bf16", "k", 2)
+    assert (there.c_major, there.d_major, there.c_align, there.d_align) == ("n", "m", 8, 16)
+    assert there.transposed == gemm
+    assert not replace(gemm, batching="grouped").can_transpose
+    assert not replace(gemm, a_scale="1x128").can_transpose
