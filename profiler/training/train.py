@@ -85,7 +85,9 @@ def read_runs(records: Iterable[Path]) -> Runs:
 def _row(gpu: str | None, runs: Runs) -> str:
     """The name of the GPU to train for."""
     names = list(dict.fromkeys(name for name, _ in runs))
-    known = ", ".join(names) or "none"
+    if not names:
+        raise RecordError("the records have no measurement: run gemmill profile")
+    known = ", ".join(names)
     if gpu is None and len(names) == 1:
         return names[0]
     if gpu is None:

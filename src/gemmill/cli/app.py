@@ -44,6 +44,11 @@ def _show_each_once() -> Callable[..., None]:
     return show
 
 
+def _told(error: OSError) -> str:
+    """What the system says of a file, in the words of other errors: the file first, no number."""
+    return f"'{error.filename}': {error.strerror}" if error.filename and error.strerror else str(error)
+
+
 class Commands(TyperGroup):
     """A group in which no error reaches the user as a traceback."""
 
@@ -71,7 +76,7 @@ class Commands(TyperGroup):
         except OSError as error:
             if debug:
                 raise
-            output.complain(f"error: {error}")
+            output.complain(f"error: {_told(error)}")
             raise typer.Exit(Status.WRONG) from None
         except Exception as error:
             # Exit, Abort and usage errors are typer's own business.

@@ -186,3 +186,4 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "No such file or directory" in result.stderr
     assert f"'{tmp_path / 'none' / 'page.html'}'" in result.stderr, "the file that was asked for"
+    assert "Errno" not in result.stderr

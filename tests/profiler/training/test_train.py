@@ -120,3 +120,6 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
         appender.append(m.model_copy(update={"stage": "failed", "us": None}))
     result = gemmill("train", tmp_path / "failed.jsonl", "-o", tmp_path)
     assert "no kernel was timed at length on a problem that the model is for" in result.stderr
+    (tmp_path / "empty.jsonl").touch()
+    result = gemmill("train", tmp_path / "empty.jsonl", "--gpu", "H200", "-o", tmp_path)
+    assert "the records have no measurement: run gemmill profile" in result.stderr

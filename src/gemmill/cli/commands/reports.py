@@ -13,6 +13,7 @@ from gemmill.cli.options import Json, refuse_overwriting
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
+from gemmill.library.manifest.renamed import warn
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis.figures import Figures, figures, formats
 from gemmill.profiler.analysis.report import Choices, as_csv, as_html, as_junit
@@ -99,7 +100,7 @@ def report(
     if to is as_tests is as_table is None:
         raise typer.BadParameter("nothing to write: pass --output, --csv or --junit")
     if former:
-        output.complain("--ceilings is now called --peak-rates")
+        warn("--ceilings is now called --peak-rates")
         peak_rates = [*peak_rates, *former]
     refuse_overwriting([to, as_table, as_tests], [*records, *peak_rates])
     found = _figures(records)
