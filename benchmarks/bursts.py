@@ -5,6 +5,8 @@ candidate runs alone for longer, and finds the clock that its own power allows. 
 selector ranks first, and cuBLAS as PyTorch calls it (of fp8 with block scales: with one scale a tensor); ratios to it
 with quartiles over rounds, and over bursts. The same goes to a file (JSON). Needs an NVIDIA GPU and
 PyTorch.
+
+Reproduces docs/performance/layers.md, "Rounds and bursts".
 """
 
 from __future__ import annotations

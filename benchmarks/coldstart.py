@@ -6,6 +6,8 @@ then it imports gemmill, opens the pack and calls ``gemmill.matmul``: ``launched
 the GPU has finished. Processes in between take the same path in steps, and time each. The first of either kind does not
 count: it finds cold file caches, and writes the bytecode of gemmill's modules, as an installer does. Needs an NVIDIA
 GPU and PyTorch, and a toolchain to compile what is missing.
+
+Reproduces docs/performance/host.md, "Host side of a call".
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Of manifests that ship (``bf16``), or of schedules (``cooperative``), of which random legal configs are compiled. Beside
 a trivial kernel that includes ``cute/tensor.hpp`` and does nothing, compiled by the same NVRTC in the same run: the
 machine's share of the time. Needs a toolchain, no GPU. Every child is a fresh process, so nothing is warm.
+
+Reproduces docs/performance/host.md, "Compiling".
 """
 
 from __future__ import annotations

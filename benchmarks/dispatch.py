@@ -9,6 +9,8 @@ All in one run, in turns: a batch of calls of each, then the next round. The str
 batch fits the launch queue, so no call waits for the GPU. Then first calls with another M, as serving has them, of
 kernels that are loaded: problem, choice and descriptors are new. Last choices alone, of problems not seen before. Needs
 an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/host.md, "Host side of a call".
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Prints the time of each and its ratio to the plain one, with quartiles over rounds, and writes the same to a
 file (JSON). Needs an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/layouts.md, "Fused epilogues".
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Appends the records (JSON Lines) to a file in the working directory, unless ``--out`` names a folder; `gemmill records
 pack` adds them to others. Needs an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/results.md, by the commands of docs/performance/reproduce.md.
 """
 
 from __future__ import annotations

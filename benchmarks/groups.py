@@ -2,6 +2,8 @@
 
 Groups of random sizes, an eighth of them empty: tokens by experts (``torch._grouped_mm``), gradients of their weights,
 and slots of fixed capacity, beside a batched product of whole slots. Needs an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/layouts.md, "Groups".
 """
 
 from __future__ import annotations

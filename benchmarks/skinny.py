@@ -3,6 +3,8 @@
 For every number of rows and every weight: cuBLAS (PyTorch's ``mm``), the kernel that the model selects, the best of
 those it ranks next, and the best of the kernels with ordinary tiles that run the problem as it is. Prints bytes per
 second as parts of the rate of a copy, which counts both its directions. Needs an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/selection.md, "Few rows".
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ them, of about as many operations as the problem, is one more candidate: all sha
 says what part of the time the tensor cores work. Of each problem the fastest of the kernels that the selector ranks
 first, its ratio with quartiles over rounds; the same goes to a file (JSON). Needs an NVIDIA GPU and
 PyTorch.
+
+Reproduces docs/performance/method.md, "Peak rates".
 """
 
 from __future__ import annotations

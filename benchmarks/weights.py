@@ -1,6 +1,8 @@
 """Narrow weights beside bf16 activations: the selected kernel and those ranked next beside cuBLAS in bf16, in one run.
 
 Needs an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/types.md, "Narrow weights".
 """
 
 from __future__ import annotations
