@@ -1,5 +1,7 @@
-"""Who measures the units of a sweep: a process on a GPU of this machine, or the workers of a cluster
-(:mod:`gemmill.profiler.sweep.cluster`)."""
+"""Who measures the units of a sweep: a process on a GPU of this machine.
+
+Or the workers of a cluster (:mod:`gemmill.profiler.sweep.cluster`).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The residual model fitted: gradient-boosted trees of the logarithm of measured over modelled time
-(``runtime/select/cost/residual.py``). Needs CatBoost: ``pip install 'gemmill[fit]'``."""
+"""The residual model fitted: gradient-boosted trees of the logarithm of measured over modelled time.
+
+The model is ``runtime/select/cost/residual.py``'s. Needs CatBoost: ``pip install 'gemmill[fit]'``.
+"""
 
 from __future__ import annotations
 

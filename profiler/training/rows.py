@@ -1,5 +1,7 @@
-"""Measurements as a model is trained on them: of each problem of a run its kernels, with what the analytic model says
-of them and how long they took."""
+"""Measurements as a model is trained on them.
+
+Of each problem of a run its kernels, with what the analytic model says of them and how long they took.
+"""
 
 from __future__ import annotations
 

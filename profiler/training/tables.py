@@ -1,5 +1,7 @@
-"""Which kernels were the fastest at the shapes of the suites: tables that a selector asks before its model
-(``runtime/select/measured.py``)."""
+"""Which kernels were the fastest at the shapes of the suites: tables that a selector asks before its model.
+
+``runtime/select/measured.py`` reads them.
+"""
 
 from __future__ import annotations
 
