@@ -1,6 +1,6 @@
-"""Who measures the units of a sweep: a process on a GPU of this machine.
+"""Who measures the units of a sweep: a process on one GPU of this machine, or the workers of a cluster.
 
-Or the workers of a cluster (:mod:`gemmill.profiler.sweep.cluster`).
+Those are in :mod:`gemmill.profiler.sweep.cluster`.
 """
 
 from __future__ import annotations
