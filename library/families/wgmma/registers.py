@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Literal
 
 from gemmill.library.config.fields import Fields, part
 from gemmill.library.epilogues.parse import LINEAR, parse, staged_formats
@@ -11,25 +13,24 @@ from gemmill.library.families.wgmma.tiles import TILE_K_BYTES
 from gemmill.library.legality.quantities import dtype_bytes, element_bytes, integer
 from gemmill.library.legality.rule import rule
 
-ACCUMULATOR_LIMIT = {
-    (2, "no C and an n-major"): 192,
-    (2, "no C and an m-major"): 176,
-    (2, "C and a"): 160,
-    (2, "an expression and a"): 128,
-    (2, "an expression of many values and a"): 96,
-    (3, "no C and an n-major"): 96,
-    (3, "no C and an m-major"): 96,
-    (3, "C and a"): 96,
-    (3, "an expression and a"): 64,
-    (3, "an expression of many values and a"): 64,
-    (4, "no C and an n-major"): 48,
-    (4, "no C and an m-major"): 48,
-    (4, "C and a"): 48,
-    (4, "an expression and a"): 32,
-    (4, "an expression of many values and a"): 32,
+EpilogueKind = Literal["plain n", "plain m", "c", "expression", "many values"]
+"""What the epilogue of the kernel that sums has: no C, by D's major; C; an expression, of few values or many."""
+_IN_WORDS: Mapping[EpilogueKind, str] = {
+    "plain n": "no C and an n-major",
+    "plain m": "no C and an m-major",
+    "c": "C and a",
+    "expression": "an expression and a",
+    "many values": "an expression of many values and a",
 }
-"""Most accumulator registers of a thread for which ptxas was seen not to spill, by consumer warpgroups and what the
-epilogue has: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
+ACCUMULATOR_LIMIT: Mapping[EpilogueKind, Mapping[int, int]] = {
+    "plain n": {2: 192, 3: 96, 4: 48},
+    "plain m": {2: 176, 3: 96, 4: 48},
+    "c": {2: 160, 3: 96, 4: 48},
+    "expression": {2: 128, 3: 64, 4: 32},
+    "many values": {2: 96, 3: 64, 4: 32},
+}
+"""Most accumulator registers of a thread for which ptxas was seen not to spill, by what the epilogue has and consumer
+warpgroups: what ``setmaxnreg`` leaves beside descriptors, addresses and epilogue values."""
 ODD_LIMIT = 176
 """The same where tile N is an odd multiple of 8: D is staged in many narrow subtiles."""
 MASKED_LIMIT = 160
@@ -119,12 +120,12 @@ def _has_expression(f: Fields) -> bool:
 
 
 @part
-def _epilogue_has(f: Fields) -> str:
+def _epilogue_kind(f: Fields) -> EpilogueKind:
     if _has_expression(f):
-        return "an expression of many values and a" if _is_demanding(str(f["epilogue"])) else "an expression and a"
+        return "many values" if _is_demanding(str(f["epilogue"])) else "expression"
     if subtiles.stored_dtype(f, "c") != "none":
-        return "C and a"
-    return "no C and an n-major" if f["d.major"] == "n" else "no C and an m-major"
+        return "c"
+    return "plain n" if f["d.major"] == "n" else "plain m"
 
 
 @lru_cache(1024)
@@ -148,14 +149,14 @@ def _is_demanding(epilogue: str) -> bool:
 @part
 def accumulator_limit(fields: Fields) -> int:
     """Most accumulator registers a consumer thread may hold."""
-    consumers, epilogue = warpgroups.consumer_warpgroups(fields), _epilogue_has(fields)
+    consumers, epilogue = warpgroups.consumer_warpgroups(fields), _epilogue_kind(fields)
     decomposition = fields["scheduler.decomposition"]
     narrow = dtype_bytes(subtiles.stored_dtype(fields, "d")) == 1
-    plain = epilogue == "no C and an n-major" and not narrow
+    plain = epilogue == "plain n" and not narrow
     if fields["promote"] and fields["epilogue"] == LINEAR:
         roomy = plain and _has_room_for_shares(fields)
         return (PROMOTED_LIMIT if roomy else PROMOTED_SHARED_LIMIT.get(str(decomposition), PROMOTED_LIMIT))[consumers]
-    limits = [ACCUMULATOR_LIMIT[consumers, epilogue]]
+    limits = [ACCUMULATOR_LIMIT[epilogue][consumers]]
     if narrow:
         limits.append(NARROW_D_LIMIT.get((consumers, str(fields["d.major"])), limits[0]))
     if integer(fields, "tile.n") % 16:
@@ -236,7 +237,7 @@ def accumulator_registers(f: Fields) -> str | None:
             f"{warpgroups.warpgroup_m(f)}x{f['tile.n']} sums, and those that wait for promotion, take {registers} "
             f"registers a thread; {warpgroups.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
-    epilogue = f"{_epilogue_has(f)} {f['d.dtype']} D"
+    epilogue = f"{_IN_WORDS[_epilogue_kind(f)]} {f['d.dtype']} D"
     if _transposes_for_slots(f):
         epilogue += " of masked groups beside a transposed B"
     return (
