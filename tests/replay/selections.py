@@ -109,7 +109,8 @@ def main() -> None:
             except gemmill.GemmillError as error:
                 print(index, problem.extents, type(error).__name__)
                 continue
-            print(index, problem.extents, choice.name, choice.swapped, f"{choice.predicted_us:.9g}", choice.source)
+            swap_ab = choice.swap_ab if hasattr(choice, "swap_ab") else choice.swapped  # sources of before
+            print(index, problem.extents, choice.name, swap_ab, f"{choice.predicted_us:.9g}", choice.source)
     print(f"{len(asked)} problems, {gemmill.__file__}", file=sys.stderr)
 
 
