@@ -11,7 +11,7 @@ from string import Template
 from gemmill.emitters import headers_digest
 from gemmill.emitters.emit import EmittedSource
 from gemmill.emitters.families.wgmma_atom import wgmma_atom
-from gemmill.emitters.slots import slots
+from gemmill.emitters.placeholders import placeholders
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
@@ -83,7 +83,7 @@ def emit_peak_rate(config: GemmConfig) -> EmittedSource:
     return EmittedSource(
         name=f"peak rate of {config.a.dtype}",
         text=_TEMPLATE.substitute(
-            slots(config, launch),
+            placeholders(config, launch),
             dtype=config.a.dtype,
             accumulator=config.accumulator,
             consumers=consumers,

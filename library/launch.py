@@ -12,6 +12,9 @@ from gemmill.library.dtypes import DTypeName
 TMA_BYTES = 128
 """Size of a ``CUtensorMap``."""
 
+_FORMER = {"parts": "k_decomposition", "decomposition": "name", "slot_bytes": "tile_bytes", "slot_flags": "tile_flags"}
+"""What members were called before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TmaBox:
@@ -68,19 +71,19 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """How a kernel whose CTAs sum slices of K uses its workspace."""
+class KDecomposition:
+    """How CTAs share K of a tile, and the workspace that they leave partial sums in."""
 
-    decomposition: DecompositionName
+    name: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
     splits: int
-    """Parts of every tile; 1 for ``stream``, which shares tiles by the size of the grid."""
+    """Slices of K of every tile; 1 for ``stream``, which shares tiles by the size of the grid."""
     tile_k: int
     """K of one step."""
-    slot_bytes: int
+    tile_bytes: int
     """Bytes of the partial sums of a cluster tile; 0 for ``split``, which stores matrices."""
-    slot_flags: int
-    """32-bit flags of each slot; 0 for ``split``."""
+    tile_flags: int
+    """32-bit flags of a cluster tile in the workspace; 0 for ``split``."""
     reduction: Reduction | None = None
     """The second kernel, of ``split``."""
 
@@ -101,7 +104,7 @@ class LaunchSpec:
     """Dynamic shared memory."""
     tile: tuple[int, int]
     """Extents along M and N of the output tile that the scheduler hands out."""
-    parts: Parts | None = None
+    k_decomposition: KDecomposition | None = None
     """None where one CTA, or one cluster, sums all of K for a tile."""
     boxes: tuple[TmaBox, ...]
     """TMA descriptors. Those of A and B come first."""
@@ -117,7 +120,7 @@ class LaunchSpec:
     ``x_scale_batch_stride`` (int64); ``groups_pointer`` (address of offsets, counts or addresses). ``epilogue``: where
     what the expression takes begins; ``epilogue.x``, of its operand or output x: an address, and behind it int64
     strides in elements, of a matrix along M, N and the batch, of others along the batch, or of a scalar, which has
-    none, the value that it has where its address is 0, as wide as alpha. Where there are parts also ``partials flags``
+    none, the value that it has where its address is 0, as wide as alpha. Where CTAs share K also ``partials flags``
     (addresses in the workspace) and ``c_stride``."""
 
     @property
@@ -129,12 +132,17 @@ class LaunchSpec:
     def of(cls, content: Mapping[str, Any]) -> LaunchSpec:
         """What ``dataclasses.asdict`` makes of it, read back from JSON; nothing is checked but the names of fields.
 
+        Packs of older versions have other names for some (``_FORMER``).
+
         Raises:
             KeyError, TypeError: a field is missing, or unknown.
         """
+        content = {_FORMER.get(name, name): value for name, value in content.items()}
         made: dict[str, Any] = {name: tuple(content[name]) for name in ("cluster", "tile")}
         made["boxes"] = tuple(TmaBox(**{**box, "box": tuple(box["box"])}) for box in content["boxes"])
-        if parts := content.get("parts"):
-            reduction = parts.get("reduction")
-            made["parts"] = Parts(**{**parts, "reduction": reduction and Reduction(**reduction)})
+        if shared := content["k_decomposition"]:
+            shared = {_FORMER.get(name, name): value for name, value in shared.items()}
+            reduction = shared.get("reduction")
+            reduction = reduction and Reduction(**reduction)
+            made["k_decomposition"] = KDecomposition(**{**shared, "reduction": reduction})
         return cls(**{**content, **made})

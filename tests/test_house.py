@@ -32,6 +32,7 @@ JARGON: Mapping[str, str] = {
     r"\bwiden(s|ed|ing)?\b": "upconvert",
     r"\bbands?\b": "group of tiles, swizzle size",
     r"\bparts of K\b": "slices of K, split-K",
+    r"\bkSlot\w+|\b(spec|launch)\.parts\b|\bPartsSpec\b|\bclass Parts\b|\bParts of K\b": "K decomposition, workspace",
     r"\bblocks? of (a|the) cluster\b|\bcluster blocks?\b": "CTAs of a cluster",
     r"\b(threads|registers|shared memory) (a|of a|of the) block\b": "CTA",
     r"\b(cluster|reduction)_blocks\b|\b(threads|vectors) of a block\b|\bblocks (sum|share) (K|slices)\b": "CTAs",
@@ -81,14 +82,28 @@ def large_files() -> dict[str, int]:
     return {name(path): count for path, count in lines.items() if count > MOST_LINES[path.suffix]}
 
 
+def device_functions(lines: list[str]) -> Iterator[tuple[str, int]]:
+    """First line and lines of every function of a header that is not closed where it is opened: formatted code closes
+    it at the indentation at which it began."""
+    for first, line in enumerate(lines):
+        found = re.match(r"(\s*)\S.*__(?:device|global)__.*[^;}]$|(\s*)__(?:device|global)__.*[^;}]$", line)
+        if found is None:
+            continue
+        indent = found[1] or found[2] or ""
+        for count, further in enumerate(lines[first:], 1):
+            if count > 1 and further.startswith(f"{indent}}}"):
+                yield line.strip(), count
+            if count > 1 and further and not further.startswith((f"{indent} ", "#")):
+                break
+
+
 def large_functions() -> dict[str, int]:
-    return {
-        f"{name(path)}::{function}": lines
-        for path in code()
-        if path.suffix == ".py"
-        for function, lines in functions(ast.parse(path.read_text(encoding="utf-8")))
-        if lines > MOST_LINES_OF_A_FUNCTION
-    }
+    found = {}
+    for path in code():
+        text = path.read_text(encoding="utf-8")
+        of_file = functions(ast.parse(text)) if path.suffix == ".py" else device_functions(text.splitlines())
+        found.update({f"{name(path)}::{function}": lines for function, lines in of_file})
+    return {function: lines for function, lines in found.items() if lines > MOST_LINES_OF_A_FUNCTION}
 
 
 def large_folders() -> dict[str, int]:

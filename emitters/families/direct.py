@@ -5,7 +5,7 @@ from __future__ import annotations
 from string import Template
 
 from gemmill.emitters.epilogue.text import compute_type, epilogue_bytes, epilogue_offsets, epilogue_text
-from gemmill.emitters.slots import slots
+from gemmill.emitters.placeholders import placeholders
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -102,7 +102,7 @@ def text(config: GemmConfig, *, header: str, kernel: str, atom: str = "", member
     launch = launch_spec(config)
     plain, compute = config.epilogue == LINEAR, DTYPES[compute_type(config)].cpp
     return _TEMPLATE.substitute(
-        slots(config, launch),
+        placeholders(config, launch),
         header=header,
         atom=atom,
         members=members,

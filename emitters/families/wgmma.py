@@ -7,7 +7,7 @@ from dataclasses import replace
 from string import Template
 from typing import Literal
 
-from gemmill.emitters import parts
+from gemmill.emitters import decomposition
 from gemmill.emitters.epilogue.text import (
     epilogue_bytes,
     epilogue_offsets,
@@ -16,7 +16,7 @@ from gemmill.emitters.epilogue.text import (
     staged_matrices,
 )
 from gemmill.emitters.families.wgmma_atom import wgmma_atom
-from gemmill.emitters.slots import slots
+from gemmill.emitters.placeholders import placeholders
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -97,7 +97,7 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
         end = offsets[name] + size
     if decomposition_of(config).has_workspace:
         derived = align_up(end, 64)  # as aligned as its descriptors
-        offsets |= {name: derived + 8 * i for i, name in enumerate(parts.PARAMETERS)}
+        offsets |= {name: derived + 8 * i for i, name in enumerate(decomposition.PARAMETERS)}
     return offsets
 
 
@@ -196,10 +196,10 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         entry=entry,
         threads=warpgroups.threads(fields),
         cluster=(config.cluster.m, config.cluster.n),
-        cluster_k=warpgroups.cluster_parts(fields),
+        cluster_k=warpgroups.cluster_splits(fields),
         shared_bytes=shared_memory.shared_bytes(fields),
         tile=(config.tile.m, config.tile.n),
-        parts=parts.parts(config, entry),
+        k_decomposition=decomposition.k_decomposition(config, entry),
         boxes=tuple(boxes),
         params_bytes=params_bytes,
         offsets=offsets,
@@ -234,25 +234,26 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     constants["offset_epilogue"] = launch.offsets["epilogue"]
     if launch.cluster_k > 1:
         constants["splits"] = launch.cluster_k
-    return constants | (parts.constants(launch.parts, launch.offsets) if launch.parts else {})
+    shared = launch.k_decomposition
+    return constants | (decomposition.constants(shared, launch.offsets) if shared else {})
 
 
 def text(config: GemmConfig) -> str:
     """The source of a legal config's kernel."""
     fields = fields_of(config)
     launch = launch_spec(config)
-    reduction = launch.parts.reduction if launch.parts else None
+    reduction = launch.k_decomposition.reduction if launch.k_decomposition else None
     epilogue = epilogue_type(config)
     spec_type, spec = "gemmill::KernelSpec", "Kernel::spec()"
-    if launch.parts:
-        spec_type = "gemmill::PartsSpec"
-        spec = f"Kernel::parts_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
+    if launch.k_decomposition:
+        spec_type = "gemmill::DecompositionSpec"
+        spec = f"Kernel::decomposition_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
     elif launch.cluster_k > 1:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     stored_c = subtiles.stored_dtype(fields, "c")
     producer_registers, consumer_registers = warpgroups.register_budget(fields)
     return _TEMPLATE.substitute(
-        slots(config, launch),
+        placeholders(config, launch),
         c="gemmill::None" if stored_c == "none" else DTYPES[stored_c].cpp,
         d=DTYPES[subtiles.stored_dtype(fields, "d")].cpp,
         cluster_m=config.cluster.m,
@@ -268,11 +269,11 @@ def text(config: GemmConfig) -> str:
         subtile_n=subtiles.subtile_n(fields),
         buffers_c=subtiles.c_buffers(fields),
         buffers_d=shared_memory.d_buffers(fields),
-        scheduler=_SCHEDULERS.get(config.scheduler.batching) or parts.scheduler(config),
+        scheduler=_SCHEDULERS.get(config.scheduler.batching) or decomposition.scheduler(config),
         atom=wgmma_atom(config),
         epilogue=f"gemmill::Raw<{DTYPES[partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
         spec_type=spec_type,
         spec=spec,
-        reduction=parts.reduction(config, reduction.entry, epilogue) if reduction else "",
+        reduction=decomposition.reduction(config, reduction.entry, epilogue) if reduction else "",
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.parts import PARTIAL_BYTES
+from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, upconverts_a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmill.library.decompositions import parts
+from gemmill.library.decompositions import workspace
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
@@ -17,22 +17,23 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
     if sm_count is not None:
         if sm_count < size:
             raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
-        if spec.parts and spec.parts.reduction:
+        if spec.k_decomposition and spec.k_decomposition.reduction:
             raise UnsupportedProblemError(
                 f"sm_count is {sm_count}; the second kernel of {spec.entry}, which sums its slices of K, keeps to no "
                 "bound: take a fused or a stream kernel"
             )
         max_clusters = min(max_clusters, sm_count // size)
-    tiles = parts.cluster_tiles(spec, problem)
-    units = tiles * (spec.parts.splits if spec.parts else 1)
-    if units > parts.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
+    tiles = workspace.cluster_tiles(spec, problem)
+    units = tiles * (spec.k_decomposition.splits if spec.k_decomposition else 1)
+    if units > workspace.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
     if problem.batching == "grouped":  # a group begins a tile of its own, and may end one
         begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
         tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
-    clusters = parts.clusters(spec, problem, tiles, max_clusters) if spec.parts else min(tiles, max_clusters)
+    shares = spec.k_decomposition is not None
+    clusters = workspace.clusters(spec, problem, tiles, max_clusters) if shares else min(tiles, max_clusters)
     return clusters * size
 
 

@@ -50,8 +50,8 @@ class Kernel:
                 f"giving {spec.entry} {spec.shared_bytes} bytes of shared memory",
             )
             self.reduction = None
-            if spec.parts and spec.parts.reduction:
-                entry = spec.parts.reduction.entry
+            if spec.k_decomposition and spec.k_decomposition.reduction:
+                entry = spec.k_decomposition.reduction.entry
                 self.reduction = check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")
             self.max_clusters = self._max_active_clusters()
         if self.max_clusters < 1:
@@ -85,7 +85,7 @@ class Kernel:
 
     def prepare_reduction(self, ctas: int, arguments: int) -> PreparedLaunch:
         """The same for the second kernel of a split kernel, which takes the same parameters."""
-        reduction = self.spec.parts and self.spec.parts.reduction
+        reduction = self.spec.k_decomposition and self.spec.k_decomposition.reduction
         assert reduction, f"{self.spec.entry} has no second kernel"
         return PreparedLaunch(self.device, reduction.entry, self.reduction, ctas, reduction.threads, 0, arguments)
 

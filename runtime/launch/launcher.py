@@ -98,7 +98,7 @@ class Launcher:
         self._pointers = tuple((index, block.integer(spec.offsets[member])) for index, member in pointers)
         self._resets = Resets(kernel.device, arguments) if any(argument.reset for argument in arguments) else None
         self._in_workspace = None
-        if spec.parts or moved:
+        if spec.k_decomposition or moved:
             from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # likewise
 
             following = (x for x in descriptors if x.place in moved)

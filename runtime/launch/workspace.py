@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gemmill.library.decompositions.parts import WorkspaceSize
+from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current
 

@@ -7,8 +7,7 @@ import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gemmill.library.decompositions import parts
-from gemmill.library.decompositions.parts import WorkspaceSize
+from gemmill.library.decompositions.workspace import WorkspaceSize, partial_matrices, reduction_ctas, workspace_size
 from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
@@ -38,7 +37,7 @@ class WorkspaceLaunch:
         self._kernel = kernel
         self._realign = RealignLaunch(kernel.device, realigned) if realigned else None
         self._following = tuple((x.address, realigned[x.place].offset + x.shift) for x in descriptors)
-        size = parts.need(spec, problem, ctas // spec.cluster_ctas) if spec.parts else WorkspaceSize(0, 0)
+        size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.k_decomposition else WorkspaceSize(0, 0)
         self._realigned_at = align_up(size.buffer, BEGIN)
         """Where realigned operands begin."""
         ends = (self._realigned_at + operand.end for operand in realigned.values())
@@ -47,16 +46,16 @@ class WorkspaceLaunch:
         self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None
         self._reduce: PreparedLaunch | None = None
-        if spec.parts:
+        if spec.k_decomposition:
             self._pointers = tuple(parameters.integer(spec.offsets[name]) for name in ("partials", "flags"))
-        if spec.parts and spec.parts.reduction:
-            matrices = parts.partial_matrices(spec.parts, problem)
+        if spec.k_decomposition and spec.k_decomposition.reduction:
+            matrices = partial_matrices(spec.k_decomposition, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")
             extents = matrices.contiguous, matrices.strided, matrices.count
             strides = matrices.contiguous, matrices.contiguous * matrices.strided
             self._descriptor = tma.describe(box, tma.ALIGNMENT, *extents, *strides)
             self._descriptor_address = parameters.address + box.offset
-            self._reduce = kernel.prepare_reduction(parts.reduction_ctas(spec, problem), parameters.arguments)
+            self._reduce = kernel.prepare_reduction(reduction_ctas(spec, problem), parameters.arguments)
 
     def launch(self, stream: int, prepared: PreparedLaunch, addresses: Sequence[int]) -> None:
         """Launch on a stream with the workspace of that stream, on operands at some addresses."""

@@ -12,7 +12,7 @@ import pytest
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import TABLE
-from gemmill.library.decompositions.parts import WorkspaceSize
+from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality import aligns
 from gemmill.library.legality.footprint import auto_stages

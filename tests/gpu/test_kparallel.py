@@ -154,7 +154,7 @@ def test_every_element_is_exact(config: GemmConfig, registry: Registry) -> None:
 
 @pytest.mark.parametrize("config", SHARED, ids=kernel_name)
 def test_however_many_clusters_share_tiles(config: GemmConfig, registry: Registry) -> None:
-    """Parts of K for all, or helpers that have a part of several tiles each, before whole waves and without any."""
+    """Slices of K for all, or helpers that have a slice of several tiles each, before whole waves and without any."""
     blocks = config.cluster.m * config.cluster.n
     for m, n in ((700, 900), (300, 640)):
         case = make_case(config, m, n, 4096)

@@ -58,7 +58,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x128x64", "pingpong", a__dtype="s8", **(F16 | {"d__dtype": "f32", "d__major": "n"})),
     kernel("128x32x64", a__dtype="u4", a__scale="1x64z", c__dtype="bf16", c__major="m", **BF16),
     kernel("64x16x128", a__dtype="u4", a__scale="1x128z", c__dtype="f32", c__major="m", **BF16),
-    # Parts of K, which need not end with a group.
+    # Slices of K, which need not end with a group.
     kernel("64x16x128", a__dtype="u4", a__scale="1x128z", **SPLIT, **BF16),
     kernel("128x32x64", a__dtype="s4", a__scale="1x128", c__dtype="f16", c__major="m", **SPLIT, **F16),
     kernel("64x64x64", "pingpong", a__dtype="e4m3", **SPLIT, **BF16),

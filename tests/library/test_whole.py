@@ -19,7 +19,7 @@ from gemmill.runtime.select.cost.decompositions import COSTS
 
 PACKAGE = Path(gemmill.__file__).parent
 OWN = (
-    *("library/families", "library/decompositions", "emitters/families", "emitters/parts.py"),
+    *("library/families", "library/decompositions", "emitters/families", "emitters/decomposition.py"),
     *("runtime/select/cost/families", "runtime/select/cost/decompositions.py"),
 )
 """Where families and decompositions say what they are."""

@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
     tiles.promote,
     tiles.block_scales,
     tiles.cluster,
-    tiles.cluster_parts,
+    tiles.cluster_splits,
     tiles.min_stages,
     tiles.tma_box,
     tiles.epilogue_box,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmill.library.config.fields import Fields, part
 from gemmill.library.families.wgmma.warpgroups import (
-    cluster_parts,
+    cluster_splits,
     consumer_warpgroups,
     groups,
     has_block_scales,
@@ -78,7 +78,7 @@ def sums_bytes(fields: Fields) -> int:
 
 def _cluster_sums_bytes(fields: Fields) -> int:
     """Sums that the other CTAs of a cluster send of this one's share of a tile, and two mbarriers, by warpgroup."""
-    parts = cluster_parts(fields)
+    parts = cluster_splits(fields)
     share = warpgroup_m(fields) * integer(fields, "tile.n") * 4 // parts
     return consumer_warpgroups(fields) * ((parts - 1) * share + 16) if parts > 1 else 0
 

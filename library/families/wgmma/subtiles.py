@@ -8,7 +8,7 @@ from gemmill.library.arch import ARCHS
 from gemmill.library.config.fields import Fields, part
 from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, staged_formats
 from gemmill.library.families.wgmma.ring import bytes_per_stage, max_auto_stages, sums_bytes
-from gemmill.library.families.wgmma.warpgroups import SUBTILE_M, cluster_parts, storing_warpgroups, warpgroup_m
+from gemmill.library.families.wgmma.warpgroups import SUBTILE_M, cluster_splits, storing_warpgroups, warpgroup_m
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up, dtype_bytes, integer, partial_dtype
 
 MAX_SUBTILE_N = 128
@@ -29,7 +29,7 @@ AUTO_D_BUFFERS = 2
 
 def columns_d(fields: Fields) -> int:
     """Columns of D that a CTA stores of a tile: a gated epilogue makes one of two."""
-    return integer(fields, "tile.n") // (2 if is_gated(str(fields["epilogue"])) else 1) // cluster_parts(fields)
+    return integer(fields, "tile.n") // (2 if is_gated(str(fields["epilogue"])) else 1) // cluster_splits(fields)
 
 
 def stored_dtype(fields: Fields, operand: str) -> str:
@@ -78,7 +78,7 @@ def dividing_n(fields: Fields) -> int:
     """The widest subtiles that divide D and suit all that is staged. Rows of 8 columns of 16 bits would fill no sector
     of L2: a plain D has whole swizzle spans then, though they divide it no better, and may cost a stage. (8 columns of
     8 bits are not the 16 bytes at whose multiples TMA stores.)"""
-    exchanges, columns = cluster_parts(fields) > 1, columns_d(fields)
+    exchanges, columns = cluster_splits(fields) > 1, columns_d(fields)
     most = MAX_STAGED_N if any(_matrices(fields)) or exchanges else MAX_SUBTILE_N
     n = _dividing_n(columns, most, *loaded(fields), *stored(fields))
     dtype, major = stored(fields)[0]

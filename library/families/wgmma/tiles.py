@@ -160,7 +160,7 @@ def cluster(f: Fields) -> str | None:
     "gemmill: emitters/include/gemmill/epilogue/cluster_sums.cuh",
     "wgmma",
 )
-def cluster_parts(f: Fields) -> str | None:
+def cluster_splits(f: Fields) -> str | None:
     """A cluster that shares K of a tile is 1x1, and each of its CTAs stores whole fragments of columns."""
     if f["scheduler.decomposition"] != "cluster":
         return None

@@ -119,7 +119,7 @@ def atom_parts(fields: Fields) -> int:
     return 2 if fields["promote"] and integer(fields, "tile.n") > widest else 1
 
 
-def cluster_parts(fields: Fields) -> int:
+def cluster_splits(fields: Fields) -> int:
     """CTAs of a cluster that share K of a tile, and store a share of its columns each."""
     return integer(fields, "scheduler.splits") if fields["scheduler.decomposition"] == "cluster" else 1
 
@@ -137,12 +137,12 @@ def multiply_add_chain(fields: Fields) -> int:
     return 8 if has_block_scales(fields) else 0
 
 
-def slot_flags(fields: Fields) -> int:
-    """Flags of a slot of the workspace: one for each warpgroup of a cluster that accumulates a part of one tile."""
+def partial_tile_flags(fields: Fields) -> int:
+    """Flags of a cluster tile in the workspace: one for each warpgroup of a cluster that accumulates rows of it."""
     warpgroups = 1 if fields["schedule"] == "pingpong" else consumer_warpgroups(fields)
     return integer(fields, "cluster.m") * integer(fields, "cluster.n") * warpgroups
 
 
-def slot_bytes(fields: Fields) -> int:
-    """Bytes of a slot of the workspace: the accumulators of a cluster tile."""
-    return slot_flags(fields) * warpgroup_m(fields) * integer(fields, "tile.n") * 4
+def partial_tile_bytes(fields: Fields) -> int:
+    """Bytes of a cluster tile in the workspace: its accumulators."""
+    return partial_tile_flags(fields) * warpgroup_m(fields) * integer(fields, "tile.n") * 4

@@ -10,7 +10,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.parts import PARTIAL_BYTES
+from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.decompositions import cluster_k, tile_ns

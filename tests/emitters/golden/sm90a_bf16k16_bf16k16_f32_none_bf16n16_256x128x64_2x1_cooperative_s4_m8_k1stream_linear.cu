@@ -57,7 +57,7 @@ struct Config {
 
 using Kernel = gemmill::TmaWgmmaGemm<Config>;
 
-extern "C" __constant__ gemmill::PartsSpec gemmill_sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear_spec = Kernel::parts_spec<gemmill::NoReduction>();
+extern "C" __constant__ gemmill::DecompositionSpec gemmill_sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear_spec = Kernel::decomposition_spec<gemmill::NoReduction>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
 gemmill_sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear(__grid_constant__ Kernel::Params const params) {

@@ -60,7 +60,7 @@ struct Config {
 
 using Kernel = gemmill::TmaWgmmaGemm<Config>;
 
-extern "C" __constant__ gemmill::PartsSpec gemmill_sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear_spec = Kernel::parts_spec<gemmill::NoReduction>();
+extern "C" __constant__ gemmill::DecompositionSpec gemmill_sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear_spec = Kernel::decomposition_spec<gemmill::NoReduction>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
 gemmill_sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear(__grid_constant__ Kernel::Params const params) {

@@ -57,7 +57,7 @@ struct Config {
 
 using Kernel = gemmill::TmaWgmmaGemm<Config>;
 
-extern "C" __constant__ gemmill::PartsSpec gemmill_sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_2x1_cooperative_s3_m8_k1stream_linear_spec = Kernel::parts_spec<gemmill::NoReduction>();
+extern "C" __constant__ gemmill::DecompositionSpec gemmill_sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_2x1_cooperative_s3_m8_k1stream_linear_spec = Kernel::decomposition_spec<gemmill::NoReduction>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
 gemmill_sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_2x1_cooperative_s3_m8_k1stream_linear(__grid_constant__ Kernel::Params const params) {

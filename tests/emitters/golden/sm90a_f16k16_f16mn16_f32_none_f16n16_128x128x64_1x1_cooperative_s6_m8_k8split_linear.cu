@@ -75,7 +75,7 @@ gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8
   Reduction::run(params);
 }
 
-extern "C" __constant__ gemmill::PartsSpec gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8split_linear_spec = Kernel::parts_spec<Reduction>();
+extern "C" __constant__ gemmill::DecompositionSpec gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8split_linear_spec = Kernel::decomposition_spec<Reduction>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
 gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8split_linear(__grid_constant__ Kernel::Params const params) {

@@ -9,7 +9,7 @@
 namespace gemmill {
 
 /// The mbarriers of a warpgroup that takes part.
-template <int Parts>
+template <int Splits>
 struct ClusterSumsBarriers {
   /// The bytes that all other CTAs send.
   uint64_t full;
@@ -18,12 +18,12 @@ struct ClusterSumsBarriers {
 
   __device__ void init() {
     cutlass::arch::ClusterTransactionBarrier::init(&full, 1);
-    cutlass::arch::ClusterBarrier::init(&empty, 4 * (Parts - 1));
+    cutlass::arch::ClusterBarrier::init(&empty, 4 * (Splits - 1));
   }
 };
 
-/// One consumer warpgroup's end of the exchange. CTA r of the cluster has sums of the whole tile over part r of K, and
-/// leaves with those of share r of its columns over all of K, added up in the order of the parts. The same warpgroups of
+/// One consumer warpgroup's end of the exchange. CTA r of the cluster has sums of the whole tile over split r of K, and
+/// leaves with those of share r of its columns over all of K, added up in the order of the splits. The same warpgroups of
 /// the CTAs exchange with each other and with no one else; their threads hold the same elements.
 ///
 /// A share lies in the owner's buffer as its threads hold it: [source][vector of four registers][thread], the owner
@@ -31,19 +31,19 @@ struct ClusterSumsBarriers {
 ///
 /// Ordering (PTX ISA, "st.async" and "mbarrier"): the bytes that arrive complete a phase of `full` with a release at
 /// cluster scope, which readers acquire; they release `empty` of every sender, which acquires it before it sends again.
-template <class Accumulators, int Parts>
+template <class Accumulators, int Splits>
 struct ClusterSums {
   using Register = cute::remove_cvref_t<decltype(Accumulators::values[0][0])>;
   static constexpr int kBlocks = sizeof(Accumulators::values) / sizeof(Accumulators::values[0]);
   static constexpr int kRegisters = sizeof(Accumulators::values[0]) / sizeof(Register);
   /// Registers of a share, in each stacked fragment, and vectors of four of them.
-  static constexpr int kShare = kRegisters / Parts;
+  static constexpr int kShare = kRegisters / Splits;
   static constexpr int kVectors = kBlocks * kShare / 4;
   static constexpr int kFirst = Accumulators::kFirst;
   /// What a source sends, and the buffer of this warpgroup.
-  static constexpr int kPartBytes = kVectors * 128 * 16;
-  static constexpr int kBytes = (Parts - 1) * kPartBytes;
-  static_assert(sizeof(Register) == 4 && kRegisters % (4 * Parts) == 0, "shares are moved 16 bytes at a time");
+  static constexpr int kShareBytes = kVectors * 128 * 16;
+  static constexpr int kBytes = (Splits - 1) * kShareBytes;
+  static_assert(sizeof(Register) == 4 && kRegisters % (4 * Splits) == 0, "shares are moved 16 bytes at a time");
 
   /// Sums of a share of the columns.
   struct Share {
@@ -55,7 +55,7 @@ struct ClusterSums {
   /// Parity of the exchange to come.
   uint32_t phase = 0;
 
-  __device__ ClusterSums(char* buffers, ClusterSumsBarriers<Parts>* barriers, int warpgroup)
+  __device__ ClusterSums(char* buffers, ClusterSumsBarriers<Splits>* barriers, int warpgroup)
       : buffer(cute::cast_smem_ptr_to_uint(buffers + warpgroup * kBytes)),
         full(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].full)),
         empty(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].empty)) {}
@@ -63,53 +63,53 @@ struct ClusterSums {
   /// Adds up this CTA's share. `more`: whether another tile follows. Every warp of every CTA calls it alike.
   __device__ Share add_up(Accumulators const& accumulators, bool more) {
     // Read anew each time: as an invariant the compiler would make a loop over tiles, with its MMAs, for each rank.
-    int const part = int(cute::block_rank_in_cluster());
+    int const split = int(cute::block_rank_in_cluster());
     if (threadIdx.x % 128 == 0)
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(kBytes) : "memory");
     wait(empty, phase ^ 1);
-    send(accumulators, part);
+    send(accumulators, split);
     wait(full, phase);
-    Share const share = sum(accumulators, part);
+    Share const share = sum(accumulators, split);
     // The last one is not awaited: no arrival is then under way when a CTA ends.
-    if (more) release(part);
+    if (more) release(split);
     phase ^= 1;
     return share;
   }
 
  private:
   /// Sends to all by turns: CTAs that sent to one after the other would all wait for the same one.
-  __device__ void send(Accumulators const& accumulators, int part) const {
-    uint32_t targets[Parts], barriers[Parts];
+  __device__ void send(Accumulators const& accumulators, int split) const {
+    uint32_t targets[Splits], barriers[Splits];
 #pragma unroll
-    for (int to = 0; to < Parts; ++to) {
-      targets[to] = peer(buffer, to) + slot(part, to);
+    for (int to = 0; to < Splits; ++to) {
+      targets[to] = peer(buffer, to) + offset(split, to);
       barriers[to] = peer(full, to);
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-      for (int to = 0; to < Parts; ++to) {
+      for (int to = 0; to < Splits; ++to) {
         Register const* const x = vector(accumulators, to, i);
-        if (to != part)
+        if (to != split)
           put(targets[to] + i * 128 * 16, barriers[to], x[kFirst], x[1 - kFirst], x[2 + kFirst], x[3 - kFirst]);
       }
     }
   }
 
-  /// Parts in their order, this CTA's own among them.
-  __device__ Share sum(Accumulators const& accumulators, int part) const {
+  /// Splits in their order, this CTA's own among them.
+  __device__ Share sum(Accumulators const& accumulators, int split) const {
     Share share;
     // A branch for each share: no accumulator is then selected from several.
 #pragma unroll
-    for (int own = 0; own < Parts; ++own) {
-      if (own != part) continue;
+    for (int own = 0; own < Splits; ++own) {
+      if (own != split) continue;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         Register* const sums = &share.values[0][0] + 4 * i;
 #pragma unroll
-        for (int from = 0; from < Parts; ++from) {
+        for (int from = 0; from < Splits; ++from) {
           Register values[4];
-          if (from != own) get(buffer + slot(from, own) + i * 128 * 16, values);
+          if (from != own) get(buffer + offset(from, own) + i * 128 * 16, values);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             Register const value = from == own ? vector(accumulators, own, i)[j] : values[j ^ kFirst];
@@ -122,10 +122,10 @@ struct ClusterSums {
   }
 
   /// Tells the senders that this warp has read its buffer.
-  __device__ void release(int part) const {
+  __device__ void release(int split) const {
     __syncwarp();
     int const lane = threadIdx.x % 32;
-    if (lane < Parts && lane != part)
+    if (lane < Splits && lane != split)
       asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer(empty, lane)) : "memory");
   }
 
@@ -135,8 +135,8 @@ struct ClusterSums {
   }
 
   /// Where a thread finds what `from` sends to `to`, in the buffer of `to`.
-  __device__ static uint32_t slot(int from, int to) {
-    return (from - (from > to)) * kPartBytes + threadIdx.x % 128 * 16;
+  __device__ static uint32_t offset(int from, int to) {
+    return (from - (from > to)) * kShareBytes + threadIdx.x % 128 * 16;
   }
 
   /// The same address in another CTA.

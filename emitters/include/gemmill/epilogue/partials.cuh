@@ -7,8 +7,8 @@
 
 namespace gemmill {
 
-/// One consumer warpgroup's end of the exchange. A slot holds the accumulators of a cluster tile as the threads have
-/// them, so that every access is contiguous; each warpgroup waits for the same warpgroup of the same CTA of another
+/// One consumer warpgroup's end of the exchange. The workspace holds the accumulators of a cluster tile as the threads
+/// have them, so that every access is contiguous; each warpgroup waits for the same warpgroup of the same CTA of another
 /// cluster, and for nothing else.
 ///
 /// Ordering (PTX ISA, "Memory Consistency Model"): the giver's stores, a barrier, a release of the flag; an acquire of
@@ -20,7 +20,7 @@ struct PartialTiles {
   static constexpr int kRegisters = sizeof(Accumulators::values) / 4;
   static constexpr int kFirst = Accumulators::kFirst;
   static constexpr int kWarpgroupBytes = kRegisters * 4 * 128;
-  static constexpr int kSlotBytes = kWarpgroupBytes * Warpgroups;
+  static constexpr int kTileBytes = kWarpgroupBytes * Warpgroups;
 
   PartialParams const& params;
   /// Of the warpgroups that compute a cluster tile.
@@ -28,22 +28,22 @@ struct PartialTiles {
   /// The named barrier of this warpgroup.
   int barrier;
 
-  /// Does this part's share of adding up a tile (SharedWork); false where another CTA stores it.
-  __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int slot_stride) const {
+  /// Does this split's share of adding up a tile (SharedWork); false where another CTA stores it.
+  __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int partial_stride) const {
     constexpr int kBranches = SharedWork::kBranches;
-    for (int step = 1; work.part % (kBranches * step) == 0 && work.part + step < work.parts; step *= kBranches)
-      for (int part = step; part < kBranches * step && work.part + part < work.parts; part += step)
-        take(accumulators, work.slot + part * slot_stride);
-    if (work.part > 0) give(accumulators, work.slot);
-    return work.part == 0;
+    for (int step = 1; work.split % (kBranches * step) == 0 && work.split + step < work.splits; step *= kBranches)
+      for (int i = step; i < kBranches * step && work.split + i < work.splits; i += step)
+        take(accumulators, work.partial + i * partial_stride);
+    if (work.split > 0) give(accumulators, work.partial);
+    return work.split == 0;
   }
 
  private:
   /// Hands the accumulators over.
-  __device__ void give(Accumulators const& accumulators, int slot) const {
+  __device__ void give(Accumulators const& accumulators, int tile) const {
     static_assert(kRegisters % 4 == 0, "accumulators are moved 16 bytes at a time");
     auto const* const registers = &accumulators.values[0][0];
-    uint4* const target = at(slot);
+    uint4* const target = at(tile);
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i) {
       auto const* const x = registers + 4 * i;
@@ -51,21 +51,21 @@ struct PartialTiles {
     }
     named_barrier::sync(barrier, 128);
     if (threadIdx.x % 128 == 0)
-      asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(slot)) : "memory");
+      asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag(tile)) : "memory");
   }
 
-  /// Waits for the accumulators of a slot, and adds them.
-  __device__ void take(Accumulators& accumulators, int slot) const {
+  /// Waits for the accumulators of a tile, and adds them.
+  __device__ void take(Accumulators& accumulators, int tile) const {
     if (threadIdx.x % 128 == 0) {
       uint32_t value;
       do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag(slot)) : "memory");
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag(tile)) : "memory");
       } while (value == 0);
-      *flag(slot) = 0;
+      *flag(tile) = 0;
     }
     named_barrier::sync(barrier, 128);
     auto* const registers = &accumulators.values[0][0];
-    uint4 const* const source = at(slot);
+    uint4 const* const source = at(tile);
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i) {
       auto* const x = registers + 4 * i;
@@ -77,11 +77,11 @@ struct PartialTiles {
     }
   }
 
-  __device__ uint4* at(int slot) const {
-    return reinterpret_cast<uint4*>(params.partials + int64_t(slot) * kSlotBytes + warpgroup * kWarpgroupBytes) +
+  __device__ uint4* at(int tile) const {
+    return reinterpret_cast<uint4*>(params.partials + int64_t(tile) * kTileBytes + warpgroup * kWarpgroupBytes) +
            threadIdx.x % 128;
   }
-  __device__ uint32_t* flag(int slot) const { return params.flags + (int64_t(slot) * Warpgroups + warpgroup); }
+  __device__ uint32_t* flag(int tile) const { return params.flags + (int64_t(tile) * Warpgroups + warpgroup); }
 
   __device__ static void put(uint4* to, float a, float b, float c, float d) {
     asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");

@@ -99,22 +99,15 @@ struct StagedEpilogue {
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, char* spare) {
     int const m_end = Found == Matrices::Cut ? end : params.m;
     auto operation = begin_tile(group, m_end);
-    if constexpr (kCopiesWholeTile) {
-      if (is_leader()) cute::tma_store_wait<0>();
-      named_barrier::sync(barrier, 128);
-    }
+    if constexpr (kCopiesWholeTile) wait_for_copies();
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
         if (i == 0) operation.begin_columns(n);
       }
-      if constexpr (BuffersD == 1 && !kBypassesShared) {
-        if (!spare) {
-          if (is_leader()) cute::tma_store_wait<0>();
-          named_barrier::sync(barrier, 128);
-        }
-      }
+      if constexpr (BuffersD == 1 && !kBypassesShared)
+        if (!spare) wait_for_copies();
       char* const subtile_d = spare ? spare + i * kBytesD : buffers_d + (kCopiesWholeTile ? i : at_d.stage) * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
@@ -169,6 +162,12 @@ struct StagedEpilogue {
   }
 
  private:
+  /// Waits until what this warpgroup's copies to D read may be overwritten.
+  __device__ void wait_for_copies() const {
+    if (is_leader()) cute::tma_store_wait<0>();
+    named_barrier::sync(barrier, 128);
+  }
+
   /// Columns of D.
   __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
 

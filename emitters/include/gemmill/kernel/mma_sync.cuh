@@ -17,6 +17,8 @@ struct MmaSyncGemm {
   using Direct = DirectGemm<Config>;
   using Atom = typename Config::Atom;
   using Word = typename Atom::Word;
+  using A = typename Config::A;
+  using B = typename Config::B;
   using Accumulator = typename Config::Accumulator;
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
   static constexpr int kStages = Config::kStages;
@@ -31,7 +33,7 @@ struct MmaSyncGemm {
   static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, 8 / kWarpsN));
   /// Where these are fewer than four, others compute the same for other slices of a stage along K.
   static constexpr int kSlices =
-      max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(typename Config::A)) / (8 * int(sizeof(Word)))));
+      max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(A)) / (8 * int(sizeof(Word)))));
   static constexpr int kSliceK = kTileK / kSlices;
   static constexpr int kSliceThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kThreads = kSliceThreads * kSlices;
@@ -39,15 +41,13 @@ struct MmaSyncGemm {
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
 
-  using CopyA =
-      OperandCopy<typename Config::A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
-  using CopyB =
-      OperandCopy<typename Config::B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
-  using A = typename CopyA::Layout;
-  using B = typename CopyB::Layout;
-  using FragmentsA = typename Mma::template FragmentsA<A, Word>;
-  using FragmentsB = typename Mma::template FragmentsB<B, Word>;
-  static constexpr int kSharedBytes = kStages * (A::kBytes + B::kBytes);
+  using CopyA = OperandCopy<A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
+  using CopyB = OperandCopy<B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
+  using LayoutA = typename CopyA::Layout;
+  using LayoutB = typename CopyB::Layout;
+  using FragmentsA = typename Mma::template FragmentsA<LayoutA, Word>;
+  using FragmentsB = typename Mma::template FragmentsB<LayoutB, Word>;
+  static constexpr int kSharedBytes = kStages * (LayoutA::kBytes + LayoutB::kBytes);
   static_assert(kSliceK % FragmentsA::kStepK == 0, "a slice of a stage is whole MMAs deep");
   static_assert((kSlices - 1) * kTileM * kTileN * int(sizeof(Accumulator)) <= kSharedBytes,
                 "the stages hold the sums of all slices but one");
@@ -78,9 +78,9 @@ struct MmaSyncGemm {
   static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMaxBytesAhead;
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
 
-  __device__ static char* stage_a(char* shared, int stage) { return shared + stage * A::kBytes; }
+  __device__ static char* stage_a(char* shared, int stage) { return shared + stage * LayoutA::kBytes; }
   __device__ static char* stage_b(char* shared, int stage) {
-    return shared + kStages * A::kBytes + stage * B::kBytes;
+    return shared + kStages * LayoutA::kBytes + stage * LayoutB::kBytes;
   }
 
   /// A thread's part in filling stages.
@@ -88,7 +88,10 @@ struct MmaSyncGemm {
     CopyA a;
     CopyB b;
 
-    __device__ bool is_whole() const { return a.is_whole() && b.is_whole(); }
+    /// Tiles that lie within K, with what is read behind them.
+    __device__ int whole_tiles(int k) const {
+      return a.is_whole() && b.is_whole() ? (k - max_of(CopyA::kBehind, CopyB::kBehind)) / kTileK : 0;
+    }
     template <bool Whole, int Parts>
     __device__ void begin(char* shared, int stage, int k_left, int part) {
       a.template begin<Whole, Parts>(stage_a(shared, stage), k_left, part);
@@ -127,25 +130,12 @@ struct MmaSyncGemm {
     int const slice = kSlices == 1 ? 0 : threadIdx.x / kSliceThreads;
     int const warp = threadIdx.x / 32 % (kWarpsM * kWarpsN), lane = threadIdx.x % 32;
     int const warp_m = warp % kWarpsM * kWarpM, warp_n = warp / kWarpsM * kWarpN;
-    Copies copies{{params.a.at_batch<typename Config::A const>(work.batch), params.a.row_stride, params.a.column_stride,
-                   work.m, params.m},
-                  {params.b.at_batch<typename Config::B const>(work.batch), params.b.column_stride, params.b.row_stride,
-                   work.n, params.n}};
+    Copies copies{{params.a.at_batch<A const>(work.batch), params.a.row_stride, params.a.column_stride, work.m, params.m},
+                  {params.b.at_batch<B const>(work.batch), params.b.column_stride, params.b.row_stride, work.n, params.n}};
     auto const a = copies.a.template fragments<FragmentsA>(warp_m, slice * kSliceK);
     auto const b = copies.b.template fragments<FragmentsB>(warp_n, slice * kSliceK);
-
-    constexpr int kBehind = max_of(CopyA::kBehind, CopyB::kBehind);
-    int const whole_tiles = copies.is_whole() ? (params.k - kBehind) / kTileK : 0;
-    for (int tile = 0; tile < kStages - 1; ++tile) {
-      int const k_left = params.k - tile * kTileK;
-      if (tile < whole_tiles) {
-        copies.template begin<true, 1>(shared, tile, k_left, 0);
-      } else if (tile < work.k_tiles) {
-        copies.template begin<false, 1>(shared, tile, k_left, 0);
-      }
-      if (tile < work.k_tiles) copies.finish(shared, tile);
-      if constexpr (Mma::kHasAsync) commit_copies();
-    }
+    int const whole_tiles = copies.whole_tiles(params.k);
+    fill_stages(params, work, copies, shared, whole_tiles);
     Sums sums = {};
     Words words;
     int stage = 0;
@@ -156,14 +146,12 @@ struct MmaSyncGemm {
     auto const step = [&](int tile, auto whole) {
       constexpr bool kWhole = decltype(whole)::value;
       constexpr int kParts = kWhole && kAhead && kSteps > 1 ? (kSteps - 1) * kAtomsM : 1;
-      int const ahead = tile + kStages - 1;
-      int const refilled = stage == 0 ? kStages - 1 : stage - 1;
+      int const ahead = tile + kStages - 1, refilled = stage == 0 ? kStages - 1 : stage - 1;
       bool const refills = kWhole || ahead < work.k_tiles;
       auto const refill = [&](int part) {
         if (refills) copies.template begin<kWhole, kParts>(shared, refilled, params.k - ahead * kTileK, part);
-        if constexpr (Mma::kHasAsync) {
+        if constexpr (Mma::kHasAsync)
           if (part == kParts - 1) commit_copies();
-        }
       };
       auto const turn = [&] {
         if (refills) copies.finish(shared, refilled);
@@ -185,22 +173,38 @@ struct MmaSyncGemm {
           words.multiply(i, sums);
           if (kParts > 1 && k < kSteps - 1) refill(k * kAtomsM + i);
         }
-        if constexpr (kAhead) {
+        if constexpr (kAhead)
           words = next;
-        } else {
-          if (k == kSteps - 1) turn();
-        }
+        else if (k == kSteps - 1)
+          turn();
       }
     };
     int tile = 0;
     for (; tile + kStages - 1 < whole_tiles; ++tile) step(tile, cuda::std::true_type{});
     for (; tile < work.k_tiles; ++tile) step(tile, cuda::std::false_type{});
     __syncthreads();
-    if constexpr (kSlices > 1) {
-      add_slices(reinterpret_cast<Accumulator*>(shared), slice, sums);
-      if (slice > 0) return;
-    }
+    if (kSlices > 1 && !add_slices(reinterpret_cast<Accumulator*>(shared), slice, sums)) return;
+    store(params, work, warp_m, warp_n, lane, sums);
+  }
 
+  /// Begins the copies of the first tiles, all stages but one.
+  __device__ static void fill_stages(DirectParams const& params, Work const& work, Copies& copies, char* shared,
+                                     int whole_tiles) {
+    for (int tile = 0; tile < kStages - 1; ++tile) {
+      int const k_left = params.k - tile * kTileK;
+      if (tile < whole_tiles) {
+        copies.template begin<true, 1>(shared, tile, k_left, 0);
+      } else if (tile < work.k_tiles) {
+        copies.template begin<false, 1>(shared, tile, k_left, 0);
+      }
+      if (tile < work.k_tiles) copies.finish(shared, tile);
+      if constexpr (Mma::kHasAsync) commit_copies();
+    }
+  }
+
+  /// Applies the epilogue to a warp's sums, and stores them.
+  __device__ static void store(DirectParams const& params, Work const& work, int warp_m, int warp_n, int lane,
+                               Sums const& sums) {
     auto const epilogue =
         Direct::epilogue(params, work)
             .from(work.m + warp_m + FragmentsA::position(0, Mma::sum_row(lane)),
@@ -226,7 +230,8 @@ struct MmaSyncGemm {
   }
 
   /// Adds the sums of the other slices to those of the first, through the stages, which are free before and after.
-  __device__ static void add_slices(Accumulator* shared, int slice, Sums& sums) {
+  /// Whether this is the first one, which has the tile's then.
+  __device__ static bool add_slices(Accumulator* shared, int slice, Sums& sums) {
     constexpr int kCount = sizeof(Sums) / sizeof(Accumulator);
     Accumulator* const own = &sums[0][0][0];
     Accumulator* const first = shared + threadIdx.x % kSliceThreads;
@@ -242,6 +247,7 @@ struct MmaSyncGemm {
         for (int i = 0; i < kCount; ++i) own[i] += first[(other * kCount + i) * kSliceThreads];
     }
     __syncthreads();
+    return slice == 0;
   }
 };
 

@@ -34,7 +34,7 @@ struct GemmParams {
 
 /// What kernels take that sum slices of K.
 struct PartialParams : GemmParams {
-  /// Partial sums in a workspace: matrices as long as D, or slots of one cluster tile.
+  /// Partial sums in a workspace: matrices as long as D, or one cluster tile after the other.
   char* partials;
   /// One for each consumer warpgroup of each slot, 0 between launches.
   uint32_t* flags;

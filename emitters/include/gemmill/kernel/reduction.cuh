@@ -1,4 +1,4 @@
-/// The second kernel of split-K: adds up the parts and applies the epilogue.
+/// The second kernel of split-K: adds up the splits and applies the epilogue.
 #pragma once
 
 #include <gemmill/epilogue/linear.cuh>
@@ -14,7 +14,7 @@ struct NoReduction {
 };
 
 /// Partial sums are matrices with D's majorness, their contiguous extent padded to whole vectors of four, one after the
-/// other: [part][batch][strided][contiguous]. Each thread sums up to eight parts of a vector, and where there are more,
+/// other: [split][batch][strided][contiguous]. Each thread sums up to eight splits of a vector, and where there are more,
 /// threads share a vector; the order of summation is always the same.
 template <class Config>
 struct Reduction {
@@ -23,9 +23,9 @@ struct Reduction {
   using Operation = typename Config::Epilogue;
   using Compute = typename Operation::Compute;
   static constexpr int kThreads = 256;
-  static constexpr int kParts = Config::kSplits;
-  static constexpr int kGroups = kParts <= 8 ? 1 : kParts <= 16 ? 2 : kParts <= 32 ? 4 : 8;
-  static constexpr int kGroupParts = ceil_div(kParts, kGroups);
+  static constexpr int kSplits = Config::kSplits;
+  static constexpr int kGroups = kSplits <= 8 ? 1 : kSplits <= 16 ? 2 : kSplits <= 32 ? 4 : 8;
+  static constexpr int kGroupSplits = ceil_div(kSplits, kGroups);
   /// Vectors that a CTA computes.
   static constexpr int kVectors = kThreads / kGroups;
   static constexpr bool kRows = Config::kMajorD == MajorOut::N;
@@ -49,10 +49,10 @@ struct Reduction {
     if (index < plane) {
       auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
 #pragma unroll 8
-      for (int i = 0; i < kGroupParts; ++i) {
-        int const part = group * kGroupParts + i;
-        if (kParts % kGroupParts != 0 && part >= kParts) break;
-        uint4 const bits = __ldcg(source + int64_t(part) * plane);
+      for (int i = 0; i < kGroupSplits; ++i) {
+        int const split = group * kGroupSplits + i;
+        if (kSplits % kGroupSplits != 0 && split >= kSplits) break;
+        uint4 const bits = __ldcg(source + int64_t(split) * plane);
         Vector const values = reinterpret_cast<Vector const&>(bits);
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum.values[j] += values.values[j];

@@ -43,7 +43,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
       for (int i = 0; i < Traits::kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
       if constexpr (Traits::kPingpong) storage.turns().init();
       if constexpr (Traits::kTransposes) storage.ready().init();
-      if constexpr (Traits::kClusterParts > 1)
+      if constexpr (Traits::kClusterSplits > 1)
         for (int i = 0; i < Traits::kConsumers; ++i) sums_barriers[i].init();
       cutlass::arch::fence_barrier_init();
     }

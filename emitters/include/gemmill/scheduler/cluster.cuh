@@ -6,32 +6,32 @@
 
 namespace gemmill {
 
-/// Work of a CTA that multiplies one part of K of its cluster's tile, and stores that share of the columns.
+/// Work of a CTA that multiplies one split of K of its cluster's tile, and stores that share of the columns.
 struct ClusterWork : Work {
-  int part;
+  int split;
 };
 
 /// Like the persistent scheduler, with a cluster of `Splits` CTAs in place of each CTA: the CTA of rank r multiplies
-/// part r of K. The first parts have a K tile more where their number does not divide K; parts beyond the K tiles are
+/// split r of K. The first splits have a K tile more where their number does not divide K; splits beyond the K tiles are
 /// empty.
 template <class Order, int TileK, int Splits>
 struct ClusterScheduler : PersistentScheduler<Order, TileK> {
   using Base = PersistentScheduler<Order, TileK>;
   static_assert(Order::kClusterSize == 1, "the CTAs of a cluster have one tile");
 
-  int part;
+  int split;
 
   /// No CTA shares loads with another, so that each has rank 0 as far as tiles go.
-  __device__ ClusterScheduler(typename Base::Params const& params, int rank) : Base(params, 0), part(rank) {}
+  __device__ ClusterScheduler(typename Base::Params const& params, int rank) : Base(params, 0), split(rank) {}
 
   __device__ static int first() { return blockIdx.x / Splits; }
   __device__ static int stride() { return gridDim.x / Splits; }
 
-  __device__ int k_tiles(int) const { return this->k_extent / Splits + (part < this->k_extent % Splits); }
+  __device__ int k_tiles(int) const { return this->k_extent / Splits + (split < this->k_extent % Splits); }
 
   __device__ ClusterWork work(int index) {
-    ClusterWork work{Base::work(index), part};
-    work.k_tile = part * (this->k_extent / Splits) + min(part, this->k_extent % Splits);
+    ClusterWork work{Base::work(index), split};
+    work.k_tile = split * (this->k_extent / Splits) + min(split, this->k_extent % Splits);
     work.k_tiles = k_tiles(index);
     return work;
   }
@@ -40,11 +40,11 @@ struct ClusterScheduler : PersistentScheduler<Order, TileK> {
 /// CTAs of a cluster that share K of a tile. (An enumerator: a static member is data of every cubin, even of kernels
 /// that have no use for it.)
 template <class Scheduler>
-struct ClusterParts {
+struct ClusterSplits {
   enum : int { kCount = 1 };
 };
 template <class Order, int TileK, int Splits>
-struct ClusterParts<ClusterScheduler<Order, TileK, Splits>> {
+struct ClusterSplits<ClusterScheduler<Order, TileK, Splits>> {
   enum : int { kCount = Splits };
 };
 

@@ -6,10 +6,10 @@
 
 namespace gemmill {
 
-/// All tiles of the first part of K, then all of the second, and so on: neighbours share operands. Part p of matrix b
+/// All tiles of the first split of K, then all of the second, and so on: neighbours share operands. Split p of matrix b
 /// is matrix `p * batch + b` of D, which holds partial sums; a second kernel adds them up.
 ///
-/// The first parts have a K tile more where their number does not divide K; parts beyond the K tiles are empty.
+/// The first splits have a K tile more where their number does not divide K; splits beyond the K tiles are empty.
 template <class Order, int TileK, int Splits>
 struct SplitScheduler {
   using Params = PartialParams;
@@ -34,26 +34,26 @@ struct SplitScheduler {
   __device__ static int first() { return blockIdx.x / Order::kClusterSize; }
   __device__ static int stride() { return gridDim.x / Order::kClusterSize; }
 
-  __device__ int part_of(int index) const { return Order::quotient(index, tiles); }
+  __device__ int split_of(int index) const { return Order::quotient(index, tiles); }
 
-  __device__ int k_tiles(int index) const { return k_tiles_of(part_of(index)); }
+  __device__ int k_tiles(int index) const { return k_tiles_of(split_of(index)); }
 
-  __device__ Work work(int index) { return work_of(index, part_of(index)); }
+  __device__ Work work(int index) { return work_of(index, split_of(index)); }
 
-  /// K tiles of a part.
-  __device__ int k_tiles_of(int part) const { return k_extent / Splits + (part < k_extent % Splits); }
+  /// K tiles of a split.
+  __device__ int k_tiles_of(int split) const { return k_extent / Splits + (split < k_extent % Splits); }
 
-  /// A unit whose part is known.
-  __device__ Work work_of(int index, int part) {
-    int const tile = index - part * tiles;
+  /// A unit whose split is known.
+  __device__ Work work_of(int index, int split) {
+    int const tile = index - split * tiles;
     int const matrix = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - matrix * order.count(), rank);
-    int const begin = part * (k_extent / Splits) + min(part, k_extent % Splits);
-    return {m, n, matrix, part * batch + matrix, begin, k_tiles_of(part)};
+    int const begin = split * (k_extent / Splits) + min(split, k_extent % Splits);
+    return {m, n, matrix, split * batch + matrix, begin, k_tiles_of(split)};
   }
 };
 
-/// The same in one kernel: the clusters that share a tile add up their parts, and the one that has the last stores D.
+/// The same in one kernel: the clusters that share a tile add up their sums, and the one that has the last stores D.
 ///
 /// They wait for work of lower index only, which was begun before: by the same cluster or, where as many clusters run at
 /// a time as the grid has, by another.
@@ -61,11 +61,11 @@ template <class Order, int TileK, int Splits>
 struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
   using SplitScheduler<Order, TileK, Splits>::SplitScheduler;
 
-  __device__ int slot_stride() const { return -this->tiles; }
+  __device__ int partial_stride() const { return -this->tiles; }
 
   __device__ SharedWork work(int index) {
-    int const part = this->part_of(index);
-    SharedWork work{this->work_of(index, part), index, Splits - 1 - part, Splits};
+    int const split = this->split_of(index);
+    SharedWork work{this->work_of(index, split), index, Splits - 1 - split, Splits};
     work.batch_d = work.batch;
     return work;
   }

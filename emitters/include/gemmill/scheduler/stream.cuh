@@ -12,7 +12,7 @@ namespace gemmill {
 /// The paper lays the K tiles of shared tiles end to end and cuts them into equal shares. Clusters then stand at
 /// different places along K and have little in common in L2: a step took half as long again. Here each shared tile has an
 /// owner, and all owners begin at the same place; so do the other clusters, which multiply the rest of K:
-/// * where there are twice as many clusters as shared tiles, or more, the K of each tile is cut into equal parts;
+/// * where there are twice as many clusters as shared tiles, or more, the K of each tile is cut into equal splits;
 /// * otherwise each of the others, the helpers, multiplies the last of K for as many tiles, one after the other, as lets
 ///   owners and helpers end together.
 ///
@@ -30,7 +30,7 @@ struct StreamScheduler {
   int rank;
   /// Output tiles of the whole batch that are shared; they come first.
   int shared;
-  /// Parts of such tiles that this cluster multiplies, and the K tiles of each: the first one, and how many.
+  /// Shares of such tiles that this cluster multiplies, and the K tiles of each: the first one, and how many.
   int segments, begin, length;
   /// The output tile of unit 0, were it a whole tile as those behind the segments are.
   int origin;
@@ -48,7 +48,7 @@ struct StreamScheduler {
 
   __device__ static int first() { return 0; }
   __device__ static int stride() { return 1; }
-  __device__ int slot_stride() const { return shared; }
+  __device__ int partial_stride() const { return shared; }
   __device__ int k_tiles(int index) const { return index < segments ? length : k_extent; }
 
   __device__ SharedWork work(int index) {
@@ -56,14 +56,14 @@ struct StreamScheduler {
     int tile = origin + index * clusters();
     work.k_tile = 0;
     work.k_tiles = k_tiles(index);
-    work.part = 0;
-    work.parts = 1;
+    work.split = 0;
+    work.splits = 1;
     if (index < segments) {
-      work.part = share() / shared;
-      work.parts = parts();
+      work.split = share() / shared;
+      work.splits = splits();
       work.k_tile = begin;
-      tile = share() - work.part * shared + index * (clusters() < 2 * shared ? clusters() - shared : shared);
-      work.slot = tile + (work.part - 1) * shared;
+      tile = share() - work.split * shared + index * (clusters() < 2 * shared ? clusters() - shared : shared);
+      work.partial = tile + (work.split - 1) * shared;
     }
     work.batch = work.batch_d = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - work.batch * order.count(), rank);
@@ -82,11 +82,11 @@ struct StreamScheduler {
   }
   __device__ static int share() { return clusters() - 1 - cluster(); }
   /// Of each shared tile.
-  __device__ int parts() const { return max(clusters() / shared, 2); }
+  __device__ int splits() const { return max(clusters() / shared, 2); }
 
   __device__ void share_out() {
     int const helpers = clusters() - shared;
-    int owned = ceil_div(k_extent, parts());
+    int owned = ceil_div(k_extent, splits());
     if (helpers < shared) {
       int const each = ceil_div(shared, helpers);
       owned = min(ceil_div((k_extent + ExchangeSteps) * each, each + 1), k_extent);
@@ -95,12 +95,12 @@ struct StreamScheduler {
       shared = 0;
       return;
     }
-    int const part = share() / shared;
-    if (part >= parts()) return;
-    segments = part == 0 || helpers >= shared ? 1 : ceil_div(2 * shared - share(), helpers);
-    int const helped = ceil_div(k_extent - owned, parts() - 1);
-    begin = part == 0 ? 0 : owned + (part - 1) * helped;
-    length = part == 0 ? owned : max(min(k_extent - begin, helped), 0);
+    int const split = share() / shared;
+    if (split >= splits()) return;
+    segments = split == 0 || helpers >= shared ? 1 : ceil_div(2 * shared - share(), helpers);
+    int const helped = ceil_div(k_extent - owned, splits() - 1);
+    begin = split == 0 ? 0 : owned + (split - 1) * helped;
+    length = split == 0 ? owned : max(min(k_extent - begin, helped), 0);
   }
 };
 

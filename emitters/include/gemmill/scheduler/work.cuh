@@ -24,17 +24,18 @@ struct Work {
   int k_tile, k_tiles;
 };
 
-/// Work of a scheduler whose clusters share tiles. Every part but part 0, which stores the tile, has a slot of a
-/// workspace to leave its sums in. They are added up in the order of a tree with four branches: part p takes those of
+/// Work of a scheduler whose clusters share tiles. Every split but the first, which stores the tile, leaves its sums as a
+/// tile of the workspace. They are added up in the order of a tree with four branches: split p takes those of
 /// p + 1, 2 and 3 if p is a multiple of 4, then those of p + 4, 8 and 12 if it is a multiple of 16, and so on; then it
 /// leaves its own. (A level takes 2 us on an H200 and each tile of 128 x 128 within it 0.8 us more.)
 ///
-/// Part p + i has the slot `i * slot_stride()` after that of part p, and is handed out before part p: no wait is circular.
+/// Split p + i has the tile `i * partial_stride()` behind that of split p, and is handed out before it: no wait is circular.
 struct SharedWork : Work {
   static constexpr int kBranches = 4;
 
-  int slot;
-  int part, parts;
+  /// Where in the workspace its tile is.
+  int partial;
+  int split, splits;
 };
 
 /// How D's matrices, and C's, are found: by their index in the batch; the same, but cut at the last row of a group; by

@@ -1,4 +1,4 @@
-/// The mainloops of the WGMMA kernel: A and B from shared memory; what promoted sums walk.
+/// The mainloops of the WGMMA kernel: A and B from shared memory; A from registers; what promoted sums walk.
 #pragma once
 
 #include <gemmill/kernel/wgmma/storage.cuh>
@@ -63,6 +63,47 @@ struct WgmmaMainloop {
       wgmma_wait<1>();
       if (k_tile > 0) release(at.previous());
       at.advance();
+    }
+  }
+
+  /// Waits for the last MMAs of a tile, and gives their stage back.
+  __device__ static void drain(Accumulator& accumulators, Release const& release, Position const& at, int k_tiles) {
+    wgmma_wait<0>();
+    accumulators.fence();
+    if (k_tiles > 0) release(at.previous());
+  }
+
+  /// Multiplies A from registers, which an operand loads as fragments, and B from shared memory.
+  template <class OperandA>
+  __device__ static void from_registers(Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
+                                        StagePipeline& pipeline, Ready& ready, Position& at, Release const& release,
+                                        int k_tiles) {
+    typename OperandA::Fragment even, odd;
+    // One set of fragments is read from shared memory while MMAs read the other.
+    auto const step = [&](auto& fragment, auto& before, bool first) {
+      wait(pipeline, ready, at);
+      a.load(fragment, at.stage);
+      accumulators.multiply(fragment, b, at.stage, first);
+      wgmma_wait<1>();
+      before.pin();
+      if (!first) release(at.previous());
+      at.advance();
+    };
+    // No branch lies between MMAs in flight and the next: ptxas would serialise them.
+    int k_tile = 0;
+    for (; k_tile + 1 < k_tiles; k_tile += 2) {
+      step(even, odd, k_tile == 0);
+      step(odd, even, false);
+    }
+    if (k_tile < k_tiles) step(even, odd, k_tile == 0);
+  }
+
+  /// A as a warpgroup loads it into registers, from its first row and its first k of a stage.
+  __device__ static auto operand(char* shared, int first_row, [[maybe_unused]] int first_k) {
+    if constexpr (Traits::kMixed) {
+      return typename Traits::Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row, first_k);
+    } else {
+      return ColumnOperand<A, Traits::kBlocks, Config::kTileK>(shared + Storage::kOffsetA, first_row);
     }
   }
 };

@@ -24,10 +24,10 @@ struct KernelSpec {
 };
 
 /// The same of a kernel that sums slices of K, and of its reduction kernel.
-struct PartsSpec {
+struct DecompositionSpec {
   KernelSpec kernel;
   uint32_t offset_partials, offset_flags, offset_c_pointer, offset_c_stride, offset_c_batch_stride;
-  uint32_t splits, slot_bytes, slot_flags, reduction_threads, reduction_vectors;
+  uint32_t splits, tile_bytes, tile_flags, reduction_threads, reduction_vectors;
 };
 
 /// The same of a kernel that sums slices of K in the CTAs of a cluster.
@@ -72,14 +72,14 @@ struct WgmmaSpec {
   }
 
   template <class Reduction>
-  static constexpr PartsSpec parts_spec() {
+  static constexpr DecompositionSpec decomposition_spec() {
     return {spec(), offsetof(Params, partials), offsetof(Params, flags), offsetof(Params, c_pointer),
             offsetof(Params, c_stride), offsetof(Params, c_batch_stride), Scheduler::kSplits,
-            Traits::kShared ? Partials::kSlotBytes : 0, Traits::kShared ? Partials::kWarpgroups : 0, Reduction::kThreads,
+            Traits::kShared ? Partials::kTileBytes : 0, Traits::kShared ? Partials::kWarpgroups : 0, Reduction::kThreads,
             Reduction::kVectors};
   }
 
-  static constexpr ClusterSpec cluster_spec() { return {spec(), Traits::kClusterParts}; }
+  static constexpr ClusterSpec cluster_spec() { return {spec(), Traits::kClusterSplits}; }
 };
 
 }  // namespace gemmill

@@ -39,12 +39,12 @@ struct WgmmaStorage {
   /// Whether the last tile of D that a CTA stores is staged where A and B were: no subtile then waits for another's
   /// copy. Cooperative warpgroups, which store at the same time, are slower so.
   enum : bool {
-    kSpares = Traits::kPingpong && Epilogue::kSpares && !Traits::kShared && Traits::kClusterParts == 1 &&
+    kSpares = Traits::kPingpong && Epilogue::kSpares && !Traits::kShared && Traits::kClusterSplits == 1 &&
               Epilogue::kSpareBytes <= kOffsetScales - kOffsetA
   };
   static constexpr int kOffsetSlices =
       kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
-  static_assert(Traits::kSlices == 1 || Traits::kClusterParts == 1, "either warpgroups or CTAs share K of a tile");
+  static_assert(Traits::kSlices == 1 || Traits::kClusterSplits == 1, "either warpgroups or CTAs share K of a tile");
   static constexpr int kOffsetBarriers =
       kOffsetSlices + (Traits::kSlices - 1) * Config::kTileM * Config::kTileN * int(sizeof(float)) +
       Traits::kConsumers * Sums::kBytes;
@@ -53,7 +53,7 @@ struct WgmmaStorage {
   static constexpr int kOffsetReady = kOffsetTurns + (Traits::kPingpong ? int(sizeof(Turns)) : 0);
   enum : int { kOffsetSums = kOffsetReady + (Traits::kTransposes ? int(sizeof(Ready)) : 0) };
   static constexpr int kSharedBytes =
-      kOffsetSums + (Traits::kClusterParts > 1 ? Traits::kConsumers * int(sizeof(SumsBarriers)) : 0);
+      kOffsetSums + (Traits::kClusterSplits > 1 ? Traits::kConsumers * int(sizeof(SumsBarriers)) : 0);
   static_assert(kOffsetBarriers % sizeof(uint64_t) == 0,
                 "mbarriers are 8 bytes, aligned: no region before them may end between");
 

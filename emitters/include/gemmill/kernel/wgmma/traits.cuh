@@ -56,8 +56,8 @@ struct WgmmaTraits {
                           Config::kSwizzle, Quotient<kRemembers>>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   /// CTAs of a cluster that share K of a tile, and store a share of its columns each.
-  enum : int { kClusterParts = ClusterParts<Scheduler>::kCount };
-  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterParts;
+  enum : int { kClusterSplits = ClusterSplits<Scheduler>::kCount };
+  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterSplits;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
   static constexpr int kSliceBarrier = named_barrier::kWarpgroups + kConsumers;
@@ -66,8 +66,8 @@ struct WgmmaTraits {
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
   /// Columns of D that a CTA stores of a tile.
-  static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1) / kClusterParts;
-  static_assert(kTileColumnsD % 8 == 0 || kClusterParts == 1, "CTAs of a cluster store whole fragments");
+  static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1) / kClusterSplits;
+  static_assert(kTileColumnsD % 8 == 0 || kClusterSplits == 1, "CTAs of a cluster store whole fragments");
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, Config::kSubtileN>;
   using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
@@ -90,8 +90,8 @@ struct WgmmaTraits {
   /// Whether slices of K of one tile are summed by several CTAs, one of which stores it.
   static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
-  using Sums = ClusterSums<Accumulator, kClusterParts>;
-  using SumsBarriers = ClusterSumsBarriers<kClusterParts>;
+  using Sums = ClusterSums<Accumulator, kClusterSplits>;
+  using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  Config::kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M: a warp shares the scheduler, and tiles end at the last row of their group.

@@ -1,4 +1,4 @@
-"""What the templates of all families' sources have slots for."""
+"""What the templates of all families' sources have placeholders for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gemmill.library.config.table import TABLE
 from gemmill.library.launch import LaunchSpec
 
 
-def slots(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
-    """Operands, tile, stages, members made of fields, and symbols, by the names of their slots."""
+def placeholders(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
+    """Operands, tile, stages, members made of fields, and symbols, by the names of their placeholders."""
     c = config.c or config.d
     return {
         "summary": f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.launch import LaunchSpec, Parts
+from gemmill.library.launch import KDecomposition, LaunchSpec
 from gemmill.library.problem import GemmProblem
 
 INT32_MAX = (1 << 31) - 1
@@ -17,7 +17,7 @@ PARTIAL_BYTES = 4
 FLAG_BYTES = 4
 MIN_SHARE = 8
 """Fewest steps along K that stream-K gives a cluster, where there are fewer tiles than clusters: adding up twice as
-many parts takes about as long as five steps (H200)."""
+many partial sums takes about as long as five steps (H200)."""
 
 
 EXCHANGE_STEPS = 4
@@ -27,7 +27,7 @@ REDUCTION_THREADS = 256
 
 
 def reduction_vectors(splits: int) -> int:
-    """Vectors that a CTA of the reduction kernel computes; threads share one where there are many parts."""
+    """Vectors that a CTA of the reduction kernel computes; threads share one where there are many splits."""
     groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
     return REDUCTION_THREADS // groups
 
@@ -47,7 +47,7 @@ class PartialMatrices:
     contiguous: int
     strided: int
     count: int
-    """One for each part of each matrix of the batch, part by part."""
+    """One for each split of each matrix of the batch, split by split."""
 
     @property
     def elements(self) -> int:
@@ -61,22 +61,22 @@ def cluster_tiles(spec: LaunchSpec, problem: GemmProblem) -> int:
     return -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
 
 
-def partial_matrices(parts: Parts, problem: GemmProblem) -> PartialMatrices:
+def partial_matrices(shared: KDecomposition, problem: GemmProblem) -> PartialMatrices:
     """The matrices that a split kernel stores."""
     contiguous, strided = (problem.n, problem.m) if problem.d_major == "n" else (problem.m, problem.n)
-    return PartialMatrices(-(-contiguous // VECTOR) * VECTOR, strided, parts.splits * problem.batch)
+    return PartialMatrices(-(-contiguous // VECTOR) * VECTOR, strided, shared.splits * problem.batch)
 
 
 def reduction_ctas(spec: LaunchSpec, problem: GemmProblem) -> int:
     """CTAs of the second kernel of a split kernel."""
-    parts = _parts(spec)
-    assert parts.reduction, f"{spec.entry} has no second kernel"
-    vectors = partial_matrices(parts, problem).elements // parts.splits // VECTOR
+    shared = _k_decomposition(spec)
+    assert shared.reduction, f"{spec.entry} has no second kernel"
+    vectors = partial_matrices(shared, problem).elements // shared.splits // VECTOR
     if vectors > INT32_MAX:
         raise UnsupportedProblemError(
             f"{spec.entry}: D has {vectors * VECTOR} elements; the reduction counts up to 2^33: split the problem"
         )
-    return -(-vectors // parts.reduction.vectors)
+    return -(-vectors // shared.reduction.vectors)
 
 
 def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: int) -> int:
@@ -84,25 +84,25 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
 
     Stream-K takes fewer where shares would be so small that adding them up takes longer than they do.
     """
-    parts = _parts(spec)
-    if not DECOMPOSITIONS[parts.decomposition].has_shares:
-        return min(tiles * parts.splits, max_clusters)
-    steps = -(-problem.k // parts.tile_k)
+    shared = _k_decomposition(spec)
+    if not DECOMPOSITIONS[shared.name].has_shares:
+        return min(tiles * shared.splits, max_clusters)
+    steps = -(-problem.k // shared.tile_k)
     if 2 * max_clusters * steps > INT32_MAX:
         raise UnsupportedProblemError(f"{spec.entry}: K is {problem.k}; stream-K counts its steps up to 2^31")
     return min(max(tiles, tiles * steps // MIN_SHARE), max_clusters)
 
 
-def need(spec: LaunchSpec, problem: GemmProblem, grid: int) -> WorkspaceSize:
+def workspace_size(spec: LaunchSpec, problem: GemmProblem, grid: int) -> WorkspaceSize:
     """The workspace of a launch of ``grid`` clusters."""
-    parts = _parts(spec)
-    how = DECOMPOSITIONS[parts.decomposition]
+    shared = _k_decomposition(spec)
+    how = DECOMPOSITIONS[shared.name]
     if how.has_second_kernel:
-        return WorkspaceSize(partial_matrices(parts, problem).elements * PARTIAL_BYTES, 0)
-    slots = grid if how.has_shares else cluster_tiles(spec, problem) * (parts.splits - 1)
-    return WorkspaceSize(slots * parts.slot_bytes, slots * parts.slot_flags * FLAG_BYTES)
+        return WorkspaceSize(partial_matrices(shared, problem).elements * PARTIAL_BYTES, 0)
+    tiles = grid if how.has_shares else cluster_tiles(spec, problem) * (shared.splits - 1)
+    return WorkspaceSize(tiles * shared.tile_bytes, tiles * shared.tile_flags * FLAG_BYTES)
 
 
-def _parts(spec: LaunchSpec) -> Parts:
-    assert spec.parts, f"{spec.entry} sums all of K in one CTA"
-    return spec.parts
+def _k_decomposition(spec: LaunchSpec) -> KDecomposition:
+    assert spec.k_decomposition, f"{spec.entry} sums all of K in one CTA"
+    return spec.k_decomposition

@@ -7,10 +7,10 @@ from string import Template
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.parts import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
+from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma import warpgroups
-from gemmill.library.launch import Parts, Reduction
+from gemmill.library.launch import KDecomposition, Reduction
 from gemmill.library.legality.quantities import partial_dtype
 
 _SCHEDULERS = {
@@ -50,19 +50,19 @@ def scheduler(config: GemmConfig) -> str:
     return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
 
 
-def parts(config: GemmConfig, entry: str) -> Parts | None:
+def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
     """What the launcher of a kernel with this entry must know; None where one CTA or cluster sums all of K."""
     how, decomposition = decomposition_of(config), config.scheduler.decomposition
     if not how.has_workspace:
         return None
     fields, split = fields_of(config), how.has_second_kernel
     splits = config.scheduler.splits
-    return Parts(
-        decomposition=decomposition,
+    return KDecomposition(
+        name=decomposition,
         splits=splits,
         tile_k=config.tile.k,
-        slot_bytes=0 if split else warpgroups.slot_bytes(fields),
-        slot_flags=0 if split else warpgroups.slot_flags(fields),
+        tile_bytes=0 if split else warpgroups.partial_tile_bytes(fields),
+        tile_flags=0 if split else warpgroups.partial_tile_flags(fields),
         reduction=Reduction(
             entry=f"{entry}_reduction",
             threads=REDUCTION_THREADS,
@@ -73,14 +73,14 @@ def parts(config: GemmConfig, entry: str) -> Parts | None:
     )
 
 
-def constants(parts: Parts, offsets: dict[str, int]) -> dict[str, int]:
-    """What the kernel must export after its ``KernelSpec``, in the order of ``gemmill::PartsSpec``."""
-    reduction = parts.reduction
+def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
+    """What the kernel must export after its ``KernelSpec``, in the order of ``gemmill::DecompositionSpec``."""
+    reduction = shared.reduction
     return {
         **{f"offset_{name}": offsets[name] for name in PARAMETERS},
-        "splits": parts.splits,
-        "slot_bytes": parts.slot_bytes,
-        "slot_flags": parts.slot_flags,
+        "splits": shared.splits,
+        "tile_bytes": shared.tile_bytes,
+        "tile_flags": shared.tile_flags,
         "reduction_threads": reduction.threads if reduction else 0,
         "reduction_vectors": reduction.vectors if reduction else 0,
     }

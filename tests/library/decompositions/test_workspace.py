@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Literal
 
 import pytest
@@ -11,13 +12,13 @@ from hypothesis import strategies as st
 
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.parts import (
+from gemmill.library.decompositions.workspace import (
     MIN_SHARE,
     WorkspaceSize,
     clusters,
-    need,
     partial_matrices,
     reduction_ctas,
+    workspace_size,
 )
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
@@ -39,17 +40,17 @@ def test_partial_matrices_hold_every_part_in_whole_vectors(
 ) -> None:
     problem = replace(PROBLEM, m=m, n=n, batch=batch, d_major=major)
     split = spec(f"k{splits}split")
-    assert split.parts is not None
-    assert split.parts.reduction is not None
-    matrices = partial_matrices(split.parts, problem)
+    assert split.k_decomposition is not None
+    assert split.k_decomposition.reduction is not None
+    matrices = partial_matrices(split.k_decomposition, problem)
     contiguous, strided = (n, m) if major == "n" else (m, n)
     assert matrices.strided == strided
     assert matrices.count == splits * batch
     assert 0 <= matrices.contiguous - contiguous < 4
     assert matrices.contiguous * 4 % 16 == 0
-    assert need(split, problem, 1) == WorkspaceSize(matrices.elements * 4, 0)
-    computed = reduction_ctas(split, problem) * split.parts.reduction.vectors * 4
-    assert 0 <= computed - matrices.contiguous * strided * batch < split.parts.reduction.vectors * 4
+    assert workspace_size(split, problem, 1) == WorkspaceSize(matrices.elements * 4, 0)
+    computed = reduction_ctas(split, problem) * split.k_decomposition.reduction.vectors * 4
+    assert 0 <= computed - matrices.contiguous * strided * batch < split.k_decomposition.reduction.vectors * 4
 
 
 @given(EXTENTS, EXTENTS, st.integers(0, 1 << 20), st.integers(1, 132))
@@ -62,19 +63,19 @@ def test_stream_takes_a_share_for_each_cluster_and_a_slot_for_each_share(m: int,
     steps = -(-k // 64)
     if tiles < count:
         assert tiles * steps >= MIN_SHARE * count, "adding up smaller shares takes longer than they do"
-    assert stream.parts is not None
-    assert need(stream, problem, count) == WorkspaceSize(count * 256 * 128 * 4, count * 4 * 4)
+    assert stream.k_decomposition is not None
+    assert workspace_size(stream, problem, count) == WorkspaceSize(count * 256 * 128 * 4, count * 4 * 4)
 
 
 def test_fused_has_a_slot_for_each_part_but_the_one_that_stores() -> None:
-    assert need(spec("k5fused"), PROBLEM, 10) == WorkspaceSize(8 * 4 * 256 * 128 * 4, 8 * 4 * 4 * 4)
+    assert workspace_size(spec("k5fused"), PROBLEM, 10) == WorkspaceSize(8 * 4 * 256 * 128 * 4, 8 * 4 * 4 * 4)
     assert grid_ctas(spec("k5fused"), PROBLEM, 132) == 2 * 8 * 5
     assert grid_ctas(spec("k5fused"), PROBLEM, 10) == 2 * 10
 
 
 def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> None:
     launch = launch_spec(parse_name(NAME.format("k4cluster").replace("2x1", "1x1").replace("128x128x64", "128x256x32")))
-    assert launch.parts is None
+    assert launch.k_decomposition is None
     assert "partials" not in launch.offsets
     assert (launch.tile, launch.cluster, launch.cluster_ctas) == ((128, 256), (1, 1), 4)
     assert grid_ctas(launch, PROBLEM, 30) == 4 * 4 * 2
@@ -98,7 +99,16 @@ def test_a_split_kernel_stores_partial_sums_and_reduces_in_a_second_kernel() -> 
     boxes = {box.operand: box for box in source.launch.boxes}
     assert set(boxes) == {"a", "b", "partials"}
     assert boxes["partials"].dtype == "f32"
-    assert source.launch.parts is not None
-    assert source.launch.parts.reduction is not None
-    assert source.launch.parts.reduction.entry in source.text
+    assert source.launch.k_decomposition is not None
+    assert source.launch.k_decomposition.reduction is not None
+    assert source.launch.k_decomposition.reduction.entry in source.text
     assert "kAlignC = 2, kAlignD = 4" in source.text
+
+
+def test_launch_facts_that_an_older_version_wrote_are_read() -> None:
+    for name in ("k5fused", "k4split", "k1"):
+        content = asdict(spec(name))
+        if shared := content.pop("k_decomposition"):
+            former = {"name": "decomposition", "tile_bytes": "slot_bytes", "tile_flags": "slot_flags"}
+            shared = {former.get(key, key): value for key, value in shared.items()}
+        assert LaunchSpec.of(json.loads(json.dumps({**content, "parts": shared}))) == spec(name)
