@@ -55,7 +55,7 @@ struct WgmmaConsumer {
         if (next < scheduler.total && scheduler.k_tiles(next) > 0) accumulators.begin(a, b, stages());
     };
     begin_ahead(index);
-    for (; index < scheduler.total; index += stride) {
+    for (; index < scheduler.total; index += stride, turn ^= 1) {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
       int const n_d = column_of_d(work);
@@ -69,16 +69,16 @@ struct WgmmaConsumer {
         begin_ahead(index + stride);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
-        if constexpr (Traits::kRegistersA)
-          Mainloop::from_registers(accumulators, Mainloop::operand(shared, first_row, first_k), b, pipeline, ready, at,
-                                   release, work.k_tiles);
-        else
+        if constexpr (Traits::kRegistersA) {
+          auto const operand = Mainloop::operand(shared, first_row, first_k);
+          typename decltype(operand)::Fragment even, odd;
+          Mainloop::alternate(even, odd, work.k_tiles, [&](auto& fragment, auto& before, bool first) {
+            Mainloop::step(accumulators, operand, fragment, before, b, pipeline, ready, at, release, first);
+          });
+        } else
           Mainloop::from_shared(accumulators, a, b, pipeline, ready, at, release, work.k_tiles);
       }
-      if constexpr (Traits::kPingpong) {
-        storage.turns().pass(warpgroup, lane);
-        turn ^= 1;
-      }
+      if constexpr (Traits::kPingpong) storage.turns().pass(warpgroup, lane);
       if constexpr (!Config::kPromote) Mainloop::drain(accumulators, release, at, work.k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
       finish(params, shared, scheduler, epilogue, sums, accumulators, work, m, n_d, warpgroup, index, stride);

@@ -73,23 +73,24 @@ struct WgmmaMainloop {
     if (k_tiles > 0) release(at.previous());
   }
 
-  /// Multiplies A from registers, which an operand loads as fragments, and B from shared memory.
-  template <class OperandA>
-  __device__ static void from_registers(Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
-                                        StagePipeline& pipeline, Ready& ready, Position& at, Release const& release,
-                                        int k_tiles) {
-    typename OperandA::Fragment even, odd;
-    // One set of fragments is read from shared memory while MMAs read the other.
-    auto const step = [&](auto& fragment, auto& before, bool first) {
-      wait(pipeline, ready, at);
-      a.load(fragment, at.stage);
-      accumulators.multiply(fragment, b, at.stage, first);
-      wgmma_wait<1>();
-      before.pin();
-      if (!first) release(at.previous());
-      at.advance();
-    };
-    // No branch lies between MMAs in flight and the next: ptxas would serialise them.
+  /// Multiplies a stage, A from a fragment: one set of them is read from shared memory while MMAs read the other.
+  template <class OperandA, class Fragment>
+  __device__ static void step(Accumulator& accumulators, OperandA const& a, Fragment& fragment, Fragment& before,
+                              MatrixDescriptors<B> const& b, StagePipeline& pipeline, Ready& ready, Position& at,
+                              Release const& release, bool first) {
+    wait(pipeline, ready, at);
+    a.load(fragment, at.stage);
+    accumulators.multiply(fragment, b, at.stage, first);
+    wgmma_wait<1>();
+    before.pin();
+    if (!first) release(at.previous());
+    at.advance();
+  }
+
+  /// Takes steps, whose fragments alternate. No branch lies between MMAs in flight and the next: ptxas would serialise
+  /// them. (With the step in here, kernels took 1 to 3% longer on an H200.)
+  template <class Fragment, class Step>
+  __device__ static void alternate(Fragment& even, Fragment& odd, int k_tiles, Step const& step) {
     int k_tile = 0;
     for (; k_tile + 1 < k_tiles; k_tile += 2) {
       step(even, odd, k_tile == 0);
