@@ -18,7 +18,7 @@ from gemmill.runtime.launch.launcher import Launcher, Resets
 from gemmill.runtime.launch.prepared import PreparedCall
 from gemmill.runtime.operands.call import GemmCall, signature
 from gemmill.runtime.operands.gemm import Gemm
-from gemmill.runtime.operands.overlap import refuse_shared_memory
+from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice, Rows
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
@@ -32,8 +32,6 @@ def prepare(call: GemmCall) -> PreparedCall:
     entry = caches.prepared(signature(call))
     if entry.value is None:
         entry.value = _prepared(call)
-    else:
-        refuse_shared_memory(call.tensors["out"], call.arguments)  # no signature has addresses
     return entry.value
 
 
@@ -50,9 +48,10 @@ def _prepared(call: GemmCall) -> PreparedCall:
     check_promises(call)
     alpha, beta = check_values(call)
     gemm, arguments = call.bound
-    device = call.tensors["a"].device
+    device, memory = call.tensors["a"].device, MemoryCheck(call)
+    memory(call.addresses)
     if is_empty(gemm.problem):
-        return PreparedCall(gemm.problem, None, functools.partial(Resets, device, arguments))
+        return PreparedCall(gemm.problem, None, memory, functools.partial(Resets, device, arguments))
     if options.batch_invariant:
         gemm = of_any_rows(gemm)
     registry = caches.default_registry() if options.registry is None else options.registry
@@ -62,18 +61,18 @@ def _prepared(call: GemmCall) -> PreparedCall:
 
     def launcher(name: str, swap_ab: bool) -> functools.partial[Launcher]:
         kernel = _load(registry, name, device, call.stream)
-        return functools.partial(Launcher, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
+        return functools.partial(Launcher, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments, memory)
 
     if options.kernel is not None:
         new_launcher = launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
-        return PreparedCall(gemm.problem, None, new_launcher)
+        return PreparedCall(gemm.problem, None, memory, new_launcher)
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
 
         choice = autotuned_call(call, registry, gemm.problem, sm_count, launcher)
     else:
         choice = _selected(call, registry, gemm, sm_count)
-    return PreparedCall(gemm.problem, choice, launcher(choice.name, choice.swap_ab))
+    return PreparedCall(gemm.problem, choice, memory, launcher(choice.name, choice.swap_ab))
 
 
 def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gemmill.library.epilogues.syntax import MAX_NODES
@@ -59,7 +59,9 @@ class Launcher:
         swap_ab: bool = False,
         sm_count: int | None = None,
         arguments: Sequence[BoundArgument] = (),
+        memory: Callable[[Addresses], None] | None = None,
     ) -> None:
+        self._memory = memory
         if swap_ab:
             gemm = gemm.transposed
         self.swap_ab = gemm.is_transposed
@@ -110,6 +112,8 @@ class Launcher:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
+                if self._memory is not None:
+                    self._memory(addresses)
                 before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
                 for index, descriptor, shift in self._descriptors:
                     if addresses[index] != before[index]:

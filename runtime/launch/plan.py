@@ -13,7 +13,6 @@ from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.overlap import refuse_shared_memory
 from gemmill.runtime.operands.reading import as_words, unpacked, view
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -28,6 +27,7 @@ class Plan:
     """
 
     def __init__(self, call: GemmCall, prepared: PreparedCall, stream: Callable[[], int]) -> None:
+        prepared.memory(call.addresses)
         launcher = prepared.new_launcher()
         kernel = launcher if isinstance(launcher, Launcher) else None
         self.problem = prepared.problem
@@ -45,6 +45,7 @@ class Plan:
         self.out = call.out
         """The tensor it writes."""
         self._moved = _moved(kernel) if kernel else frozenset()
+        self._memory = prepared.memory
         self._call: GemmCall | None = call
         self._launcher: Launches | None = launcher
         self._stream = stream
@@ -91,8 +92,9 @@ class Plan:
                 else:
                     values[name] = new
         arguments = arguments._replace(values=values)
-        refuse_shared_memory(tensors["out"], arguments)
-        self._call = replace(self._call, tensors=tensors, arguments=arguments, out=self.out if out is None else out)
+        call = replace(self._call, tensors=tensors, arguments=arguments, out=self.out if out is None else out)
+        self._memory(call.addresses)
+        self._call = call
         self._addresses = self._call.addresses
         self.out = self._call.out
 

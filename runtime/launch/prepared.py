@@ -21,11 +21,19 @@ class Launches(Protocol):
 class PreparedCall:
     """What a call needs for its launch, whichever tensors of its signature it has; it holds none of them."""
 
-    def __init__(self, problem: GemmProblem, choice: Choice | None, new_launcher: Callable[[], Launches]) -> None:
+    def __init__(
+        self,
+        problem: GemmProblem,
+        choice: Choice | None,
+        memory: Callable[[Addresses], None],
+        new_launcher: Callable[[], Launches],
+    ) -> None:
         self.problem = problem
         """What it solves."""
         self.choice = choice
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
+        self.memory = memory
+        """Refuses addresses at which what is written lies where something else is, or nothing at all."""
         self.new_launcher = new_launcher
         """Makes a launcher of its own for a plan, so that plans on other tensors of the signature do not move its
         addresses to and fro."""

@@ -13,8 +13,7 @@ from gemmill.library.epilogues.tree import INDEX, Assignment, Epilogue, Kind, Ma
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.operands.arguments import Value
-from gemmill.runtime.operands.overlap import refuse_overlap
-from gemmill.runtime.operands.strided import broadcast, collapse, matrices
+from gemmill.runtime.operands.strided import broadcast, collapse, matrices, refuse_overlap
 from gemmill.runtime.operands.tensors import TensorView
 
 _IDENTITY = {"max": 0xFF800000, "min": 0x7F800000, "sum": 0}

@@ -24,7 +24,6 @@ from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
 from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
 from gemmill.runtime.operands.groups import bind_groups
-from gemmill.runtime.operands.overlap import refuse_shared_memory
 from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -153,7 +152,6 @@ def _bind(call: GemmCall) -> BoundCall:
     groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
     axes = len(a.shape) > 1, len(b.shape) > 1
     bound = bind_arguments(arguments.epilogue, arguments.values, d, *axes, groups)
-    refuse_shared_memory(d, arguments)
     return BoundCall(_with_majors(gemm, call, bound), bound)
 
 

@@ -9,9 +9,8 @@ from gemmill.library.config.model import BatchingName
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.runtime.operands.overlap import refuse_overlap
 from gemmill.runtime.operands.scales import Scale
-from gemmill.runtime.operands.strided import Matrices, Operand, operand
+from gemmill.runtime.operands.strided import Matrices, Operand, operand, refuse_overlap
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses."""

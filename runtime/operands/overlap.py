@@ -1,66 +1,113 @@
-"""Memory that would be written twice: elements of an output that share an address, and outputs that share memory."""
+"""Memory that would be written twice, or while it is read: outputs that share bytes with other tensors of a call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import EpilogueArguments, Value
-from gemmill.runtime.operands.strided import Matrices
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Addresses
+from gemmill.runtime.operands.tensors import TensorView, without_memory
+
+_MAX_WORK = 100_000
+"""Most steps of NumPy's search for a common byte, some milliseconds; what takes more is refused."""
 
 
-def refuse_overlap(x: Matrices, batch: int) -> None:
-    """Elements of D, or of another output, that share an address would be written by several CTAs."""
-    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
-    if 0 in (x.rows, x.columns, batch):
-        return
-    reach = 0
-    for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
-        if stride <= reach:
-            raise OperandError(
-                f"{x.name} has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap"
-            )
-        reach += (extent - 1) * stride
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The bytes of a tensor that has elements, wherever its address is."""
+
+    name: str
+    """What the caller calls it."""
+    place: int
+    """Its place among the addresses of a call."""
+    before: int
+    """Bytes before its address that it reaches back to."""
+    behind: int
+    """Bytes from its address to its end."""
+    extents: tuple[tuple[int, int], ...]
+    """Extents, and bytes between neighbours along them."""
+
+    @classmethod
+    def of(cls, name: str, place: int, tensor: TensorView) -> Footprint:
+        """Of elements narrower than a byte, those that share one lie along the stride of 1."""
+        bits = DTYPES[tensor.dtype].bits
+        size = max(1, bits // 8)
+        extents = []
+        for extent, stride in zip(tensor.shape, tensor.strides, strict=True):
+            packed = bits < 8 and stride == 1
+            extents.append((-(-extent * bits // 8), 1) if packed else (extent, stride * bits // 8))
+        steps = [(extent - 1) * step for extent, step in extents]
+        before, behind = -sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + size
+        return cls(name, place, before, behind, (*extents, (size, 1)))
+
+    def shares(self, address: int, other: Footprint, others: int) -> bool:
+        """Whether one byte belongs to both, at these addresses."""
+        import numpy as np  # which takes longer to import than a pack to load: few calls come here
+
+        most: Any = _MAX_WORK
+        try:
+            return np.shares_memory(np.asarray(self._at(address)), np.asarray(other._at(others)), max_work=most)
+        except np.exceptions.TooHardError:
+            return True
+
+    def _at(self, address: int) -> _Bytes:
+        return _Bytes(address, *zip(*self.extents, strict=True))
 
 
-def refuse_shared_memory(out: TensorView, arguments: EpilogueArguments) -> None:
-    """OperandError where an end of D or of an output lies in another: CTAs would write there in any order.
+class _Bytes:
+    """Bytes as NumPy takes them for an array, which is never read."""
 
-    Views that only interleave, as columns of one matrix do, pass; so do those that meet elsewhere than at an end.
+    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
+        data = address, True
+        self.__array_interface__ = {"data": data, "shape": shape, "strides": strides, "typestr": "|u1", "version": 3}
+
+
+class MemoryCheck:
+    """Refuses calls like one whose outputs lie where other tensors of the call do, or whose tensors have no memory.
+
+    C, and a matrix that the epilogue reads, may be D: each element is read by the thread that writes it. Of an array
+    of matrices nobody but the GPU knows where they are: nothing is checked.
     """
-    if not arguments.values:  # every rebinding asks
-        return
-    written: list[tuple[str, Value]] = [
-        ("out", out),
-        *((o.name, arguments.values[o.name]) for o in arguments.epilogue.outputs),
-    ]
-    tensors = ((name, x) for name, x in written if isinstance(x, TensorView) and 0 not in x.shape)
-    for (one, x), (other, y) in combinations(tensors, 2):
-        if any(_holds(x, end) for end in _ends(y)) or any(_holds(y, end) for end in _ends(x)):
-            lies = " and ".join(f"{n} from {_ends(t)[0]:#x} to {_ends(t)[1]:#x}" for n, t in ((one, x), (other, y)))
-            raise OperandError(
-                f"{one} and {other} share memory, {lies}, and both are written: pass other memory for one"
-            )
+
+    def __init__(self, call: GemmCall) -> None:
+        values = {name: x for name, x in call.arguments.values.items() if isinstance(x, TensorView)}
+        tensors = {} if "addresses" in call.tensors else {**call.tensors, **values}
+        out, written = call.tensors["out"], {"out", *call.arguments.outputs}
+        if 0 in out.shape:  # nothing is read
+            tensors = {name: x for name, x in tensors.items() if name in written}
+        places = {name: place for place, name in enumerate(call.places)}
+        matrices = {o.name for o in call.arguments.epilogue.operands if o.kind == "matrix"}
+        in_place = {x for x in ("c", *matrices) if x in tensors and tensors[x].same_layout(out)}
+        prints = [Footprint.of(name, places[name], x) for name, x in tensors.items() if 0 not in x.shape]
+        prints.sort(key=lambda x: x.name not in written)
+        self._prints = tuple(prints)
+        self._pairs = tuple(
+            (one, other, other.name not in written, one.name == "out" and other.name in in_place)
+            for one, other in combinations(prints, 2)
+            if one.name in written
+        )
+
+    def __call__(self, addresses: Addresses) -> None:
+        """OperandError names what shares memory with what, at the addresses of :attr:`GemmCall.places`."""
+        for one in self._prints:
+            if not addresses[one.place]:
+                raise without_memory(one.name)
+        for one, other, is_read, may_be_equal in self._pairs:
+            x, y = addresses[one.place], addresses[other.place]
+            apart = x + one.behind <= y - other.before or y + other.behind <= x - one.before
+            if not apart and not (may_be_equal and x == y) and one.shares(x, other, y):
+                raise _refused(one, x, other, y, is_read)
 
 
-def _ends(x: TensorView) -> tuple[int, int]:
-    """Addresses of the first and the last byte of a tensor that has elements."""
-    before, behind = x.reach
-    return x.ptr - before, x.ptr + behind - 1
-
-
-def _holds(x: TensorView, address: int) -> bool:
-    """Whether a byte belongs to an element. Where each stride reaches beyond all shorter ones, as D's must, no byte is
-    missed: along the longest stride first, one index alone can reach it."""
-    first, last = _ends(x)
-    if not first <= address <= last:
-        return False
-    size = DTYPES[x.dtype].bytes
-    steps = [(1, size), *((abs(stride) * size, extent) for extent, stride in zip(x.shape, x.strides, strict=True))]
-    rest = address - first
-    for step, extent in sorted(steps, reverse=True):
-        if step:
-            rest -= min(rest // step, extent - 1) * step
-    return rest == 0
+def _refused(one: Footprint, x: int, other: Footprint, y: int, is_read: bool) -> OperandError:
+    lies = " and ".join(
+        f"{n.name} from {address - n.before:#x} to {address + n.behind - 1:#x}" for n, address in ((one, x), (other, y))
+    )
+    why = f"{one.name} is written while {other.name} is read" if is_read else "both are written"
+    way = f"pass other memory for {one.name}" if is_read else "pass other memory for one"
+    return OperandError(f"{one.name} and {other.name} share memory, {lies}, and {why}: {way}")

@@ -11,7 +11,7 @@ from typing import Any
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime import driver
-from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch
+from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch, without_memory
 
 # Of dtypes that others write alike, the first: a caller says what else bytes hold.
 _OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
@@ -102,8 +102,14 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
         raise _refuse_dtype(name, str(tensor.dtype))
     if tensor.is_neg():
         raise OperandError(f"{name} is a view that negates what lies in memory: pass {name}.resolve_neg()")
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # of a tensor that only says what it would be
+        raise without_memory(name) from None
+    if not address and tensor.numel():
+        raise without_memory(name)
     return TensorView(
-        ptr=tensor.data_ptr(),
+        ptr=address,
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         dtype=dtype,
@@ -169,6 +175,14 @@ _capsule_pointer.restype = ctypes.c_void_p
 
 
 def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
+    try:
+        return _from_capsule(tensor, name, stream)
+    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        # What is traced, deleted, or somebody else's mistake.
+        raise OperandError(f"{name}, a {type(tensor).__qualname__}, gives no DLPack capsule: {error}") from error
+
+
+def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     device_type, device = (int(part) for part in tensor.__dlpack_device__())
     if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
         raise _refuse_cpu(name, f"on DLPack device type {device_type}")

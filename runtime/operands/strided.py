@@ -143,3 +143,17 @@ def operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: s
     if not layouts:
         return described("any", *steps)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
+
+
+def refuse_overlap(x: Matrices, batch: int) -> None:
+    """Elements of D, or of another output, that share an address would be written by several CTAs."""
+    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
+    if 0 in (x.rows, x.columns, batch):
+        return
+    reach = 0
+    for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
+        if stride <= reach:
+            raise OperandError(
+                f"{x.name} has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap"
+            )
+        reach += (extent - 1) * stride

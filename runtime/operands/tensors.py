@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 
 TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
@@ -59,3 +60,11 @@ def is_torch(tensor: object) -> bool:
     """Whether this is a PyTorch tensor. PyTorch is not imported: it is there if the caller has one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def without_memory(name: str) -> OperandError:
+    """What to say of a tensor that has elements and no address."""
+    return OperandError(
+        f"{name} has no memory of its own: it is a fake, meta or functional tensor, a wrapper around other tensors, or "
+        "its storage was freed: pass a tensor whose elements lie in GPU memory"
+    )

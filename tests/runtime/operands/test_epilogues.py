@@ -18,7 +18,8 @@ from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.operands.arguments import EpilogueArguments, read_epilogue, read_values, typed
 from gemmill.runtime.operands.bound_arguments import bind_arguments, staged
-from gemmill.runtime.operands.overlap import refuse_shared_memory
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -153,8 +154,9 @@ def test_outputs_in_the_same_memory_are_refused(call: Any) -> None:
 def test_what_shares_memory() -> None:
     def refused(x: TensorView, y: TensorView) -> bool:
         passed = EpilogueArguments(parse("d = acc; y = acc"), {"y": y}, None)
+        call = GemmCall({"a": TensorView(1 << 40, (8, 8), (8, 1), "f32", 0), "out": x}, arguments=passed)
         try:
-            refuse_shared_memory(x, passed)
+            MemoryCheck(call)(call.addresses)
         except OperandError:
             return True
         return False
