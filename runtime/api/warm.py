@@ -122,16 +122,18 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
                     warm = found
             if warm is None:
                 key = (
+                    type(a),  # a fake one of a real one's layout has no memory
                     a.shape,
                     a.stride(),
                     a.dtype,
                     a.get_device(),
+                    type(b),
                     b.shape,
                     b.stride(),
                     b.dtype,
                     b.get_device(),
-                    None if c is None else c is out or (c.shape, c.stride(), c.dtype, c.get_device()),
-                    None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
+                    None if c is None else c is out or (type(c), c.shape, c.stride(), c.dtype, c.get_device()),
+                    None if out is None else (type(out), out.shape, out.stride(), out.dtype, out.get_device()),
                     unaligned and tuple([pointer & 15 for pointer in pointers]),
                     values,
                 )

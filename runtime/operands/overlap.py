@@ -11,7 +11,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
-from gemmill.runtime.operands.tensors import TensorView, without_memory
+from gemmill.runtime.operands.tensors import LEAST_ADDRESS, TensorView, without_memory
 
 _MAX_WORK = 100_000
 """Most steps of NumPy's search for a common byte, some milliseconds; what takes more is refused."""
@@ -95,7 +95,7 @@ class MemoryCheck:
     def __call__(self, addresses: Addresses) -> None:
         """OperandError names what shares memory with what, at the addresses of :attr:`GemmCall.places`."""
         for one in self._prints:
-            if not addresses[one.place]:
+            if addresses[one.place] < LEAST_ADDRESS:
                 raise without_memory(one.name)
         for one, other, is_read, may_be_equal in self._pairs:
             x, y = addresses[one.place], addresses[other.place]

@@ -103,10 +103,11 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
     if tensor.is_neg():
         raise OperandError(f"{name} is a view that negates what lies in memory: pass {name}.resolve_neg()")
     try:
-        address = tensor.data_ptr()
-    except RuntimeError:  # of a tensor that only says what it would be
-        raise without_memory(name) from None
-    if not address and tensor.numel():
+        has_memory = bool(tensor.untyped_storage().data_ptr()) or not tensor.numel()
+        address = tensor.data_ptr() if has_memory else 0
+    except (NotImplementedError, RuntimeError):  # of a tensor that only says what it would be
+        has_memory = False
+    if not has_memory:
         raise without_memory(name)
     return TensorView(
         ptr=address,

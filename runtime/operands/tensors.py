@@ -13,6 +13,9 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 """gemmill's dtype by the name of PyTorch's."""
 
+LEAST_ADDRESS = 1 << 32
+"""No GPU memory lies below: of a tensor whose storage is gone, PyTorch tells its offset there for an address."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorView:

@@ -25,7 +25,7 @@ from gemmill.runtime.operands.tensors import TensorView
 
 def tensor(*shape: int, dtype: str = "f32", strides: tuple[int, ...] | None = None, **fields: Any) -> TensorView:
     steps = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return TensorView(4096, shape, strides or steps, dtype, 0, **fields)  # type: ignore[arg-type]
+    return TensorView(1 << 40, shape, strides or steps, dtype, 0, **fields)  # type: ignore[arg-type]
 
 
 def bound(text: str, out: TensorView, **values: TensorView | float) -> dict[str, tuple[int, ...]]:
@@ -154,7 +154,7 @@ def test_outputs_in_the_same_memory_are_refused(call: Any) -> None:
 def test_what_shares_memory() -> None:
     def refused(x: TensorView, y: TensorView) -> bool:
         passed = EpilogueArguments(parse("d = acc; y = acc"), {"y": y}, None)
-        call = GemmCall({"a": TensorView(1 << 40, (8, 8), (8, 1), "f32", 0), "out": x}, arguments=passed)
+        call = GemmCall({"a": TensorView(1 << 41, (8, 8), (8, 1), "f32", 0), "out": x}, arguments=passed)
         try:
             MemoryCheck(call)(call.addresses)
         except OperandError:
