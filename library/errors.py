@@ -60,7 +60,11 @@ class ExpressionError(GemmillError):
 
 
 class SettingError(GemmillError):
-    """An environment variable has a value that means nothing, or a name that is no setting."""
+    """An environment variable has a value that means nothing."""
+
+
+class SettingWarning(UserWarning):
+    """An environment variable is called ``GEMMILL_`` something that is no setting."""
 
 
 class RenamedWarning(FutureWarning):

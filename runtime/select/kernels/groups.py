@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gemmill.library.arch import Gpu
+from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
@@ -87,7 +87,8 @@ class Kernels:
     def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, varies: bool) -> None:
         self.configs = configs
         self._gpu = gpu
-        own = {name: config for name, config in configs.items() if config.target.capability == gpu.capability}
+        targets = serving(gpu.capability)
+        own = {name: config for name, config in configs.items() if config.target in targets}
         self.variants = Variants(own, varies)
         self._groups: dict[tuple[Format, bool, bool], Group | None] = {}
         """By formats, whether they sum more precisely, and whether they are of preferred families alone."""

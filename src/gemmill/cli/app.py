@@ -54,12 +54,12 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; turn errors into a message on stderr and an exit code."""
+        warnings.showwarning = _show_each_once()
         try:
             debug = Settings.read().debug
         except GemmillError as error:
             output.complain(f"error: {error}")
             raise typer.Exit(Status.USAGE) from None
-        warnings.showwarning = _show_each_once()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

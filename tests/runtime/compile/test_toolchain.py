@@ -1,4 +1,4 @@
-"""Toolchain and settings: found without a GPU, clashes refused, every missing piece named."""
+"""Toolchain: found without a GPU, clashes refused, every missing piece named."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import pytest
 from gemmill.emitters.emit import emit
 from gemmill.library.arch import ARCHS
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import SettingError, ToolchainError
+from gemmill.library.errors import ToolchainError
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.compile.toolchain import Toolchain, check
-from gemmill.runtime.settings import Settings
 
 
 def run(code: str, **environ: str) -> str:
@@ -122,31 +121,3 @@ except ToolchainError as error:
     message = run(code)
     assert module in message
     assert "pip install 'gemmill[cu12]'" in message
-
-
-def test_settings_that_are_not_set() -> None:
-    assert Settings.read({"PATH": "/bin"}) == Settings(None, None, None, None)
-
-
-def test_settings_are_read() -> None:
-    environ = {"GEMMILL_STORE": "/a", "GEMMILL_STORE_BYTES": "2G", "GEMMILL_JOBS": "3", "GEMMILL_INCLUDE": "/b:/c"}
-    assert Settings.read(environ) == Settings(Path("/a"), 2 << 30, 3, (Path("/b"), Path("/c")))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("GEMMILL_STORE", "relative", "absolute path"),
-        ("GEMMILL_STORE", "", "absolute path"),
-        ("GEMMILL_STORE_BYTES", "lots", "500M or 10G"),
-        ("GEMMILL_STORE_BYTES", "-1", "500M or 10G"),
-        ("GEMMILL_JOBS", "0", "1 to 9999"),
-        ("GEMMILL_JOBS", "two", "1 to 9999"),
-        ("GEMMILL_DEBUG", "", "neither 0 nor 1"),
-        ("GEMMILL_WARM_CALLS", "no", "neither 0 nor 1"),
-        ("GEMMILL_STOER", "/a", "GEMMILL_STORE"),
-    ],
-)
-def test_settings_that_mean_nothing_raise(name: str, value: str, rule: str) -> None:
-    with pytest.raises(SettingError, match=rf"{name}.*{rule}"):
-        Settings.read({name: value})

@@ -100,7 +100,7 @@ def select(
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
       gemmill select --mnkl 1234,4096,4096 --quick --why
-      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB"
+      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
       gemmill select --mnkl 4096,4096,4096 --model models --why
     """
     if batch_invariant:

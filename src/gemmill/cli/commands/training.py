@@ -26,7 +26,7 @@ def train(
         typer.Option(
             "--gpu",
             metavar="NAME",
-            help="The GPU to train for, such as H200 or 'H100 80GB'; default: that of the records.",
+            help="The GPU to train for, such as H200 or 'H100 PCIe'; default: that of the records.",
         ),
     ] = None,
     quick: Annotated[
