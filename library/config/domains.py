@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from gemmill.library.arch import unknown
+from gemmill.library import arch, dtypes
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import Fields
 from gemmill.library.config.table import TABLE
@@ -31,7 +31,9 @@ _LISTED = {row.name: frozenset(row.values) for row in TABLE.values() if row.valu
 
 def meant(field: str, word: str, allowed: Iterable[str]) -> str:
     """What an error adds where a field can never hold a word: what was meant, or nothing."""
-    return unknown(word) if field == "arch" else suggest(word, allowed)
+    if field == "arch":
+        return arch.unknown(word)
+    return dtypes.unknown(word) if field.endswith(("dtype", "accumulator")) else suggest(word, allowed)
 
 
 def are_valid(fields: Fields) -> bool:

@@ -19,6 +19,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.errors import ConfigError, RecordError
+from gemmill.library.extras import install
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.records import Measurement
 from gemmill.profiler.analysis.figures import Figures, formats, geometric_mean, intensity
@@ -199,7 +200,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RecordError(f"a page needs Plotly and Jinja ({error}); pip install 'gemmill[report]'") from error
+        raise RecordError(f"a page needs Plotly and Jinja ({error}); {install('report')}") from error
 
 
 def _figure(x: str, y: str, **layout: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
+from gemmill.library.extras import install
 from gemmill.library.version import __version__
 from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
@@ -71,7 +72,7 @@ class Cluster:
         try:
             self._dask: Any = importlib.import_module("distributed")
         except ImportError as error:
-            raise DeviceError(f"a cluster needs dask distributed ({error}); pip install 'gemmill[cluster]'") from error
+            raise DeviceError(f"a cluster needs dask distributed ({error}); {install('cluster')}") from error
         try:
             if self._scheduler:  # a client that fails to connect to what is no address cannot be closed
                 self._dask.comm.get_address_host_port(self._scheduler, strict=True)
@@ -147,7 +148,9 @@ class Cluster:
                 says = f"no answer in {START_SECONDS:.0f} s; it has gone, or another sweep keeps it busy"
                 raise DeviceError(f"{worker}: {says}") from None
             except (ImportError, RuntimeError) as error:
-                says = f"cannot measure: {error}; gemmill[cluster,torch] must be installed for scheduler and workers"
+                says = (
+                    f"cannot measure: {error}; its extras cluster and torch must be installed for scheduler and workers"
+                )
                 raise DeviceError(f"{worker}: {says}") from error
         self._machine = next(iter(machines.values()))
         self._check(machines)

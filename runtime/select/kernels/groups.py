@@ -118,8 +118,10 @@ class Kernels:
             UnsupportedProblemError: no kernel could serve it.
         """
         for extent in _EXTENTS:
-            if not 0 <= (value := getattr(problem, extent)) <= MAX_EXTENT:
-                raise UnsupportedProblemError(f"{extent} is {value}; it must be from 0 to {MAX_EXTENT:,}")
+            if type(value := getattr(problem, extent)) is not int or not 0 <= value <= MAX_EXTENT:
+                raise UnsupportedProblemError(
+                    f"{extent} is {value!r}; it must be a whole number from 0 to {MAX_EXTENT:,}"
+                )
         if problem.n % 2 and is_gated(problem.epilogue):
             raise UnsupportedProblemError(f"n is {problem.n}; an epilogue of pairs of columns needs an even one")
         for group in self._groups_for(problem):

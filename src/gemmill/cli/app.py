@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from gemmill import __version__
 from gemmill.cli import output
 from gemmill.cli.output import Status
-from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
+from gemmill.library.errors import DeviceError, GemmillError, InstallationError, ToolchainError
 from gemmill.runtime.settings import Settings
 
 HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
@@ -69,7 +69,7 @@ class Commands(TyperGroup):
             if debug:
                 raise
             output.complain(f"error: {error}")
-            missing = isinstance(error, ToolchainError | DeviceError)
+            missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
             raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
         except BrokenPipeError:  # the reader has what it wanted, as `head` does
             raise

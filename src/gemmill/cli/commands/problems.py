@@ -205,7 +205,7 @@ def profile(
     measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
     the next sweep.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
-    Several GPUs measure a shape each at a time; they must be of one model, and need pip install 'gemmill[cluster]'.
+    Several GPUs measure a shape each at a time; they must be of one model, and need gemmill's extra cluster.
     Workers of other machines are started for each GPU, one with every i, as
 
     \b
