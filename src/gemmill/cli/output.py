@@ -67,6 +67,9 @@ def complain(message: str) -> None:
 @contextmanager
 def progress(**totals: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on stderr for each kind of step, while a terminal watches; yields what to call after a step."""
+    if not _watched(sys.stderr):
+        yield lambda kind: None
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -74,7 +77,6 @@ def progress(**totals: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         console=console(stderr=True),
         transient=True,
-        disable=not _watched(sys.stderr),
     )
     with bar:
         tasks = {kind: bar.add_task(kind, total=total) for kind, total in totals.items()}

@@ -75,7 +75,7 @@ def test_cutlass_and_cccl_that_clash(cutlass: str, cccl: str, clashes: bool) -> 
 def test_headers_of_another_cuda_than_nvrtc_are_refused() -> None:
     found = MappingProxyType({**Toolchain.find().found_via, "cudart": "CUDA_PATH"})
     toolchain = replace(Toolchain.find(), nvrtc_version="12.9.86", cudart_version="13.0", found_via=found)
-    with pytest.raises(ToolchainError, match=r"NVRTC 12\.9\.86.*CUDA headers 13\.0 \(CUDA_PATH\).*gemmill\[cu12\]"):
+    with pytest.raises(ToolchainError, match=r"NVRTC 12\.9\.86.*CUDA headers 13\.0 \(CUDA_PATH: .*extra 'cu12'"):
         check(toolchain)
 
 
@@ -87,7 +87,7 @@ def test_targets_that_cuda_has_dropped_are_refused() -> None:
         if name != "sm70":
             new.check_target(arch)
     config = parse_name("sm70_f32k16_f32k16_f32_none_f32n16_64x64x16_1x1_simt_s2_m8_k1_linear")
-    with pytest.raises(ToolchainError, match=r"NVRTC 13\.0\.88 .*sm_70: CUDA 12 is the last.*gemmill\[cu12\]"):
+    with pytest.raises(ToolchainError, match=r"NVRTC 13\.0\.88 .*sm_70: CUDA 12 is the last.*extra 'cu12'"):
         Compiler(new).compile(emit(config), config)
 
 
@@ -120,4 +120,4 @@ except ToolchainError as error:
 """
     message = run(code)
     assert module in message
-    assert "pip install 'gemmill[cu12]'" in message
+    assert "extra 'cu12'" in message
