@@ -52,6 +52,11 @@ def _told(error: OSError) -> str:
 class Commands(TyperGroup):
     """A group in which no error reaches the user as a traceback."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command line; what is wrong with it is shown without control characters, too."""
+        with output.only_printable():
+            return super().main(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; turn errors into a message on stderr and an exit code."""
         warnings.showwarning = _show_each_once()

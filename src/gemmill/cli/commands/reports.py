@@ -110,7 +110,7 @@ def report(
         if to is not None:
             publish(to, [as_html(found, choices, measured).encode()])
         if as_table is not None:
-            publish(as_table, [as_csv(found, choices, measured).encode()])
+            publish(as_table, [as_csv(found, choices, measured).encode(errors="backslashreplace")])
     if as_tests is not None:
         publish(as_tests, [as_junit(found).encode()])
     for path in (to, as_table, as_tests):
