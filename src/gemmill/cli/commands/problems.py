@@ -217,7 +217,7 @@ def profile(
     Examples:
       gemmill profile bf16 --shapes large
       gemmill profile bf16 --shapes large --budget 10m --gpus all
-      gemmill profile bf16 --shapes large --scheduler tcp://10.0.0.1:8786
+      gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     configs = list(kernel_set(manifest).expand(preset, where))
