@@ -98,7 +98,8 @@ class Cluster:
         environ |= {"PYTHONSAFEPATH": "1"}  # modules of the working directory are none of dask's
 
         class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
-            """Has the certificate, and closes also where its processes end just before they are killed (distributed 2026.8 raises)."""
+            """Has the certificate; closes also where its processes end just before they are killed (distributed 2026.8
+            raises)."""
 
             async def _start(self) -> None:
                 spec = json.dumps({"cls": self.worker_class, "opts": self.worker_kwargs})

@@ -286,7 +286,7 @@ def test_gpus_that_would_spoil_the_table_are_refused(
 def test_without_dask_or_a_scheduler_it_is_said_what_to_do(
     swept: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DeviceError, match=r"scheduler at tcp://127.0.0.1:1 runs what anyone sends it.*--tls-ca-file"):
+    with pytest.raises(DeviceError, match=r"at tcp://127.0.0.1:1 runs what anyone sends it.*--tls-ca-file"):
         swept(Cluster("tcp://127.0.0.1:1"))
     nowhere = "tls://127.0.0.1:1"
     with (
