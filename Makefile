@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test-fast test test-heavy lint replay format clean
+.PHONY: help demo test-fast test test-heavy test-lowest lint replay format clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -37,6 +37,13 @@ test: lint  ## Check style, types and tests: 4 minutes on two cores
 test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
 	$(PYTEST) -m "heavy or hypothesis" --hypothesis-profile gemmill
 
+test-lowest:  ## Run the tests that take no time with the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv --clear $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct \
+		--editable '.[$(EXTRAS),dev]'
+	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy" --hypothesis-profile brief
+
 replay: $(VENV)/.dev  ## Show what changed in kernels and selections since BASE=commit
 	tests/replay/compare.sh '$(BASE)' $(BIN)/python
 
@@ -50,7 +57,7 @@ format: $(VENV)/.dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format
 
 clean:  ## Remove the virtual environment and everything built
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than pyproject.toml once its dependencies are installed.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from gemmill.library.files import digest_of
+from gemmill.library.files import digest_of, shipped
 
 
 def include_path() -> Path:
-    """The folder that holds ``gemmill/**.cuh``."""
-    return Path(__file__).resolve().parent / "include"
+    """The folder that holds ``gemmill/**.cuh``; InstallationError where there is none."""
+    return shipped(Path(__file__).resolve().parent / "include")
 
 
 @cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+from gemmill.library.wording import one_of, suggest
 
 ArchName = Literal["sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120"]
 """Names of :data:`ARCHS`."""
@@ -77,6 +80,30 @@ class Gpu:
     """Folder of what was trained on measurements of it; None: what ships."""
 
 
+def serving(capability: tuple[int, int]) -> tuple[Arch, ...]:
+    """The targets whose kernels are for GPUs of a compute capability: its own or, where it has none, that of the next
+    below in its generation, whose cubins run there too (CUDA C++ Programming Guide, "Binary Compatibility"), unless
+    they were made for one GPU alone."""
+    own = tuple(arch for arch in ARCHS.values() if arch.capability == capability)
+    portable = [arch for arch in ARCHS.values() if arch.name[-1].isdigit()]
+    below = [a for a in portable if a.capability[0] == capability[0] and a.capability[1] < capability[1]]
+    return own or tuple(sorted(below, key=lambda arch: arch.capability)[-1:])
+
+
+def unknown(name: str) -> str:
+    """What an error says of a name that no target has: the one whose kernels run there, or that none do."""
+    number = re.fullmatch(r"(?:sm|compute)?_?(\d{1,3})(\d)[af]?", name.strip().lower())
+    if number is None:
+        return suggest(name, ARCHS)
+    if (own := name.strip().lower().replace("compute", "sm").replace("_", "")) in ARCHS:
+        return f", did you mean {own}?"
+    capability = int(number[1]), int(number[2])
+    has = f"compute capability {capability[0]}.{capability[1]}"
+    if not (served := serving(capability)):
+        return f"; no target has kernels that run on GPUs of {has}:"
+    return f", did you mean {served[-1].name}? Its kernels run on GPUs of {has};"
+
+
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         g.name: g
@@ -94,3 +121,19 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
 
 DEFAULT_GPU = GPUS["NVIDIA H200"]
 """What a selector without a GPU assumes."""
+
+
+def gpu_called(text: str, names: Collection[str]) -> str:
+    """The one of some names of GPUs that a text is, whatever the case, with or without the maker's.
+
+    Raises:
+        LookupError: it is none; says which it is part of, or all.
+    """
+    wanted = text.strip().lower()
+    for name in names:
+        if wanted in (name.lower(), name.lower().removeprefix("nvidia ")):
+            return name
+    near = [name for name in names if wanted and wanted in name.lower()]
+    raise LookupError(
+        f"{text!r} is {f'part of {one_of(near)}; write one whole' if near else f'none of {one_of([*names])}'}"
+    )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from gemmill.library.wording import suggest
+
 DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4"]
 """Names of :data:`DTYPES`, as a type that pydantic and the JSON Schema can list."""
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -70,6 +72,21 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
     }
 )
 """Every dtype gemmill knows, by name."""
+
+
+_ELSEWHERE: Mapping[str, DTypeName] = MappingProxyType(
+    {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
+    | {"fp16": "f16", "half": "f16", "fp32": "f32", "float": "f32", "single": "f32", "fp64": "f64", "double": "f64"}
+    | {"e4m3fn": "e4m3", "fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int4": "s4", "uint4": "u4"}
+    | {"i4": "s4", "i8": "s8", "i32": "s32"}
+)
+"""What others call dtypes."""
+
+
+def unknown(name: str) -> str:
+    """What an error says of a name that no dtype has: the one that others call so, or whose name is near."""
+    meant = _ELSEWHERE.get(name.strip().lower().removeprefix("torch."))
+    return f", did you mean {meant}?" if meant else suggest(name, DTYPES)
 
 
 def with_alike(dtype: DTypeName) -> tuple[DTypeName, ...]:

@@ -7,12 +7,20 @@ class GemmillError(Exception):
     """Base of every error that gemmill raises on purpose."""
 
 
+class InstallationError(GemmillError):
+    """gemmill is installed, or runs, in a way in which something cannot work: from an archive, in a frozen program."""
+
+
 class ManifestError(GemmillError):
     """A manifest is wrong. The message holds one ``file:line:column: field: ...`` line for each fault."""
 
 
 class ConfigError(GemmillError):
     """A config breaks a legality rule, or a kernel name does not parse."""
+
+
+class ProblemError(GemmillError):
+    """What a problem is described with has a wrong type, range or count."""
 
 
 class UnsupportedProblemError(GemmillError):
@@ -60,7 +68,11 @@ class ExpressionError(GemmillError):
 
 
 class SettingError(GemmillError):
-    """An environment variable has a value that means nothing, or a name that is no setting."""
+    """An environment variable has a value that means nothing."""
+
+
+class SettingWarning(UserWarning):
+    """An environment variable is called ``GEMMILL_`` something that is no setting."""
 
 
 class RenamedWarning(FutureWarning):

@@ -12,6 +12,28 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from gemmill.library.errors import InstallationError
+
+
+def shipped(folder: Path) -> Path:
+    """A folder of data that ships beside the code.
+
+    Raises:
+        InstallationError: it is none that NVRTC and others can open: gemmill is in an archive, or came without data.
+    """
+    if folder.is_dir():
+        return folder
+    archive = next((parent for parent in folder.parents if parent.is_file()), None)
+    if archive:
+        raise InstallationError(
+            f"gemmill is imported from the archive {archive}, but its headers and manifests are files, which compilers "
+            f"open by name: unpack the zip into a folder, and put that on the path in its place"
+        )
+    raise InstallationError(
+        f"{folder} is not there: this copy of gemmill lacks files that it comes with. Install it as a wheel; "
+        "frozen programs must take its data along (PyInstaller: --collect-data gemmill)"
+    )
+
 
 def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, private: bool = False) -> None:
     """Write a file beside its place, sync it, and move it there: nobody sees half of it.

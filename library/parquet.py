@@ -5,7 +5,7 @@ What follows from others (key, rate, ratio) is computed when a record is read. M
 length are kept in full, so that tables made of them come out the same; other times to the seven digits of float32. Of
 kernels that were timed briefly the median is kept, and not its quartiles.
 
-Needs PyArrow: ``pip install 'gemmill[records]'``.
+Needs PyArrow: gemmill's extra ``records``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from gemmill.library.errors import RecordError
+from gemmill.library.extras import install
 from gemmill.library.files import publish
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, check_problem
@@ -220,4 +221,4 @@ def _arrow(module: str, path: Path) -> Any:
     try:
         return importlib.import_module(f"pyarrow.{module}")
     except ImportError as error:
-        raise RecordError(f"{path}: Parquet needs PyArrow ({error}); pip install 'gemmill[records]'") from None
+        raise RecordError(f"{path}: Parquet needs PyArrow ({error}); {install('records')}") from None

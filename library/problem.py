@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from operator import index
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, SupportsIndex, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName, unknown
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
+from gemmill.library.errors import ProblemError
+from gemmill.library.wording import one_of
 
 MAX_EXTENT = (1 << 31) - 4096
 """Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
@@ -27,6 +30,30 @@ def upconverts_a(a: str, b: str) -> bool:
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:
     """Whether one operand is upconverted to the other's type."""
     return upconverts_a(a, b) or upconverts_a(b, a)
+
+
+def _extents(given: object) -> tuple[int, ...]:
+    """M, N, K and batch of a sequence of them, whatever integers it holds."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 4:
+        raise ProblemError(f"extents is {given!r}; it must be the four extents (M, N, K, batch), batch 1 for one GEMM")
+    for name, value in zip(("M", "N", "K", "batch"), given, strict=True):
+        whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+        if not whole or not 0 <= index(value) <= MAX_EXTENT:
+            raise ProblemError(f"{name} of extents is {value!r}; it must be a whole number from 0 to {MAX_EXTENT:,}")
+    return tuple(map(index, given))
+
+
+def _check_operand(name: str, given: object, majors: Sequence[str]) -> None:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ProblemError(f"{name} is {given!r}; it must be dtype and major, such as ('bf16', {majors[0]!r})")
+    _check_word(f"the dtype of {name}", given[0], DTYPES)
+    _check_word(f"the major of {name}", given[1], majors)
+
+
+def _check_word(what: str, given: object, allowed: Collection[str]) -> None:
+    if not isinstance(given, str) or given not in allowed:
+        hint = unknown(str(given)) if allowed is DTYPES else ""
+        raise ProblemError(f"{what} is {given!r}{hint or ';'} it must be {one_of([*allowed])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +122,18 @@ class GemmProblem:
         c: tuple[DTypeName, MajorCD] | None,
         d: tuple[DTypeName, MajorCD],
     ) -> GemmProblem:
-        """The problem on operands without padding, given as dtype and majorness; ``extents`` are M, N, K and batch."""
-        m, n, k, batch = extents
+        """The problem on operands without padding, given as dtype and majorness; ``extents`` are M, N, K and batch.
+
+        Raises:
+            ProblemError: an argument has a wrong type, range or count; names it and what may stand there.
+        """
+        m, n, k, batch = _extents(extents)
+        _check_operand("a", a, get_args(MajorAB))
+        _check_operand("b", b, get_args(MajorAB))
+        _check_operand("d", d, get_args(MajorCD))
+        if c is not None:
+            _check_operand("c", c, get_args(MajorCD))
+        _check_word("accumulator", accumulator, DTYPES)
         problem = cls(
             m=m,
             n=n,

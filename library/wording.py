@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def suggest(word: str, allowed: Iterable[str]) -> str:
-    """``", did you mean x?"`` where one of the allowed words is close, else nothing."""
+def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
+    """``", did you mean x?"`` where one of the allowed words is close, else nothing; all lack a prefix."""
     import difflib  # where nothing is wrong, it is left alone
 
     close = difflib.get_close_matches(word, allowed, n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    return f", did you mean {prefix}{close[0]}?" if close else ""
 
 
 def one_of(values: Sequence[object]) -> str:

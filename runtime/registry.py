@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmill.library.arch import ARCHS, DEFAULT_GPU, Gpu
+from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
@@ -128,7 +128,7 @@ class Registry:
     def _selectable(self, types: Collection[str]) -> dict[str, GemmConfig]:
         """The kernels for the GPU at hand with A and B of some types: of the others, which manifests hold for every
         architecture, none is made."""
-        targets = [name for name, arch in ARCHS.items() if arch.capability == self.gpu.capability]
+        targets = [arch.name for arch in serving(self.gpu.capability)]
         configs: dict[str, GemmConfig] = {}
         for pack in self.packs:
             configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})

@@ -1,15 +1,28 @@
-"""The one module that reads environment variables, strictly: a value or a name that means nothing raises."""
+"""The one module that reads environment variables: a value that means nothing raises, a name that does warns."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from gemmill.library.errors import SettingError
+from gemmill.library.errors import SettingError, SettingWarning
+from gemmill.library.wording import suggest
 
+_PREFIX = "GEMMILL_"
+_KNOWN = (
+    *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
+    *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS"),
+)
+_OF_A_SERVICE = re.compile(
+    r"GEMMILL_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes tells every container of a service called gemmill, or gemmill-..., of the same name space."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -38,16 +51,15 @@ class Settings:
         """Read the environment.
 
         Raises:
-            SettingError: a variable has a value that does not parse, or starts with ``GEMMILL_`` and is none of ours.
+            SettingError: a variable has a value that does not parse.
+
+        Warns:
+            SettingWarning: one starts with ``GEMMILL_`` and is no setting; once for each.
         """
-        known = (
-            *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
-            *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS"),
-        )
         for name in environ:
-            if name.startswith("GEMMILL_") and name not in known:
-                raise SettingError(f"{name}: no such setting; there are {', '.join(known)}")
-        store, size, jobs, include, debug, model, warm_calls = (environ.get(name) for name in known)
+            if name.startswith(_PREFIX) and name not in _KNOWN and not _OF_A_SERVICE.fullmatch(name):
+                _warn_of(name)
+        store, size, jobs, include, debug, model, warm_calls = (environ.get(name) for name in _KNOWN)
         return cls(
             None if store is None else _directory("GEMMILL_STORE", store),
             None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
@@ -57,6 +69,16 @@ class Settings:
             None if model is None else _directory("GEMMILL_MODEL", model),
             warm_calls is None or _switch("GEMMILL_WARM_CALLS", warm_calls),
         )
+
+
+@cache
+def _warn_of(name: str) -> None:
+    near = suggest(name.removeprefix(_PREFIX), [known.removeprefix(_PREFIX) for known in _KNOWN], _PREFIX)
+    meant = near or f"; there are {', '.join(_KNOWN)}"
+    try:
+        warnings.warn(f"{name} is no setting of gemmill{meant}", SettingWarning, stacklevel=4)
+    except SettingWarning as warning:  # warnings are errors here; what is no setting stops nothing all the same
+        sys.stderr.write(f"warning: {warning}\n")
 
 
 def _directory(name: str, value: str) -> Path:

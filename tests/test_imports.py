@@ -17,7 +17,7 @@ LAYERS = ("library", "emitters", "runtime", "profiler", "cli")
 ROOMS = {
     "select": (),
     "storage": ("settings", "select.decisions"),  # a data type
-    "compile": ("settings", "storage"),
+    "compile": ("settings", "storage", "interpreter"),
     "operands": ("driver",),
     "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),
 }

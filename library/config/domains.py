@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from gemmill.library import arch, dtypes
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import Fields
 from gemmill.library.config.table import TABLE
@@ -26,6 +27,13 @@ OPEN = frozenset(row.name for row in TABLE.values() if row.is_open)
 """Fields whose words are only the usual ones: an epilogue may be any expression."""
 
 _LISTED = {row.name: frozenset(row.values) for row in TABLE.values() if row.values and not row.is_open}
+
+
+def meant(field: str, word: str, allowed: Iterable[str]) -> str:
+    """What an error adds where a field can never hold a word: what was meant, or nothing."""
+    if field == "arch":
+        return arch.unknown(word)
+    return dtypes.unknown(word) if field.endswith(("dtype", "accumulator")) else suggest(word, allowed)
 
 
 def are_valid(fields: Fields) -> bool:

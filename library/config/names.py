@@ -17,7 +17,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from gemmill.library.config.domains import are_valid
+from gemmill.library.config.domains import WORDS, are_valid, meant
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
@@ -187,8 +187,12 @@ def _refused(parts: Sequence[str]) -> GemmConfig:
     try:
         return config_of(_fields(0, parts))
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigError(faults) from None
+        faults = []
+        for e in error.errors():
+            field = ".".join(map(str, e["loc"]))
+            hint = meant(field, str(e["input"]), WORDS.get(field, ())).rstrip(";:?")
+            faults.append(f"{field} is {e['input']!r}{hint}: {e['msg']}")
+        raise ConfigError("; ".join(faults)) from None
 
 
 def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from gemmill.library.config.domains import OPEN, WORDS
+from gemmill.library.config.domains import OPEN, WORDS, meant
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Value
 from gemmill.library.config.table import FORMER
 from gemmill.library.epilogues.parse import canonical
@@ -227,7 +227,7 @@ class _Compiler:
             if name in OPEN:
                 self.check_epilogue(word, str(value))
             elif allowed and value not in allowed:
-                hint = suggest(str(value), allowed)
+                hint = meant(name, str(value), allowed)
                 raise self.error(word, f"{name} is never {value!r}{hint or ';'} it is {one_of(allowed)}")
 
     def check_epilogue(self, word: ast.expr, text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gemmill.library.errors import ExpressionError, ManifestError
+from gemmill.library.files import shipped
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
@@ -27,7 +28,7 @@ SHIPPED = Path(__file__).parents[2] / "manifests"
 
 def shipped_manifests() -> list[str]:
     """Names of the manifests that ship."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    return sorted(path.stem for path in shipped(SHIPPED).glob("*.yaml"))
 
 
 def shipped_manifest(name: str) -> Path:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gemmill.library.config.domains import meant
 from gemmill.library.manifest import schema
 from gemmill.library.manifest.document import INVALID, Document, Location
 from gemmill.library.wording import one_of, suggest
@@ -56,7 +57,8 @@ def _message(detail: ErrorDetails, location: Location) -> str:
             return f"{detail['loc'][-1]} is missing"
         case "literal_error":
             words = re.findall(r"[\w.-]+", context["expected"].replace(" or ", " "))
-            return f"is {written}{suggest(str(value), words) or ';'} it must be {one_of(words)}"
+            hint = meant(str(location[-1]), str(value), words)
+            return f"is {written}{hint or ';'} it must be {one_of(words)}"
         case "int_type" if isinstance(value, str) and value.isdecimal():
             return f"is the text {written}; it must be an integer, so remove the quotes"
         case "int_type":

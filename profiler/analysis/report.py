@@ -19,6 +19,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.errors import ConfigError, RecordError
+from gemmill.library.extras import install
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.records import Measurement
 from gemmill.profiler.analysis.figures import Figures, formats, geometric_mean, intensity
@@ -120,8 +121,13 @@ def as_csv(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, 
     table = rows(found, choices, peak_rates)
     writer = csv.DictWriter(text, next(iter(table), {}))
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula: such a text begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def as_junit(found: Sequence[Figures]) -> str:
@@ -129,17 +135,20 @@ def as_junit(found: Sequence[Figures]) -> str:
     root = ElementTree.Element("testsuites", name="gemmill")
     for figures in found:
         name = f"{figures.run.problem.extents} ({formats(figures.run.problem)}) on {figures.run.gpu}"
-        name = _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", name)
         cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
-        counts = {"name": name, "tests": str(len(cases)), "failures": str(len(figures.failed))}
+        counts = {"name": _xml(name), "tests": str(len(cases)), "failures": str(len(figures.failed))}
         suite = ElementTree.SubElement(root, "testsuite", counts)
         for m in cases:
             seconds = f"{(m.us or 0) / 1e6:.9f}"
-            case = ElementTree.SubElement(suite, "testcase", name=m.kernel, classname=name, time=seconds)
+            case = ElementTree.SubElement(suite, "testcase", name=_xml(m.kernel), classname=_xml(name), time=seconds)
             if m.stage == "failed":
-                ElementTree.SubElement(case, "failure", message=_FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", m.says))
+                ElementTree.SubElement(case, "failure", message=_xml(m.says))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _xml(text: str) -> str:
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]) -> str:
@@ -199,7 +208,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RecordError(f"a page needs Plotly and Jinja ({error}); pip install 'gemmill[report]'") from error
+        raise RecordError(f"a page needs Plotly and Jinja ({error}); {install('report')}") from error
 
 
 def _figure(x: str, y: str, **layout: Any) -> Any:

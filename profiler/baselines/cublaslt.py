@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.cublas import Baseline, nearest, with_d
 from gemmill.profiler.measure.operands import BETA, OperandSet, torch
@@ -125,7 +126,7 @@ def missing() -> str:
     try:
         _library()
     except ImportError as error:
-        return f"nvmath-python cannot be imported ({error}); pip install 'gemmill[cublaslt]'"
+        return f"nvmath-python cannot be imported ({error}); {install('cublaslt')}"
     except RuntimeError as error:  # no library, or none for this driver
         return f"nvmath-python has no cuBLASLt to call: {error}"
     return ""

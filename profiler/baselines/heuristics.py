@@ -14,6 +14,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.faults import needs_swap
 
@@ -38,7 +39,7 @@ def missing() -> str:
     try:
         importlib.import_module("nvMatmulHeuristics")
     except (ImportError, OSError) as error:
-        return f"nvMatmulHeuristics cannot be imported ({error}); pip install 'gemmill[heuristics]'"
+        return f"nvMatmulHeuristics cannot be imported ({error}); {install('heuristics')}"
     return ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.cublas import Baseline
 from gemmill.profiler.measure.operands import OperandSet, torch
@@ -39,7 +40,7 @@ def missing() -> str:
         importlib.import_module("gemmill.profiler.baselines.triton_kernel")
         importlib.import_module("triton.tools.tensor_descriptor")
     except ImportError as error:
-        return f"Triton cannot be imported ({error}); pip install 'gemmill[cu13,torch]'"
+        return f"Triton cannot be imported ({error}); {install('torch')}"
     return "" if torch().cuda.get_device_capability() >= (9, 0) else "its kernel needs TMA, a Hopper GPU or newer"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import DeviceError
+from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem, upconverts_a
 
 BETA = 1.0
@@ -33,7 +34,9 @@ def torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise DeviceError(f"profiling needs PyTorch ({error}); pip install 'gemmill[cu13,torch]'") from error
+        raise DeviceError(
+            f"profiling needs PyTorch ({error}); {install('torch')}, which goes with CUDA 13 (extra cu13)"
+        ) from error
 
 
 def torch_dtype(name: str) -> Any:

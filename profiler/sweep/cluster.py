@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import logging
+import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -21,8 +24,10 @@ from typing import Any, Self
 
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
+from gemmill.library.extras import install
 from gemmill.library.version import __version__
 from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
+from gemmill.profiler.sweep.certificates import own_certificate, refuse_open
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
 from gemmill.profiler.sweep.worker_pool import Done, measure
 from gemmill.runtime import driver
@@ -49,7 +54,7 @@ class Cluster:
     """The dask workers of a cluster that have a GPU each: those of a scheduler, or a cluster of this machine.
 
     Args:
-        scheduler: address of a running scheduler, such as ``tcp://host:8786``.
+        scheduler: address of a running scheduler, such as ``tls://host:8786``.
         gpus: where there is no scheduler: a worker is started for each of these, which its ``CUDA_VISIBLE_DEVICES``
             names.
         process: makes the process that measures.
@@ -71,7 +76,9 @@ class Cluster:
         try:
             self._dask: Any = importlib.import_module("distributed")
         except ImportError as error:
-            raise DeviceError(f"a cluster needs dask distributed ({error}); pip install 'gemmill[cluster]'") from error
+            raise DeviceError(f"a cluster needs dask distributed ({error}); {install('cluster')}") from error
+        if self._scheduler:
+            refuse_open(self._scheduler)
         try:
             if self._scheduler:  # a client that fails to connect to what is no address cannot be closed
                 self._dask.comm.get_address_host_port(self._scheduler, strict=True)
@@ -79,7 +86,7 @@ class Cluster:
             self._client = self._stack.enter_context(self._dask.Client(cluster, set_as_default=False))
             if self._gpus:
                 self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:  # the last: there is no certificate
             where = f"no dask scheduler answers at {self._scheduler}" if self._scheduler else "dask does not start here"
             raise DeviceError(f"{where}: {error}") from error
 
@@ -87,9 +94,17 @@ class Cluster:
         """A cluster of this machine. Fresh interpreters again, which do not run the caller's main module."""
         subprocess = importlib.import_module("distributed.deploy.subprocess")
         psutil = importlib.import_module("psutil")  # which distributed needs
+        security, environ = self._stack.enter_context(own_certificate())
+        environ |= {"PYTHONSAFEPATH": "1"}  # modules of the working directory are none of dask's
 
         class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
-            """Closes also where its processes end just before they are killed (distributed 2026.8 raises)."""
+            """Has the certificate; closes also where its processes end just before they are killed (distributed 2026.8
+            raises)."""
+
+            async def _start(self) -> None:
+                spec = json.dumps({"cls": self.worker_class, "opts": self.worker_kwargs})
+                command = [sys.executable, "-m", "dask", "spec", self.scheduler, "--spec", spec]
+                self.process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environ})
 
             async def close(self) -> None:
                 while True:
@@ -98,7 +113,7 @@ class Cluster:
                         return
                     await asyncio.sleep(0.01)  # the end of one may take a moment to be known
 
-        common = {"host": "127.0.0.1", "dashboard": False}
+        common = {"host": "127.0.0.1", "dashboard": False, "protocol": "tls://"}
         worker = common | {
             "nthreads": 1,
             "resources": {RESOURCE: 1},
@@ -112,8 +127,11 @@ class Cluster:
             }
             for index, gpu in enumerate(gpus)
         }
-        scheduler = {"cls": self._dask.Scheduler, "options": common | {"port": 0, "allowed_failures": 1}}
-        return self._dask.SpecCluster(workers, scheduler, silence_logs=logging.ERROR)
+        scheduler = {
+            "cls": self._dask.Scheduler,
+            "options": common | {"port": 0, "allowed_failures": 1, "security": security},
+        }
+        return self._dask.SpecCluster(workers, scheduler, security=security, silence_logs=logging.ERROR)
 
     @property
     def gpus(self) -> int:
@@ -147,7 +165,9 @@ class Cluster:
                 says = f"no answer in {START_SECONDS:.0f} s; it has gone, or another sweep keeps it busy"
                 raise DeviceError(f"{worker}: {says}") from None
             except (ImportError, RuntimeError) as error:
-                says = f"cannot measure: {error}; gemmill[cluster,torch] must be installed for scheduler and workers"
+                says = (
+                    f"cannot measure: {error}; its extras cluster and torch must be installed for scheduler and workers"
+                )
                 raise DeviceError(f"{worker}: {says}") from error
         self._machine = next(iter(machines.values()))
         self._check(machines)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 
 from gemmill.library.errors import DeviceError
 from gemmill.profiler.measure.worker import Fault, Machine, Options, Refusal, Report, Running, Unit
+from gemmill.runtime import interpreter
 
 START_SECONDS = 120.0
 """A worker that has not started after so long hangs: importing PyTorch takes a tenth."""
@@ -24,7 +24,7 @@ SILENCE_SECONDS = 120.0
 # hangs nobody reads the pipe, so a thread looks whether the sweep is still there: the GPU must not stay occupied.
 _COMMAND = """
 import importlib, os, sys, threading, time
-parent, module, descriptor, *sys.path[:] = sys.argv[1:]
+parent, module, descriptor = sys.argv[1:]
 
 def end_with_parent():
     while os.getppid() == int(parent):
@@ -79,7 +79,7 @@ class WorkerProcess:
         with theirs:
             # A group of its own: Ctrl-C reaches the sweep alone, which then ends the worker.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, str(os.getpid()), self._module, str(theirs.fileno()), *sys.path],
+                interpreter.command(_COMMAND, str(os.getpid()), self._module, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

@@ -114,7 +114,7 @@ def _shapes(document: Document, location: Location, item: object) -> Iterator[Sh
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")
         for place, extent in values.items():
-            if isinstance(extent, int) and 1 <= extent <= MAX_EXTENT:
+            if type(extent) is int and 1 <= extent <= MAX_EXTENT:
                 extents.setdefault(key, []).append(extent)
             elif extent is not INVALID:
                 document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {MAX_EXTENT}")

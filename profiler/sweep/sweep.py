@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gemmill.library.arch import serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RecordError
@@ -167,7 +168,8 @@ class _Kernels:
         cls, configs: Iterable[GemmConfig], machine: Machine, store: Store, jobs: int | None, listener: Listener
     ) -> _Kernels:
         configs = list(configs)
-        foreign = Counter(config.arch for config in configs if config.target.capability != machine.capability)
+        targets = serving(machine.capability)
+        foreign = Counter(config.arch for config in configs if config.target not in targets)
         for arch, count in foreign.items():
             listener.left_out(f"{count} kernels are not measured: they are for {arch}, which {machine.gpu} is not")
         configs = [config for config in configs if config.arch not in foreign]

@@ -1,6 +1,6 @@
 """The residual model fitted: gradient-boosted trees of the logarithm of measured over modelled time.
 
-The model is ``runtime/select/cost/residual.py``'s. Needs CatBoost: ``pip install 'gemmill[fit]'``.
+The model is ``runtime/select/cost/residual.py``'s. Needs CatBoost: gemmill's extra ``fit``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmill.library.errors import RecordError
+from gemmill.library.extras import install
 from gemmill.profiler.training.rows import Rows
 from gemmill.runtime.select.cost.model import FEATURES
 from gemmill.runtime.select.cost.residual import ResidualModel
@@ -45,7 +46,7 @@ def fit(rows: Sequence[Rows], gpu: str) -> Any:
     try:
         import catboost
     except ImportError as error:
-        raise RecordError(f"a model is fitted by CatBoost ({error}): pip install 'gemmill[fit]'") from None
+        raise RecordError(f"a model is fitted by CatBoost ({error}): {install('fit')}") from None
 
     # A problem that many runs have weighs more than one that a single run has, but not as many times as much.
     runs = Counter((r.gpu, r.problem) for r in rows)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gemmill.library.arch import gpu_called
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.records import Measurement, read_records
@@ -92,12 +93,10 @@ def _row(gpu: str | None, runs: Runs) -> str:
         return names[0]
     if gpu is None:
         raise RecordError(f"name one GPU with --gpu; the records are of: {known}")
-    named = [name for name in names if gpu.lower() in name.lower()]
-    if not named:
-        raise RecordError(f"--gpu {gpu!r}: the records have no measurement of it; they are of: {known}")
-    if len(named) > 1 and gpu not in named:
-        raise RecordError(f"--gpu {gpu!r} is part of several names: {', '.join(named)}; write more of one")
-    return gpu if gpu in named else named[0]
+    try:
+        return gpu_called(gpu, names)
+    except LookupError as error:
+        raise RecordError(f"the records have no measurement of --gpu: {error.args[0]}") from None
 
 
 def _write(gpu: str, folder: Path, what: str, version: int, content: dict[str, Any]) -> None:

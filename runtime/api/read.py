@@ -26,10 +26,10 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
 
     OperandError names the argument that cannot be read.
     """
-    given = {**given, "alpha": float(given["alpha"]), "beta": beta_of(given["beta"])}
+    given = {**given, "alpha": _number("alpha", given["alpha"]), "beta": beta_of(given["beta"])}
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
     stream = handle_of(given["a"], given["stream"])
-    arguments = read_arguments(given.get("epilogue"), given.get("operands", {}), stream)
+    arguments = read_arguments(given.get("epilogue"), given.get("operands", {}), stream, given)
     tensors = _read_operands(given, options, stream)
     wanted = default_output(wider(tensors)) if options.out_dtype is None else _dtype_name(options.out_dtype)
     out = given["out"]
@@ -44,7 +44,14 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
 
 def beta_of(beta: Any) -> float | None:
     """``beta`` as :class:`Options` holds it: a number, since a tensor's hash says nothing of its value."""
-    return None if beta is None else float(beta)
+    return None if beta is None else _number("beta", beta)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise OperandError(f"{name} is {value!r}; it must be a number ({error})") from None
 
 
 def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> dict[str, TensorView]:

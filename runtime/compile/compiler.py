@@ -16,7 +16,7 @@ from typing import Any, Literal
 from gemmill.emitters import include_path
 from gemmill.emitters.emit import DEFINES, EmittedSource
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.errors import CompileError
+from gemmill.library.errors import CompileError, GemmillError, ToolchainError
 from gemmill.library.version import __version__
 from gemmill.runtime.compile import pch
 from gemmill.runtime.compile.cubin import Cubin
@@ -93,7 +93,10 @@ class Compiler:
         with _lock:
             folder = pch.folder(config.target.nvrtc, source.text)
             options = [*_options(config), *_UNRECORDED, f"-pch-dir={folder}", *includes]
-            cubin, stats = _nvrtc(source, options)
+            try:
+                cubin, stats = _nvrtc(source, options)
+            except CompileError as error:
+                raise self._explained(error) from None
         self.stats = stats
         parsed = Cubin(cubin)
         if source.chain:
@@ -101,6 +104,16 @@ class Compiler:
         return Artifact(
             config, source.launch, cubin, _resources(source, parsed, stats.log), self.provenance(source, config)
         )
+
+    def _explained(self, error: CompileError) -> GemmillError:
+        """What NVRTC says, after what is wrong with its headers, if anything is."""
+        from gemmill.runtime.compile.wheels import damaged  # where nothing fails, it is left alone
+
+        if "GEMMILL_INCLUDE" in self.toolchain.found_via.values():
+            folders = ", ".join(map(str, self.toolchain.include_dirs))
+            return CompileError(f"{error}\nThe headers are those of GEMMILL_INCLUDE, {folders}: unset it to use others")
+        culprits = [fault.says for fault in damaged()]
+        return ToolchainError("\n".join([*culprits, str(error)])) if culprits else error
 
 
 def _options(config: GemmConfig) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ import struct
 from typing import Any
 
 from gemmill.library.errors import CompileError, ToolchainError
-from gemmill.runtime.compile.toolchain import INSTALL
+from gemmill.runtime.compile.locate import way_out
 
 try:
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 except ImportError as error:
-    raise ToolchainError(f"pyelftools cannot be imported ({error}); {INSTALL}") from error
+    raise ToolchainError(f"pyelftools cannot be imported ({error}); {way_out('pyelftools')}") from error
 
 _INFO_VALUES = 0x04
 """Format of ``.nv.info`` attributes that carry a 16-bit size and that many bytes."""

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -28,6 +27,7 @@ from filelock import FileLock
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import CompileError, GemmillError
+from gemmill.runtime import interpreter
 from gemmill.runtime.compile import pch
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
 _LAST_WORDS_SECONDS = 10
 """A worker whose end of the pipe has closed gets this long to print its traceback and to end by itself."""
-_WORKER = (
-    "import sys; sys.path[:] = sys.argv[2:]; from gemmill.runtime.compile.pool import work; work(int(sys.argv[1]))"
-)
+_WORKER = "import sys; from gemmill.runtime.compile.pool import work; work(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class _Worker:
             # A group of its own: Ctrl-C reaches the parent alone, which then ends its workers.
             # TMPDIR: what a killed worker leaves, precompiled headers above all, goes when the parent removes it.
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, str(theirs.fileno()), *sys.path],
+                interpreter.command(_WORKER, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "TMPDIR": directory},

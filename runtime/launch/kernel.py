@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from gemmill.library.arch import ARCHS
+from gemmill.library.arch import ARCHS, serving
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import bindings, capability, check, context, current, device_name, overlaps, sm_count
 from gemmill.runtime.storage.artifact import Artifact
@@ -34,7 +34,7 @@ class Kernel:
         self.config = artifact.config
         self.spec = spec = artifact.launch
         target = ARCHS[artifact.config.arch]
-        if capability(device) != target.capability:
+        if target not in serving(capability(device)):
             have, need = (".".join(map(str, pair)) for pair in (capability(device), target.capability))
             raise DeviceError(
                 f"{spec.entry} is compiled for {target.nvrtc} (compute capability {need}); GPU {device}, "

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from math import copysign
 from typing import Any, NamedTuple
 
-from gemmill.library.config.domains import suggest
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
 from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, Epilogue, Kind, with_dtypes
 from gemmill.library.errors import ExpressionError, OperandError
+from gemmill.library.wording import suggest
 from gemmill.runtime.operands.reading import view
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -66,26 +66,34 @@ NO_ARGUMENTS = EpilogueArguments(PLAIN, {}, None)
 """What a call without an epilogue passes."""
 
 
-def read_arguments(text: str | None, given: Mapping[str, Any], stream: int) -> EpilogueArguments:
-    """An epilogue and its operands as a call passes them; OperandError names what does not fit."""
+def read_arguments(
+    text: str | None, given: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
+) -> EpilogueArguments:
+    """An epilogue and its operands as a call passes them; OperandError names what does not fit.
+
+    ``keywords`` are what else the call takes, one of which may have been meant.
+    """
     if text is None:
         if given:
             name = next(iter(given))
-            raise TypeError(f"unexpected argument {name!r}; an epilogue has operands, as in epilogue='d = acc + x[n]'")
+            hint = suggest(name, keywords) or "; an epilogue has operands, as in epilogue='d = acc + x[n]'"
+            raise TypeError(f"unexpected argument {name!r}{hint}")
         return NO_ARGUMENTS
     epilogue = read_epilogue(text)
-    values = read_values(epilogue, given, stream)
+    values = read_values(epilogue, given, stream, keywords)
     return EpilogueArguments(typed(epilogue, values), values, text)
 
 
-def read_values(epilogue: Epilogue, given: Mapping[str, Any], stream: int) -> dict[str, Value]:
+def read_values(
+    epilogue: Epilogue, given: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
+) -> dict[str, Value]:
     """The operands and outputs that a call passes, in the order in which a kernel takes them."""
     wanted: list[tuple[str, Kind]] = [(o.name, o.kind) for o in epilogue.operands]
     wanted += [(o.name, o.kind) for o in epilogue.outputs]
     names = [name for name, _ in wanted]
     for name in given:
         if name not in names:
-            hint = suggest(name, names) or f"; it names {', '.join(names) or 'no operand'}"
+            hint = suggest(name, (*names, *keywords)) or f"; it names {', '.join(names) or 'no operand'}"
             raise OperandError(f"{name} is passed, but the epilogue `{epilogue}` does not name it{hint}")
     values: dict[str, Value] = {}
     for name, kind in wanted:

@@ -6,9 +6,10 @@ Names are imported when first used, so ``import gemmill`` costs nothing and need
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from gemmill.library.version import __version__ as __version__
+
+TYPE_CHECKING = False  # typing's, which need not be imported for it
 
 if TYPE_CHECKING:
     from gemmill.library.config.model import GemmConfig as GemmConfig

@@ -110,4 +110,4 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path) -> None:
         f"list(read_records(Path({str(tmp_path / 'a.parquet')!r})))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "pip install 'gemmill[records]'" in result.stderr.splitlines()[-1]
+    assert "gemmill's extra 'records'" in result.stderr.splitlines()[-1]

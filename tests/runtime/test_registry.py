@@ -95,7 +95,7 @@ def test_names_that_do_not_parse_and_configs_that_break_rules(configs: tuple[Gem
 def test_configs_made_by_hand_are_checked_as_names_are(configs: tuple[GemmConfig, ...], pack: Path) -> None:
     registry = Registry(packs=[pack])
     nowhere: Any = "sm99"
-    with pytest.raises(ConfigError, match="arch is 'sm99': Input should be 'sm70', "):
+    with pytest.raises(ConfigError, match=r"arch is 'sm99', .*: Input should be 'sm70', "):
         registry.get(replace(configs[0], arch=nowhere))
     with pytest.raises(ConfigError, match="'s0' is no stages"):
         registry.warm([replace(configs[0], stages=0)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gemmill.library.arch import Gpu
+from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import LINEAR, serves
 from gemmill.library.errors import UnsupportedProblemError
@@ -60,7 +60,8 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
     """The error for a problem that none of some kernels serves on a GPU: names what the nearest wants otherwise."""
     from gemmill.library.legality.rules import verdicts  # a program whose problems are served starts faster
 
-    if not any(config.target.capability == gpu.capability for config in configs.values()):
+    targets = serving(gpu.capability)
+    if not any(config.target in targets for config in configs.values()):
         target = ".".join(map(str, gpu.capability))
         return UnsupportedProblemError(
             f"none of {len(configs)} kernels is made for {gpu.name} (compute capability {target})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gemmill.library.arch import Gpu
+from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
@@ -87,7 +87,8 @@ class Kernels:
     def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, varies: bool) -> None:
         self.configs = configs
         self._gpu = gpu
-        own = {name: config for name, config in configs.items() if config.target.capability == gpu.capability}
+        targets = serving(gpu.capability)
+        own = {name: config for name, config in configs.items() if config.target in targets}
         self.variants = Variants(own, varies)
         self._groups: dict[tuple[Format, bool, bool], Group | None] = {}
         """By formats, whether they sum more precisely, and whether they are of preferred families alone."""
@@ -117,8 +118,10 @@ class Kernels:
             UnsupportedProblemError: no kernel could serve it.
         """
         for extent in _EXTENTS:
-            if not 0 <= (value := getattr(problem, extent)) <= MAX_EXTENT:
-                raise UnsupportedProblemError(f"{extent} is {value}; it must be from 0 to {MAX_EXTENT:,}")
+            if type(value := getattr(problem, extent)) is not int or not 0 <= value <= MAX_EXTENT:
+                raise UnsupportedProblemError(
+                    f"{extent} is {value!r}; it must be a whole number from 0 to {MAX_EXTENT:,}"
+                )
         if problem.n % 2 and is_gated(problem.epilogue):
             raise UnsupportedProblemError(f"n is {problem.n}; an epilogue of pairs of columns needs an even one")
         for group in self._groups_for(problem):

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from gemmill import __version__
 from gemmill.cli import output
 from gemmill.cli.output import Status
-from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
+from gemmill.library.errors import DeviceError, GemmillError, InstallationError, ToolchainError
 from gemmill.runtime.settings import Settings
 
 HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
@@ -52,14 +52,19 @@ def _told(error: OSError) -> str:
 class Commands(TyperGroup):
     """A group in which no error reaches the user as a traceback."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command line; what is wrong with it is shown without control characters, too."""
+        with output.only_printable():
+            return super().main(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; turn errors into a message on stderr and an exit code."""
+        warnings.showwarning = _show_each_once()
         try:
             debug = Settings.read().debug
         except GemmillError as error:
             output.complain(f"error: {error}")
             raise typer.Exit(Status.USAGE) from None
-        warnings.showwarning = _show_each_once()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -69,7 +74,7 @@ class Commands(TyperGroup):
             if debug:
                 raise
             output.complain(f"error: {error}")
-            missing = isinstance(error, ToolchainError | DeviceError)
+            missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
             raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
         except BrokenPipeError:  # the reader has what it wanted, as `head` does
             raise

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_type_hints
 
 import typer
 
-from gemmill.library.arch import GPUS, Gpu
+from gemmill.library.arch import GPUS, Gpu, gpu_called
 from gemmill.library.config.model import GemmConfig, MajorCD
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
@@ -61,14 +61,11 @@ StorePath = Annotated[
 
 
 def _gpu(text: str) -> Gpu:
-    """The row of library/arch.py that has this in its name, whatever the case, and no other."""
-    part = text.strip().lower()
-    named = {name: gpu for name, gpu in GPUS.items() if part and part in name.lower()}
-    if not named:
-        raise typer.BadParameter(f"{text!r} is no GPU with figures of its own; these are: {', '.join(GPUS)}")
-    if len(named) > 1:
-        raise typer.BadParameter(f"{text!r} is part of several names: {', '.join(named)}; write more of one")
-    return named.popitem()[1]
+    """The row of library/arch.py of this name, whatever the case, with or without the maker's."""
+    try:
+        return GPUS[gpu_called(text, GPUS)]
+    except LookupError as error:
+        raise typer.BadParameter(f"no GPU with figures of its own: {error.args[0]}") from None
 
 
 OnGpu = Annotated[
@@ -77,7 +74,7 @@ OnGpu = Annotated[
         "--gpu",
         metavar="NAME",
         parser=_gpu,
-        help="Choose for this GPU, such as H200 or 'H100 80GB'; default: that of this machine, or an H200.",
+        help="Choose for this GPU, such as H200 or 'H100 PCIe'; default: that of this machine, or an H200.",
     ),
 ]
 Jobs = Annotated[

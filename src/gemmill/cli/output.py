@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from enum import IntEnum
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -31,10 +33,45 @@ class Status(IntEnum):
     INTERRUPTED = 130
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What moves the cursor, sets titles and colours or turns text around, but for line ends and tabs."""
+
+
+def printable(text: str) -> str:
+    """A text with control characters as Python writes them: names may come from files of others."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Printable:
+    """A stream that shows control characters instead of sending them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.raw = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; how long it was."""
+        self.raw.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def only_printable() -> Iterator[None]:
+    """Have whatever is written to stdout and stderr, by whom it may be, show control characters."""
+    with (
+        redirect_stdout(cast("TextIO", _Printable(sys.stdout))) if sys.stdout else redirect_stdout(None),
+        redirect_stderr(cast("TextIO", _Printable(sys.stderr))) if sys.stderr else redirect_stderr(None),
+    ):
+        yield
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now; wide where nobody looks, so that tables in pipes are not cut."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if _watched(stream) else PIPE_WIDTH, highlight=False, emoji=False)
+    raw = stream.raw if isinstance(stream, _Printable) else stream  # rich sends colours, of its own
+    return Console(file=raw, width=None if _watched(stream) else PIPE_WIDTH, highlight=False, emoji=False)
 
 
 def _watched(stream: TextIO | None) -> bool:
@@ -43,19 +80,29 @@ def _watched(stream: TextIO | None) -> bool:
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout."""
-    typer.echo(json.dumps(value, indent=2))
+    """One JSON value on stdout; numbers that JSON has no word for, such as NaN, are null."""
+    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """A table on stdout; columns whose name starts with ``>`` are aligned to the right."""
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, title=title and printable(title), title_justify="left", title_style="bold", pad_edge=False
+    )
     for column in columns:
         table.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(printable(str(cell)) for cell in row))
     console().print(table, markup=False)
 
 
@@ -67,6 +114,9 @@ def complain(message: str) -> None:
 @contextmanager
 def progress(**totals: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on stderr for each kind of step, while a terminal watches; yields what to call after a step."""
+    if not _watched(sys.stderr):
+        yield lambda kind: None
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -74,7 +124,6 @@ def progress(**totals: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         console=console(stderr=True),
         transient=True,
-        disable=not _watched(sys.stderr),
     )
     with bar:
         tasks = {kind: bar.add_task(kind, total=total) for kind, total in totals.items()}

@@ -20,7 +20,7 @@ LARGE = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), 
 @pytest.fixture(autouse=True)
 def library() -> None:
     if says := missing():
-        assert "pip install 'gemmill[heuristics]'" in says
+        assert "gemmill's extra 'heuristics'" in says
         pytest.skip(says)
 
 

@@ -26,6 +26,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.measure.worker import Options
 from gemmill.profiler.sweep import cluster
+from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
@@ -198,15 +199,24 @@ def test_a_broken_off_sweep_goes_on_where_it_was(
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Runs dask commands."""
+    """Runs dask commands, all with one certificate, which this process has too."""
     with ExitStack() as stack:
+        _, worker = stack.enter_context(own_certificate())
+        roles = {
+            name.replace("WORKER", role): path for name, path in worker.items() for role in ("WORKER", "SCHEDULER")
+        }
+        ca, key = (worker[f"DASK_DISTRIBUTED__COMM__TLS__{name}"] for name in ("CA_FILE", "WORKER__KEY"))
+        tls = {"distributed.comm.tls.ca-file": ca, "distributed.comm.require-encryption": True}
+        stack.enter_context(
+            dask.config.set(tls | {"distributed.comm.tls.client.cert": ca, "distributed.comm.tls.client.key": key})
+        )
 
         def run(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
             files = ["--no-dashboard", "--scheduler-file", str(tmp_path / "scheduler.json")]
             started = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-m", "dask", *arguments, *files],
-                    env={**os.environ, **environment},
+                    env={**os.environ, **roles, **environment},
                     stderr=subprocess.DEVNULL,
                 )
             )
@@ -223,7 +233,7 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
     command: Callable[..., subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheduler = command("scheduler", "--host", "127.0.0.1", "--port", "0")
+    scheduler = command("scheduler", "--host", "127.0.0.1", "--protocol", "tls://", "--port", "0")
     file = tmp_path / "scheduler.json"
     while not file.exists() or not file.read_text():
         assert scheduler.poll() is None
@@ -257,8 +267,8 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
 @pytest.mark.parametrize(
     ("gpus", "says"),
     [
-        (["A:0", "A:0"], r"tcp://\S+ and tcp://\S+ share A:0: start each with CUDA_VISIBLE_DEVICES"),
-        (["A:0", "B:1"], r"one model of GPU and one version of gemmill, here (A|B) and \S+: tcp://\S+ has (A|B) and"),
+        (["A:0", "A:0"], r"tls://\S+ and tls://\S+ share A:0: start each with CUDA_VISIBLE_DEVICES"),
+        (["A:0", "B:1"], r"one model of GPU and one version of gemmill, here (A|B) and \S+: tls://\S+ has (A|B) and"),
     ],
 )
 def test_gpus_that_would_spoil_the_table_are_refused(
@@ -276,15 +286,37 @@ def test_gpus_that_would_spoil_the_table_are_refused(
 def test_without_dask_or_a_scheduler_it_is_said_what_to_do(
     swept: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nowhere = "tcp://127.0.0.1:1"
+    with pytest.raises(DeviceError, match=r"at tcp://127.0.0.1:1 runs what anyone sends it.*--tls-ca-file"):
+        swept(Cluster("tcp://127.0.0.1:1"))
+    nowhere = "tls://127.0.0.1:1"
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(DeviceError, match=f"no dask scheduler answers at {nowhere}"),
     ):
         swept(Cluster(nowhere))
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(DeviceError, match=r"pip install 'gemmill\[cluster\]'"):
+    with pytest.raises(DeviceError, match=r"pip install 'distributed.*gemmill's extra 'cluster'"):
         swept(Cluster(nowhere))
+
+
+def test_nobody_but_the_sweep_reaches_its_scheduler() -> None:
+    with Cluster(gpus=["A:0"]) as own:
+        own._connect()
+        address = own._client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        for other in (address, address.replace("tls", "tcp")):
+            code = f"import distributed; distributed.Client({other!r}, timeout=5).run_on_scheduler(print)"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            assert done.returncode, done.stdout
+
+
+def test_keys_are_for_the_user_alone() -> None:
+    with own_certificate() as (_, environ):
+        key = Path(environ["DASK_DISTRIBUTED__COMM__TLS__WORKER__KEY"])
+        assert "PRIVATE KEY" in key.read_text()
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert key.parent.stat().st_mode & 0o777 == 0o700
+    assert not key.parent.exists()
 
 
 def test_a_budget_is_shared_evenly_by_problems_at_work_at_once() -> None:

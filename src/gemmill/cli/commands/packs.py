@@ -117,7 +117,7 @@ def make(
       gemmill pack bf16 --preset quick -o quick.pack
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
-      gemmill pack bf16 --shapes large --gpu "H100 80GB" -o h100.pack
+      gemmill pack bf16 --shapes large --gpu "H100 80GB HBM3" -o h100.pack
     """
     if shapes is None and (regret is not None or budget is not None or gpu is not None):
         raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")

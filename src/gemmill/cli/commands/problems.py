@@ -100,7 +100,7 @@ def select(
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
       gemmill select --mnkl 1234,4096,4096 --quick --why
-      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB"
+      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
       gemmill select --mnkl 4096,4096,4096 --model models --why
     """
     if batch_invariant:
@@ -205,7 +205,7 @@ def profile(
     measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
     the next sweep.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
-    Several GPUs measure a shape each at a time; they must be of one model, and need pip install 'gemmill[cluster]'.
+    Several GPUs measure a shape each at a time; they must be of one model, and need gemmill's extra cluster.
     Workers of other machines are started for each GPU, one with every i, as
 
     \b
@@ -217,7 +217,7 @@ def profile(
     Examples:
       gemmill profile bf16 --shapes large
       gemmill profile bf16 --shapes large --budget 10m --gpus all
-      gemmill profile bf16 --shapes large --scheduler tcp://10.0.0.1:8786
+      gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     configs = list(kernel_set(manifest).expand(preset, where))

@@ -45,7 +45,7 @@ def pack(
 
     RECORDS are files that `gemmill profile` wrote, or packed ones; they stay. Each measurement names the sweep that it
     is of, its file's name where it names none yet. What is written is read back and compared before it takes its place.
-    `report`, `select`, `train` and DuckDB read it as it is. Needs PyArrow: pip install 'gemmill[records]'.
+    `report`, `select`, `train` and DuckDB read it as it is. Needs PyArrow: gemmill's extra records.
 
     \b
     Examples:

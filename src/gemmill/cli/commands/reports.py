@@ -86,7 +86,7 @@ def report(
     """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
 
     RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network and needs Plotly and
-    Jinja: pip install 'gemmill[report]'. A menu on it chooses the baseline, of those in the records, cublaslt at first;
+    Jinja: gemmill's extra report. A menu on it chooses the baseline, of those in the records, cublaslt at first;
     the CSV has BASELINE_us and BASELINE_ratio (speed of the best kernel relative to it) of each. The selector's regret
     is that of its model alone, as if nothing had been measured. With --peak-rates, page and CSV also say what part of
     the nearer roof of its GPU each problem reaches.
@@ -110,7 +110,7 @@ def report(
         if to is not None:
             publish(to, [as_html(found, choices, measured).encode()])
         if as_table is not None:
-            publish(as_table, [as_csv(found, choices, measured).encode()])
+            publish(as_table, [as_csv(found, choices, measured).encode(errors="backslashreplace")])
     if as_tests is not None:
         publish(as_tests, [as_junit(found).encode()])
     for path in (to, as_table, as_tests):

@@ -26,7 +26,7 @@ def train(
         typer.Option(
             "--gpu",
             metavar="NAME",
-            help="The GPU to train for, such as H200 or 'H100 80GB'; default: that of the records.",
+            help="The GPU to train for, such as H200 or 'H100 PCIe'; default: that of the records.",
         ),
     ] = None,
     quick: Annotated[
@@ -43,7 +43,7 @@ def train(
 
     RECORDS are files that `gemmill profile` wrote, or packed ones. What the model reaches on problems that it was not
     fitted to is printed, and kept beside it. Records of other GPUs may be among them: the model learns from them as
-    well, with less weight. Needs CatBoost: pip install 'gemmill[fit]'.
+    well, with less weight. Needs CatBoost: gemmill's extra fit.
 
     A folder takes effect with gemmill select --model DIR, gemmill.Registry(model=DIR) or GEMMILL_MODEL=DIR. The
     decision trees that ship are of 600,000 problems of each formats, which takes 16 cores five minutes.

@@ -1,0 +1,217 @@
+"""Finds NVRTC and the headers that kernels are compiled with, each with its version and where it lies.
+
+What fits cuda-bindings is taken: beside wheels of CUDA 12 those of 13 may lie, as beside a PyTorch for CUDA 13, and
+cuda.pathfinder would take the newest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gemmill.library.errors import ToolchainError
+from gemmill.library.extras import install
+from gemmill.runtime.settings import Settings
+
+VERSION_HEADERS: Mapping[str, str] = MappingProxyType(
+    {"cutlass": "cutlass/version.h", "cccl": "cuda/std/__cccl/version.h", "cudart": "cuda_runtime_api.h"}
+)
+"""The header that tells the version of each piece of headers."""
+NAMES: Mapping[str, str] = MappingProxyType(
+    {"nvrtc": "NVRTC", "cutlass": "CUTLASS", "cccl": "CCCL", "cudart": "the CUDA runtime"}
+)
+"""What errors call the pieces."""
+WHEELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "nvrtc": ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
+        "cutlass": ("nvidia-cutlass",),
+        "cccl": ("nvidia-cuda-cccl-cu12", "nvidia-cuda-cccl"),
+        "cudart": ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "nvidia-cuda-crt"),
+        "pyelftools": ("pyelftools",),
+    }
+)
+"""The wheels that hold each piece."""
+_FOLDERS = {12: {"nvrtc": "cuda_nvrtc", "cccl": "cuda_cccl", "cudart": "cuda_runtime"}}
+"""Folders below ``nvidia/`` that the wheels of a major version of CUDA fill; later ones share ``cu13`` and so on."""
+
+
+class Piece(NamedTuple):
+    """A piece of the toolchain."""
+
+    version: str
+    via: str
+    """How it was found."""
+    place: Path
+    """The library, or the folder of headers."""
+    include: tuple[Path, ...] = ()
+    """Folders of headers, in the order they are searched."""
+
+
+def bindings_version() -> str:
+    """Version of cuda-bindings; ToolchainError where they cannot be imported."""
+    try:
+        from cuda.bindings import __version__
+    except ImportError as error:
+        raise ToolchainError(f"cuda-bindings cannot be imported ({error}); {way_out()}") from error
+    return str(__version__)
+
+
+def way_out(piece: str = "") -> str:
+    """What to install, all or a piece, for the CUDA of cuda-bindings; without these, for CUDA 12."""
+    try:
+        from cuda.bindings import __version__
+    except ImportError:
+        return f"{install('cu12')}, or extra 'cu13' beside a PyTorch built for CUDA 13"
+    return install(f"cu{numbers(__version__)[0]}", WHEELS.get(piece, ()))
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """``12.9.86`` as integers, as far as there are."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def nvrtc() -> Piece:
+    """NVRTC, which is loaded.
+
+    Raises:
+        ToolchainError: there is none, or it does not work.
+    """
+    major = numbers(bindings_version())[0]
+    try:
+        from cuda.bindings import nvrtc as library
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError as error:
+        raise ToolchainError(f"cuda-bindings cannot be imported ({error}); {way_out()}") from error
+    wheel = _loaded_from_wheel(major)
+    try:
+        found = load_nvidia_dynamic_lib("nvrtc")
+        place = Path(found.abs_path or "libnvrtc")
+        via = "site-packages" if wheel and place == wheel else found.found_via
+        if found.was_already_loaded_from_elsewhere and place != wheel:
+            via = "loaded before by another part of this process"
+        # nvrtcVersion leaves out the patch level; the PTX of an empty program names it.
+        _, program = library.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])
+        # The first compilation has handlers of its own for a while, which end the process without a word.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            library.nvrtcCompileProgram(program, 0, [])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _, size = library.nvrtcGetPTXSize(program)
+        ptx = bytes(size)
+        library.nvrtcGetPTX(program, ptx)
+        _, size = library.nvrtcGetProgramLogSize(program)
+        log = bytes(size)
+        library.nvrtcGetProgramLog(program, log)
+        library.nvrtcDestroyProgram(program)
+    except (DynamicLibNotFoundError, RuntimeError) as error:
+        raise ToolchainError(f"NVRTC was not found, or does not load ({_brief(error)}); {way_out('nvrtc')}") from error
+    match = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", ptx)
+    if match is None:
+        said = log.rstrip(b"\0").decode(errors="replace").strip() or "it does not tell its version"
+        raise ToolchainError(f"NVRTC ({via}: {place}) compiles nothing: {said}; install it whole: {way_out('nvrtc')}")
+    return Piece(match[1].decode(), via, place)
+
+
+def _loaded_from_wheel(major: int) -> Path | None:
+    """Loads NVRTC of a major version from its wheel, unless the process has one; None where there is no such wheel."""
+    name = f"libnvrtc.so.{major}"
+    with suppress(OSError):
+        ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return None
+    if (path := _in_wheel("nvrtc", major, f"lib/{name}")) is not None:
+        with suppress(OSError):  # pathfinder, which looks elsewhere too, then says why there is none
+            ctypes.CDLL(str(path))
+            return path
+    return None
+
+
+def _in_wheel(piece: str, major: int, relative: str) -> Path | None:
+    """What lies in the wheel of a piece for a major version of CUDA; None where there is nothing."""
+    folder = _FOLDERS.get(major, {}).get(piece, f"cu{major}")
+    places = (Path(os.path.abspath(root)) / "nvidia" / folder / relative for root in sys.path if root)
+    return next((place for place in places if place.exists()), None)
+
+
+def headers(piece: str) -> Piece:
+    """A piece of headers: of ``cutlass``, ``cccl`` or ``cudart``.
+
+    Raises:
+        ToolchainError: they were not found, or do not tell their version.
+    """
+    include = Settings.read().include
+    roots, via = _roots(piece) if include is None else (include, "GEMMILL_INCLUDE")
+    header = VERSION_HEADERS[piece]
+    place = next((root for root in roots if (root / header).is_file()), None)
+    if place is None:
+        unset = "GEMMILL_INCLUDE names where to look: unset it, or add the folder that has it"
+        raise ToolchainError(
+            f"{header} of {NAMES[piece]} was not found in {', '.join(map(str, roots))}; "
+            f"{way_out(piece) if include is None else unset}"
+        )
+    text = (place / header).read_text(encoding="utf-8", errors="replace")
+    return Piece(_VERSIONS[piece](text), via, place, roots)
+
+
+def _roots(piece: str) -> tuple[tuple[Path, ...], str]:
+    """Folders of the headers of a piece, and how they were found."""
+    from cuda.pathfinder import locate_nvidia_header_directory
+
+    if piece == "cutlass":
+        # pathfinder looks into site-packages only; the import system knows every place a wheel may lie in.
+        spec = importlib.util.find_spec("cutlass_library")
+        for package in (spec.submodule_search_locations or ()) if spec else ():
+            root = Path(package) / "source" / "include"
+            if root.is_dir():
+                return (root,), "cutlass_library"
+    major = numbers(bindings_version())[0]
+    below = "include/cccl" if piece == "cccl" and major > 12 else "include"
+    root_of_wheel = _in_wheel(piece, major, f"{below}/{VERSION_HEADERS[piece]}") if piece != "cutlass" else None
+    if root_of_wheel is not None:
+        root, via = root_of_wheel.parents[VERSION_HEADERS[piece].count("/")], "site-packages"
+    else:
+        located = locate_nvidia_header_directory(piece)
+        if located is None or located.abs_path is None:
+            raise ToolchainError(f"the headers of {NAMES[piece]} were not found; {way_out(piece)}")
+        root, via = Path(located.abs_path), located.found_via
+    # CUDA 13 keeps CCCL's headers in a folder of their own; its headers include each other both ways.
+    if root.name == "cccl":
+        return (root, root.parent), via
+    return ((root, root / "cccl") if (root / "cccl").is_dir() else (root,)), via
+
+
+def _define(text: str, macro: str) -> int:
+    match = re.search(rf"^\s*#\s*define\s+{macro}\s+(\d+)", text, re.MULTILINE)
+    if match is None:
+        raise ToolchainError(f"headers do not define {macro}, which tells their version; {way_out()}")
+    return int(match[1])
+
+
+def _cutlass_version(text: str) -> str:
+    return ".".join(str(_define(text, f"CUTLASS_{part}")) for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def _cccl_version(text: str) -> str:
+    number = _define(text, "CCCL_VERSION")
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+def _cuda_version(text: str) -> str:
+    number = _define(text, "CUDART_VERSION")
+    return f"{number // 1000}.{number // 10 % 100}"
+
+
+_VERSIONS = {"cutlass": _cutlass_version, "cccl": _cccl_version, "cudart": _cuda_version}
+
+
+def _brief(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,1 @@
+"""What is there, where it came from, and what is wrong with it."""

@@ -1,0 +1,117 @@
+"""Where the code runs from: the working directory, an archive, a frozen program, an interpreter without a name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gemmill
+from gemmill.library.errors import InstallationError
+from gemmill.runtime import interpreter
+
+BEFORE_US = {"importlib", "types", "sitecustomize", "usercustomize"}
+"""What ``python -m`` itself imports before it comes to a package, from the working directory if that has it."""
+NAMES = (
+    *("threading", "numpy", "json", "re", "yaml", "torch", "cuda", "queue", "typing", "string", "types", "struct"),
+    *("importlib", "subprocess", "multiprocessing", "pydantic", "filelock", "platformdirs", "elftools", "triton"),
+    *("sitecustomize", "usercustomize", "gemmill"),
+)
+MANY = """
+from gemmill.library.config.names import parse_name
+from gemmill.runtime.compile.pool import compile_many
+try:
+    compile_many([parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear")])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **environ}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A folder of modules that say so when they are imported."""
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'hits')!r}, 'a').write('{name}\\n')\nraise SystemExit\n"
+        )
+    return folder
+
+
+def hits(folder: Path) -> list[str]:
+    file = folder.with_name("hits")
+    return file.read_text().split() if file.exists() else []
+
+
+@pytest.mark.parametrize("command", [("list",), ("select", "--mnkl", "64,64,64"), ("run", "--mnkl", "64,64,64")])
+def test_the_command_imports_nothing_from_the_working_directory(strange: Path, command: tuple[str, ...]) -> None:
+    run(Path(sys.executable).with_name("gemmill"), *command, cwd=strange)
+    assert not hits(strange)
+
+
+def test_the_module_imports_nothing_from_the_working_directory(strange: Path) -> None:
+    for name in (*BEFORE_US, "gemmill"):
+        (strange / f"{name}.py").unlink()
+    done = run(sys.executable, "-m", "gemmill", "select", "--mnkl", "64,64,64", cwd=strange)
+    assert not hits(strange)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("paths", [[""], ["", "relative"], []])
+def test_child_processes_import_nothing_from_the_working_directory(
+    strange: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*paths, *sys.path])
+    code = "import importlib, json, queue, gemmill, sys; print(sys.argv[1:], gemmill.__file__, '' in sys.path)"
+    done = run(*interpreter.command(code, "7", "x y"), cwd=strange)
+    assert not hits(strange)
+    assert done.stdout.split() == ["['7',", "'x", "y']", gemmill.__file__, "False"], done.stderr
+
+
+def test_an_archive_is_told_to_be_unpacked(tmp_path: Path) -> None:
+    archive = tmp_path / "packed.zip"
+    package = Path(gemmill.__file__).parent
+    with zipfile.ZipFile(archive, "w") as file:
+        for folder, below, names in os.walk(package, followlinks=True):
+            below[:] = [name for name in below if name not in ("__pycache__", "results", "include")]
+            for name in names:
+                path = Path(folder) / name
+                file.write(path, path.relative_to(package.parent))
+    for command in (
+        ("list",),
+        ("emit", "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"),
+    ):
+        done = run(sys.executable, "-m", "gemmill", *command, cwd=tmp_path, PYTHONPATH=str(archive))
+        assert done.returncode == 3
+        assert done.stderr.startswith(f"error: gemmill is imported from the archive {archive}, "), done.stderr
+        assert "unpack the zip" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("import sys; sys.executable = ''", "sys.executable is empty"),
+        ("import sys; sys.frozen = True", "frozen program"),
+    ],
+)
+def test_programs_without_an_interpreter_say_what_they_lack(tmp_path: Path, before: str, says: str) -> None:
+    done = run(sys.executable, "-c", f"{before}\n{MANY}", cwd=tmp_path)
+    assert done.stdout.startswith("InstallationError compiling many kernels"), done.stdout + done.stderr
+    assert says in done.stdout
+
+
+def test_data_that_did_not_come_along_is_named(tmp_path: Path) -> None:
+    from gemmill.library.files import shipped
+
+    with pytest.raises(InstallationError, match=r"lacks files that it comes with.*PyInstaller"):
+        shipped(tmp_path / "manifests")

@@ -1,0 +1,74 @@
+"""Settings: read as documented, values that mean nothing refused, what others set passed over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmill.library.errors import SettingError
+from gemmill.runtime.settings import Settings
+
+SERVICES = {
+    "GEMMILL_SERVICE_HOST": "10.3.0.7",
+    "GEMMILL_SERVICE_PORT": "80",
+    "GEMMILL_SERVICE_PORT_HTTP": "80",
+    "GEMMILL_PORT": "tcp://10.3.0.7:80",
+    "GEMMILL_PORT_80_TCP": "tcp://10.3.0.7:80",
+    "GEMMILL_PORT_80_TCP_PROTO": "tcp",
+    "GEMMILL_PORT_80_TCP_PORT": "80",
+    "GEMMILL_PORT_80_TCP_ADDR": "10.3.0.7",
+    "GEMMILL_STORE_SERVICE_HOST": "10.3.0.8",
+    "GEMMILL_STORE_PORT_53_UDP": "udp://10.3.0.8:53",
+}
+"""What Kubernetes sets in every container beside services called gemmill and gemmill-store."""
+
+
+def test_settings_that_are_not_set() -> None:
+    assert Settings.read({"PATH": "/bin"}) == Settings(None, None, None, None)
+
+
+def test_settings_are_read() -> None:
+    environ = {"GEMMILL_STORE": "/a", "GEMMILL_STORE_BYTES": "2G", "GEMMILL_JOBS": "3", "GEMMILL_INCLUDE": "/b:/c"}
+    assert Settings.read(environ) == Settings(Path("/a"), 2 << 30, 3, (Path("/b"), Path("/c")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("GEMMILL_STORE", "relative", "absolute path"),
+        ("GEMMILL_STORE", "", "absolute path"),
+        ("GEMMILL_STORE_BYTES", "lots", "500M or 10G"),
+        ("GEMMILL_STORE_BYTES", "-1", "500M or 10G"),
+        ("GEMMILL_JOBS", "0", "1 to 9999"),
+        ("GEMMILL_JOBS", "two", "1 to 9999"),
+        ("GEMMILL_DEBUG", "", "neither 0 nor 1"),
+        ("GEMMILL_WARM_CALLS", "no", "neither 0 nor 1"),
+    ],
+)
+def test_settings_that_mean_nothing_raise(name: str, value: str, rule: str) -> None:
+    with pytest.raises(SettingError, match=rf"{name}.*{rule}"):
+        Settings.read({name: value})
+
+
+def test_a_service_of_the_same_name_changes_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    assert Settings.read(SERVICES) == Settings.read({})
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("strict", [(), ("-W", "error")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("GEMMILL_STOER", "did you mean GEMMILL_STORE?"), ("GEMMILL_XYZZY", "; there are GEMMILL_STORE, ")],
+)
+def test_an_unknown_setting_is_one_warning(name: str, says: str, strict: tuple[str, ...]) -> None:
+    code = "from gemmill.runtime.settings import Settings\nfor _ in range(3): print(Settings.read().jobs)"
+    command = [sys.executable, *strict, "-c", code]
+    environ = {**os.environ, name: "x", "GEMMILL_JOBS": "3"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3"] * 3
+    assert done.stderr.count(f"{name} is no setting of gemmill") == 1
+    assert says in done.stderr
