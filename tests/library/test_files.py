@@ -88,7 +88,7 @@ def test_a_private_file_is_nobody_elses_to_write(file: Path, tmp_path: Path) -> 
         open_regular(tmp_path / "link", private=True)
     for mode in (0o664, 0o646):
         file.chmod(mode)
-        with pytest.raises(OSError, match=re.escape(f"others may write to it (mode {mode:03o})")):
+        with pytest.raises(OSError, match=re.escape(f"may be written to by others (mode {mode:03o})")):
             open_regular(file, private=True)
 
 
