@@ -1,7 +1,8 @@
-"""Files that are either whole or not there, and what tells some from others."""
+"""Files: read if they are what they should be, written whole or not at all, told apart by what they hold."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from gemmill.library.errors import InstallationError
 
@@ -35,7 +37,68 @@ def shipped(folder: Path) -> Path:
     )
 
 
-def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, private: bool = False) -> None:
+def open_regular(path: Path, limit: int | None = None, *, private: bool = False) -> BinaryIO:
+    """Open a regular file to read; never waits, as opening a pipe would, for somebody to write.
+
+    Args:
+        path: its place.
+        limit: most bytes that it may have.
+        private: it must be no link, belong to this user or to root, and nobody else may be able to write to it.
+
+    Raises:
+        OSError: it cannot be opened, or is not so; names the place, and says in ``strerror`` what it is.
+    """
+
+    def refuse(number: int, why: str) -> OSError:
+        return OSError(number, why, str(path))
+
+    links = os.O_NOFOLLOW if private else 0
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | links)
+    except ValueError as error:  # no name of a file at all
+        raise refuse(errno.EINVAL, str(error)) from None
+    except OSError as error:
+        if links and error.errno == errno.ELOOP:
+            raise refuse(errno.ELOOP, "is a link") from None
+        raise
+    try:
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            raise refuse(errno.EISDIR, "is a folder")
+        if not stat.S_ISREG(status.st_mode):
+            raise refuse(errno.EINVAL, f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no file')}, not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise refuse(errno.EFBIG, f"has {status.st_size:,} bytes, more than the {limit:,} it may have")
+        if private and (why := _not_private(status)):
+            raise refuse(errno.EPERM, why)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _not_private(status: os.stat_result) -> str:
+    """Why somebody else may have written what a file holds; empty where nobody else can have."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {status.st_uid}, neither to this one nor to root"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"may be written to by others (mode {stat.S_IMODE(status.st_mode):03o})"
+    return ""
+
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def read_regular(path: Path, limit: int, *, private: bool = False) -> bytes:
+    """What a file holds that :func:`open_regular` opens; OSError also where it gets past the limit meanwhile."""
+    with open_regular(path, limit, private=private) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"has more than the {limit:,} bytes it may have", str(path))
+    return content
+
+
+def publish(path: Path, parts: Iterable[bytes]) -> None:
     """Write a file beside its place, sync it, and move it there: nobody sees half of it.
 
     What is no file, a device or a pipe, is written to as it is, and so is a stream of this process (``/dev/stdout``),
@@ -44,8 +107,6 @@ def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, pr
     Args:
         path: its place.
         parts: what it holds, one after the other.
-        prefix: of the name beside, which a killed process leaves; default: from the file's own.
-        private: nobody else may read it.
 
     Raises:
         OSError: that fails; names the place.
@@ -59,10 +120,42 @@ def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, pr
             path.write_bytes(b"".join(parts))
         else:
             place = path.resolve()
-            _publish(place, parts, f".{place.name}-" if prefix is None else prefix, private)
+            mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
+            _replace(place, place.parent / f".gemmill-{secrets.token_hex(8)}", parts, mode)
     except OSError as error:
         error.filename = str(path)
         raise
+
+
+def publish_private(folder: int, name: str, data: bytes, temporary: str) -> None:
+    """Write a file that nobody else may read, as :func:`publish` does; nothing is followed, and what has its name is
+    replaced unless it is a folder that holds something.
+
+    Args:
+        folder: descriptor of its folder.
+        name: what it is called there.
+        data: what it holds.
+        temporary: what it is called meanwhile, and where the writer is killed.
+
+    Raises:
+        OSError: that fails, or the file system makes the file another user's, or lets others write to it.
+    """
+    try:
+        _replace(name, temporary, [data], 0o600, folder)
+    except IsADirectoryError:
+        os.rmdir(name, dir_fd=folder)
+        _replace(name, temporary, [data], 0o600, folder)
+
+
+def make_private(path: Path) -> None:
+    """Make a folder, and those above it that are not there, which nobody else may look into, whatever the umask."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_private(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+        path.chmod(0o700)  # the umask may have taken more away
 
 
 def _stream(path: Path) -> int | None:
@@ -73,21 +166,25 @@ def _stream(path: Path) -> int | None:
     return {"/dev/stdout": 1, "/dev/stderr": 2}.get(text)
 
 
-def _publish(path: Path, parts: Iterable[bytes], prefix: str, private: bool) -> None:
-    temporary = path.parent / f"{prefix}{secrets.token_hex(8)}"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+def _replace(
+    place: Path | str, temporary: Path | str, parts: Iterable[bytes], mode: int | None, folder: int | None = None
+) -> None:
+    """Write a file under another name, with these permissions or the default ones, and move it to its place."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(temporary, flags, 0o666 if mode is None else 0o600, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            if not private:
-                with suppress(FileNotFoundError):
-                    os.fchmod(handle, stat.S_IMODE(path.stat().st_mode))
+            if mode is not None:
+                os.fchmod(handle, mode)
+            if folder is not None and (why := _not_private(os.fstat(handle))):  # so it would be refused when read
+                raise OSError(errno.EPERM, f"a file that is made here {why}")
             file.writelines(parts)
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.fsync(handle)
+        os.replace(temporary, place, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(temporary, dir_fd=folder)
         raise
 
 

@@ -30,11 +30,14 @@ PchOutcome = Literal["created", "used", "heap exhausted", "none"]
 # -default-device: CUTLASS headers hold functions without annotation.
 _OPTIONS = ("--std=c++17", "-default-device", *(f"-D{macro}" for macro in DEFINES))
 # no-cache: an NVRTC that answers from its own cache logs no registers and spills.
-_UNRECORDED = ("--ptxas-options=-v", "--no-cache", "-pch")
+_UNRECORDED = ("--ptxas-options=-v", "--no-cache")
 _SERIALISED = re.compile(r"^.*(?:Potential Performance Loss|\bC75\d\d\b|setmaxnreg).*$", re.MULTILINE)
+_CATASTROPHE = re.compile(r"(?i)catastrophic error: .*|NVRTC: NVRTC_ERROR_\w+")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
-_lock = threading.Lock()  # NVRTC gains nothing from threads, and its precompiled headers are per process
+_lock = threading.RLock()  # NVRTC gains nothing from threads, and its precompiled headers are per process
+# A process that is forked while NVRTC compiles would find NVRTC's own locks held for ever.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,8 @@ class Compiler:
         self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
-            folder = pch.folder(config.target.nvrtc, source.text)
-            options = [*_options(config), *_UNRECORDED, f"-pch-dir={folder}", *includes]
             try:
-                cubin, stats = _nvrtc(source, options)
+                cubin, stats = _compiled(source, config, [*_options(config), *_UNRECORDED, *includes])
             except CompileError as error:
                 raise self._explained(error) from None
         self.stats = stats
@@ -120,13 +121,32 @@ def _options(config: GemmConfig) -> tuple[str, ...]:
     return (f"--gpu-architecture={config.target.nvrtc}", *_OPTIONS)
 
 
-def _nvrtc(source: EmittedSource, options: list[str]) -> tuple[bytes, CompileStats]:
+def _compiled(source: EmittedSource, config: GemmConfig, options: list[str]) -> tuple[bytes, CompileStats]:
+    """With a precompiled header, or without where one cannot be."""
+    if (folder := pch.folder(config.target.nvrtc, source.text)) is not None:
+        try:
+            _set_heap()
+            return _nvrtc(source, [*options, "-pch", f"-pch-dir={folder}"])
+        except CompileError as error:
+            # Memory that cannot be mapped, a header that cannot be written; of a source, one that cannot be opened.
+            if (why := _CATASTROPHE.search(str(error))) is None:
+                raise
+            pch.give_up(why[0])
+    return _nvrtc(source, options)
+
+
+def _set_heap() -> None:
     from cuda.bindings import nvrtc
 
     global _heap_is_set
     if not _heap_is_set:
         _checked(nvrtc.nvrtcSetPCHHeapSize(pch.HEAP_BYTES))
         _heap_is_set = True
+
+
+def _nvrtc(source: EmittedSource, options: list[str]) -> tuple[bytes, CompileStats]:
+    from cuda.bindings import nvrtc
+
     program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), b"gemmill.cu", 0, [], []))
     try:
         start = time.perf_counter()

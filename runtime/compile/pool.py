@@ -2,43 +2,43 @@
 
 Workers are fresh interpreters at the end of a pipe, not ``multiprocessing`` processes: those import the caller's main
 module again, which runs scripts without a main guard twice. A kernel travels to its worker as a name, the artifact
-comes back in its form on disk; nothing is pickled. A worker that dies takes down no kernel but its own.
+comes back in its form on disk; nothing is pickled. A worker that dies takes down no kernel but its own; one whose
+parent dies ends, and removes what the parent cannot.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
-import tempfile
+import sys
 import time
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from filelock import FileLock
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, GemmillError
 from gemmill.runtime import interpreter
-from gemmill.runtime.compile import pch
+from gemmill.runtime.compile import limits, pch, temporary
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
-if TYPE_CHECKING:
-    from gemmill.runtime.compile.compiler import Compiler
-
+MEMORY_BYTES = 512 << 20
+"""Memory that a worker is reckoned to take: 242 MB were measured with NVRTC 12.9, and as much again in TMPDIR, which
+may be memory too."""
+_log = logging.getLogger(__name__)
 _LAST_WORDS_SECONDS = 10
 """A worker whose end of the pipe has closed gets this long to print its traceback and to end by itself."""
-_WORKER = "import sys; from gemmill.runtime.compile.pool import work; work(int(sys.argv[1]))"
+_WORKER = "import sys; from gemmill.runtime.compile.worker import work; work(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def compile_many(
 
     Args:
         configs: the kernels.
-        jobs: worker processes; by default ``GEMMILL_JOBS`` or one for each processor this process may use.
+        jobs: worker processes; by default ``GEMMILL_JOBS`` or :func:`default_jobs`.
         store: where kernels are looked up first and kept; None compiles all and keeps none.
         on_done: called in this thread for each kernel as it finishes, in whatever order.
 
@@ -104,28 +104,43 @@ def compile_many(
 
 
 def default_jobs() -> int:
-    """Worker processes unless told otherwise."""
-    return Settings.read().jobs or len(os.sched_getaffinity(0))
+    """Worker processes unless told otherwise: one for each processor that this process may keep busy, and no more than
+    fit into the memory that is left to it."""
+    if jobs := Settings.read().jobs:
+        return jobs
+    memory = limits.memory()
+    return min(limits.processors(), max(1, memory // MEMORY_BYTES) if memory is not None else sys.maxsize)
 
 
 class _Worker:
-    """A compiling process and the kernel it works on."""
+    """A compiling process and the kernel it works on; OSError where it cannot be started."""
 
-    def __init__(self, directory: str, store: Store | None) -> None:
-        self.connection, theirs = Pipe()
+    def __init__(self, directory: Path | None, headers: bool, store: Store | None) -> None:
+        self.headers = headers
         self.index = -1
         self.start = 0.0
-        with theirs:
-            # A group of its own: Ctrl-C reaches the parent alone, which then ends its workers.
-            # TMPDIR: what a killed worker leaves, precompiled headers above all, goes when the parent removes it.
-            self.process = subprocess.Popen(
-                interpreter.command(_WORKER, str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "TMPDIR": directory},
-                process_group=0,
-            )
-        settings = {"store": None} if store is None else {"store": str(store.path), "max_bytes": store.max_bytes}
+        self.connection, theirs = Pipe()
+        try:
+            with theirs:
+                # A group of its own: Ctrl-C reaches the parent alone, which then ends its workers.
+                # TMPDIR: what a killed worker leaves, precompiled headers above all, goes when the parent removes it.
+                self.process = subprocess.Popen(
+                    interpreter.command(_WORKER, str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "TMPDIR": str(directory)} if directory else None,
+                    process_group=0,
+                )
+        except BaseException:
+            self.connection.close()
+            raise
+        settings = {
+            "store": None if store is None else str(store.path),
+            "max_bytes": None if store is None else store.max_bytes,
+            "parent": os.getpid(),
+            "directory": None if directory is None else str(directory),
+            "headers": headers,
+        }
         self._send(json.dumps(settings))
 
     def begin(self, index: int, name: str) -> None:
@@ -142,9 +157,9 @@ class _Worker:
 
     def end(self) -> None:
         """Kill the process, whatever it is doing."""
-        self.connection.close()
         self.process.kill()
         self.process.wait()
+        self.connection.close()
 
     def _send(self, text: str) -> None:
         try:
@@ -155,24 +170,22 @@ class _Worker:
 
 def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iterator[tuple[int, Outcome]]:
     """Each kernel's index and outcome, as they finish."""
-    todo = iter(enumerate(configs))
+    todo = deque(enumerate(configs))
     workers: dict[Connection, _Worker] = {}
-
-    def start(directory: str) -> None:
-        if (task := next(todo, None)) is not None:
-            worker = _Worker(directory, store)
-            workers[worker.connection] = worker
-            worker.begin(task[0], kernel_name(task[1]))
-
-    pch.sweep()
-    with (
-        tempfile.TemporaryDirectory(prefix=pch.POOL_PREFIX, ignore_cleanup_errors=True) as directory,
-        FileLock(Path(directory) / "lock"),
-    ):
+    with _directory(jobs) as (directory, headers):
         try:
-            for _ in range(jobs):
-                start(directory)
-            while workers:
+            while todo or workers:
+                while todo and len(workers) < jobs:
+                    try:
+                        worker = _Worker(directory, sum(w.headers for w in workers.values()) < headers, store)
+                    except OSError as error:  # a limit of this user or process: then fewer, or none but this one
+                        _log.warning("a process that compiles cannot be started: %s", error)
+                        if jobs := len(workers):
+                            break
+                        yield from _here(todo, store)
+                        return
+                    workers[worker.connection] = worker
+                    _begin(worker, todo)
                 for ready in wait(list(workers)):
                     assert isinstance(ready, Connection)
                     worker = workers[ready]
@@ -182,25 +195,74 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                     except (EOFError, OSError):
                         status = worker.status()
                         del workers[ready]
-                        yield worker.index, _died(config, status, seconds)
-                        start(directory)
+                        if status == -signal.SIGBUS and worker.headers:  # TMPDIR is full of other things by now
+                            headers = 0
+                            todo.appendleft((worker.index, config))
+                        else:
+                            yield worker.index, _died(config, status, seconds, len(workers) + 1)
                         continue
                     if store is not None and reply["problem"]:
                         store.report(reply["problem"])
                     yield worker.index, _outcome(config, reply, artifact, seconds)
-                    if (task := next(todo, None)) is not None:
-                        worker.begin(task[0], kernel_name(task[1]))
+                    if todo:
+                        _begin(worker, todo)
                     else:
-                        worker.end()
                         del workers[ready]
+                        worker.end()
         finally:
             for worker in workers.values():
                 worker.end()
 
 
-def _died(config: GemmConfig, status: int, seconds: float) -> Outcome:
+def _begin(worker: _Worker, todo: deque[tuple[int, GemmConfig]]) -> None:
+    index, config = todo.popleft()
+    worker.begin(index, kernel_name(config))
+
+
+@contextmanager
+def _directory(jobs: int) -> Iterator[tuple[Path | None, int]]:
+    """The folder in which workers have theirs, None if there can be none; how many have room there for headers."""
+    temporary.sweep()
+    try:
+        made = temporary.TemporaryFolder("pool")
+    except OSError as error:
+        _log.warning("kernels compile without precompiled headers, which takes longer: %s", error)
+        yield None, 0
+        return
+    try:
+        room = pch.room_in(made.path)
+        headers = min(jobs, room // pch.ROOM_BYTES)
+        if headers < jobs:
+            why = pch.no_room(made.path.parent, room)
+            _log.warning("%d of %d processes compile without precompiled headers: %s", jobs - headers, jobs, why)
+        yield made.path, headers
+    finally:
+        made.remove()
+
+
+def _here(tasks: Iterable[tuple[int, GemmConfig]], store: Store | None) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes of kernels that this process compiles itself, one after the other."""
+    from gemmill.runtime.compile.compiler import Compiler
+    from gemmill.runtime.compile.worker import answer
+
+    compiler = Compiler()
+    for index, config in tasks:
+        start = time.perf_counter()
+        reply, artifact = answer(compiler, config, store)
+        yield index, _outcome(config, reply, artifact, time.perf_counter() - start)
+
+
+def _died(config: GemmConfig, status: int, seconds: float, jobs: int) -> Outcome:
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    error = CompileError(f"{kernel_name(config)}: the process that compiled it died ({how}); other kernels went on")
+    why = ""
+    if status == -signal.SIGKILL:
+        why = (
+            f": the system does that where memory runs out. {jobs} compiled at a time, of up to "
+            f"{MEMORY_BYTES >> 20} MiB each; --jobs or GEMMILL_JOBS makes them fewer"
+        )
+    error = CompileError(
+        f"{kernel_name(config)}: the process that compiled it died ({how}); other kernels went on{why}"
+    )
     return Outcome(config, None, error, False, seconds, "")
 
 
@@ -208,42 +270,3 @@ def _outcome(config: GemmConfig, reply: dict[str, str], artifact: bytes, seconds
     if reply["error"]:
         return Outcome(config, None, CompileError(reply["error"]), False, seconds, reply["pch"])
     return Outcome(config, Artifact.from_bytes(artifact), None, not reply["pch"], seconds, reply["pch"])
-
-
-def work(descriptor: int) -> None:
-    """Body of a worker: takes kernel names from a pipe and answers with artifacts until the pipe ends."""
-    from gemmill.runtime.compile.compiler import Compiler
-
-    warnings.simplefilter("ignore")  # the parent warns, once for all workers
-    with Connection(descriptor) as connection, suppress(EOFError, OSError):  # the parent has ended: so does this
-        settings = json.loads(connection.recv_bytes())
-        store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
-        compiler = Compiler()
-        while True:
-            config = parse_name(connection.recv_bytes().decode())
-            compiler.stats = None
-            error, data = "", b""
-            try:
-                data = _compiled(compiler, config, store).to_bytes()
-            except GemmillError as failure:
-                error = str(failure)
-            except OSError as failure:  # a full temporary directory, say
-                error = f"{kernel_name(config)}: {failure}"
-            reply = {
-                "error": error,
-                "pch": compiler.stats.pch if compiler.stats else "",
-                "problem": (store.problem if store else None) or "",
-            }
-            connection.send_bytes(json.dumps(reply).encode())
-            connection.send_bytes(data)
-
-
-def _compiled(compiler: Compiler, config: GemmConfig, store: Store | None) -> Artifact:
-    """One kernel, from the store if it is there."""
-    from gemmill.emitters.emit import emit
-
-    source = emit(config)
-    if store is None:
-        return compiler.compile(source, config)
-    artifact, _ = store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
-    return artifact

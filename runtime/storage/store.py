@@ -1,13 +1,14 @@
 """The store: compiled kernels on disk, content-addressed, shared by processes, never trusted and never in the way.
 
-Nothing that happens to the directory may cost a kernel. An entry that is truncated, damaged, foreign or filed under
-another kernel's key is a miss and is replaced; a directory that cannot be written, or is full, is left alone after one
-warning. Entries appear whole (temporary file, fsync, rename), so readers need no lock; the lock of a key only keeps
-processes from compiling the same kernel twice.
+Nothing that happens to the directory may cost a kernel. An entry that is truncated, damaged, foreign, no regular file,
+another user's or filed under another kernel's key is a miss and is replaced; a directory that cannot be written, or is
+full, is left alone after one warning. Entries appear whole (temporary file, fsync, rename), so readers need no lock;
+the lock of a key only keeps processes from compiling the same kernel twice.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import tempfile
@@ -17,25 +18,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import platformdirs
-from filelock import FileLock, Timeout
 
-from gemmill.library.files import publish
+from gemmill.library import locks
+from gemmill.library.errors import StoreError
+from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
-_TEMPORARY = ".tmp-"
+MOST_BYTES = 64 << 20
+"""No file of a store is as large: entries have some ten thousand bytes, names of kernels some hundred thousand."""
 Notes = Literal["autotuned", "declared"]
 """Folders of what is kept beside kernels: what autotuning found, and names of the kernels that manifests declare."""
-_LOCK_SECONDS = 300
-"""No compilation takes this long: whoever still holds the lock is stuck, and waiting helps nobody."""
-_STALE_SECONDS = 3600
-"""A temporary file this old was left by a killed writer."""
+_LOCK_SECONDS = 15
+"""A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
+_AHEAD_SECONDS = 86400
+"""A time of use that is further ahead of this clock is none: the entry counts as the oldest."""
 _LOW_WATER = 0.9
 """Part of the cap that is kept when it is exceeded, so that not every further entry evicts."""
 
@@ -52,7 +56,7 @@ class Entry:
     path: Path
     bytes: int
     used: float
-    """Time of the last use, in seconds since the epoch."""
+    """Time of the last use, in seconds since the epoch; 0 where the file has one that cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,32 +84,37 @@ class Store:
         self.max_bytes = next(cap for cap in caps if cap is not None)
         self.problem: str | None = None
         """Why the store is not written to; None while it is."""
+        self._folder = StoreFolder(self.path)
         self._until_prune = 0
 
     def get(self, key: str) -> Artifact | None:
         """The artifact of a key; None for a miss, and whatever is wrong with an entry is a miss."""
-        path = self._file(key)
         try:
-            artifact = _read(path, key)
+            with open_regular(self._file(key), MOST_BYTES, private=True) as file:
+                artifact = _artifact(file.read(), key)
+                with suppress(OSError):  # the time of use only orders evictions
+                    os.utime(file.fileno())
+                return artifact
         except (OSError, ValueError):
             return None
-        with suppress(OSError):  # the time of use only orders evictions
-            os.utime(path)
-        return artifact
 
     def holds(self, key: str) -> bool:
         """Whether there is an entry of a key, sound or not."""
-        return self._file(key).exists()
+        return self._file(key).is_file()
 
     def put(self, key: str, artifact: Artifact) -> None:
         """Keep an artifact; a failure to write is a warning, once."""
         data = artifact.to_bytes()
-        if self._write(self._file(key), data):
+        if len(data) > self.max_bytes:
+            if self.max_bytes:
+                self.report(f"{artifact.name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
+        elif self._write(self._file(key), data):
             self._until_prune -= len(data)
             if self._until_prune < 0:
-                self.prune()
-                if self.max_bytes and not self.holds(key):
-                    self.report(f"{artifact.name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
+                try:
+                    self._prune(key)
+                except OSError as error:
+                    self._report(error, self.path)
 
     def get_or_make(self, key: str, make: Callable[[], Artifact]) -> tuple[Artifact, bool]:
         """The artifact of a key, made and kept if it is missing; and whether it was there.
@@ -123,7 +132,7 @@ class Store:
 
     def get_note(self, kind: Notes, key: str) -> bytes:
         """What was kept under a key beside the kernels; OSError where nothing is."""
-        return self._note(kind, key).read_bytes()
+        return read_regular(self._note(kind, key), MOST_BYTES, private=True)
 
     def put_note(self, kind: Notes, key: str, data: bytes) -> None:
         """Keep a little, as JSON, in place of what had this key, until the store is cleared; a failure is a warning,
@@ -134,25 +143,26 @@ class Store:
         """Warn that the store is skipped, the first time."""
         if self.problem is None:
             self.problem = problem
-            warnings.warn(f"the store is skipped: {problem}", StoreWarning, stacklevel=3)
+            message = f"the store is skipped: {problem}"
+            try:
+                warnings.warn(message, StoreWarning, stacklevel=3)
+            except StoreWarning:  # where warnings are errors: the kernel is not to be lost for one
+                logging.getLogger(__name__).warning(message)
 
     def list(self) -> list[Entry]:
-        """Every entry, the one used least recently first."""
-        entries = []
-        for path in self.path.glob(f"??/*{_SUFFIX}"):
-            with suppress(OSError):  # another process may be evicting
-                status = path.stat()
-                entries.append(Entry(path.name.removesuffix(_SUFFIX), path, status.st_size, status.st_mtime))
-        return sorted(entries, key=lambda entry: (entry.used, entry.key))
+        """Every entry, the one used least recently first; none where the folder cannot be read."""
+        with suppress(OSError):
+            return [*self._entries()]
+        return []
 
     def load(self, entry: Entry) -> Artifact:
         """The artifact of an entry, without counting as a use.
 
         Raises:
             ValueError: the entry is damaged.
-            OSError: it cannot be read.
+            OSError: it cannot be read, or is none of this user's or root's files.
         """
-        return _read(entry.path, entry.key)
+        return _artifact(read_regular(entry.path, MOST_BYTES, private=True), entry.key)
 
     def stats(self) -> StoreStats:
         """Count and size of the entries."""
@@ -172,46 +182,86 @@ class Store:
         return faults
 
     def clear(self) -> int:
-        """Remove every entry, and what is kept beside them; the number of entries removed."""
-        for kind in get_args(Notes):
-            for path in self.path.glob(f"{kind}/*"):
-                _unlink(path)
-        return sum(_unlink(entry.path) for entry in self.list())
+        """Remove every entry, and what is kept beside them; the number of entries removed.
+
+        Raises:
+            StoreError: the folder is no store.
+            OSError: it cannot be read.
+        """
+        if not self._is_there():
+            return 0
+        for note in self._folder.find(NOTES):
+            self._folder.remove(note.folder, note.name)
+        return sum(self._remove(entry) for entry in self._entries())
 
     def prune(self) -> int:
         """Remove what killed writers left, and entries, least recently used first, if the cap is exceeded.
 
         Returns:
             The number of entries removed.
+
+        Raises:
+            StoreError, OSError: as for :meth:`clear`.
         """
-        for folder in ("??", *get_args(Notes)):
-            for path in self.path.glob(f"{folder}/{_TEMPORARY}*"):
-                with suppress(OSError):
-                    if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                        path.unlink()
-        entries = self.list()
+        return self._prune("") if self._is_there() else 0
+
+    def _is_there(self) -> bool:
+        """Whether there is a store; StoreError where there is something else."""
+        try:
+            self._folder.check()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise StoreError(
+                f"{error.filename or self.path}: {error.strerror or error}; nothing was removed"
+            ) from error
+        return True
+
+    def _prune(self, keep: str) -> int:
+        """Remove what is too much, but not the entry of one key."""
+        self._folder.sweep()
+        entries = self._entries()
         total = sum(entry.bytes for entry in entries)
         removed = 0
         if total > self.max_bytes:
             for entry in entries:
                 if total <= _LOW_WATER * self.max_bytes:
                     break
-                removed += _unlink(entry.path)
-                if not entry.path.exists():  # another process may have been first
+                if entry.key != keep and self._remove(entry):
+                    removed += 1
                     total -= entry.bytes
         # Other processes write too: look again after a sixteenth of the cap, not only when this one has filled it.
         self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))
         return removed
 
+    def _entries(self) -> tuple[Entry, ...]:
+        latest = time.time() + _AHEAD_SECONDS
+        entries = [
+            Entry(
+                key=found.name.removesuffix(_SUFFIX),
+                path=self.path / found.folder / found.name,
+                bytes=found.status.st_size,
+                used=used if 0 <= (used := found.status.st_mtime) <= latest else 0.0,
+            )
+            for found in self._folder.find(ENTRIES)
+        ]
+        return tuple(sorted(entries, key=lambda entry: (entry.used, entry.key)))
+
+    def _remove(self, entry: Entry) -> bool:
+        return self._folder.remove(entry.path.parent.name, entry.path.name)
+
     def _write(self, path: Path, data: bytes) -> bool:
         """Whether it could be written."""
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            publish(path, [data], prefix=_TEMPORARY, private=True)
+            self._folder.write(path.parent.name, path.name, data)
         except OSError as error:
-            self.report(f"{path}: {error.strerror or error}")
+            self._report(error, path)
             return False
         return True
+
+    def _report(self, error: OSError, path: Path) -> None:
+        place = error.filename if isinstance(error.filename, str) and os.path.isabs(error.filename) else path
+        self.report(f"{place}: {error.strerror or error}")
 
     def _note(self, kind: Notes, key: str) -> Path:
         return self.path / kind / f"{key}.json"
@@ -223,15 +273,21 @@ class Store:
     def _locked(self, key: str) -> Iterator[None]:
         """Hold the lock of a key, or go on without where locks cannot be made or their holder is stuck."""
         # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.
-        lock = FileLock(self.path / "locks" / f"{key[:3]}.lock", timeout=_LOCK_SECONDS)
-        with suppress(OSError, NotImplementedError, Timeout):
-            (self.path / "locks").mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock.acquire()
+        name = f"{key[:3]}.lock"
+        handle = None
+        with suppress(OSError), self._folder.made("locks") as folder:
+            handle = locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
+            if handle is None:
+                logging.getLogger(__name__).warning(
+                    "%s: another process has held this lock of the store for %d s; the kernel is compiled here, too",
+                    *(self.path / "locks" / name, _LOCK_SECONDS),
+                )
         try:
             yield
         finally:
-            with suppress(OSError):
-                lock.release()
+            if handle is not None:
+                with suppress(OSError):
+                    locks.release(handle)
 
 
 def default_path() -> Path:
@@ -242,26 +298,20 @@ def default_path() -> Path:
         path = Path(platformdirs.user_cache_dir("gemmill"))
         if path.is_absolute():
             return path
-    path = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
-    with suppress(OSError):
-        path.mkdir(mode=0o700)
-    try:
-        status = path.lstat()
-    except OSError:  # no temporary directory either: the first write will say so
-        return path
-    # Somebody else may have taken the name; what they file there is not ours to run.
-    return path if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() else Path(tempfile.mkdtemp())
+    # Somebody else may have taken a name; what they file there is not ours to run.
+    user = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
+    for path in (user, *(user.with_name(f"{user.name}-{i}") for i in range(1, 100))):
+        with suppress(OSError):
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                return path
+    return user  # that it cannot be made, the first write will say
 
 
-def _read(path: Path, key: str) -> Artifact:
-    artifact = Artifact.from_bytes(path.read_bytes())
+def _artifact(data: bytes, key: str) -> Artifact:
+    artifact = Artifact.from_bytes(data)
     if artifact.key != key:
         raise ValueError(f"holds {artifact.name}, made otherwise than its key says")
     return artifact
-
-
-def _unlink(path: Path) -> bool:
-    with suppress(OSError):
-        path.unlink()
-        return True
-    return False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import typer
@@ -30,8 +31,17 @@ def commands() -> typer.Typer:
     return app
 
 
+def _end(number: int, _: object) -> NoReturn:
+    """End as after Ctrl-C, with nothing left behind, whatever else is sent meanwhile."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; what comes before a command, or behind it, shows no traceback either."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not where it is ignored, as by nohup
+            signal.signal(number, _end)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks
     try:

@@ -27,6 +27,7 @@ Exit codes:
   2    the command line is wrong
   3    this machine lacks something: a toolchain, a GPU, PyTorch (see: gemmill doctor)
   130  interrupted
+  143  terminated (SIGTERM); 129 where the terminal was closed (SIGHUP)
 
 GEMMILL_DEBUG=1 shows the traceback of an error.
 """

@@ -166,7 +166,7 @@ def test_precompiled_headers_go_with_an_exception_and_after_a_kill(
 
 def test_what_the_workers_of_a_killed_pool_leave_is_removed_but_not_under_a_living_one(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "GEMMILL_STORE": str(tmp_path / "store")}
-    sweep = "from gemmill.runtime.compile import pch; pch.sweep()"
+    sweep = "from gemmill.runtime.compile import temporary; temporary.sweep()"
     with subprocess.Popen(
         [sys.executable, "-m", "gemmill", "build", "bf16", "--jobs", "1"],
         env=environment,
@@ -291,7 +291,7 @@ def illegal(config: GemmConfig) -> GemmConfig:
 def children() -> set[int]:
     """Compiling processes that this one started."""
     ids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return {int(pid) for pid in ids if b"gemmill.runtime.compile.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {int(pid) for pid in ids if b"gemmill.runtime.compile.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def test_a_kernel_that_fails_costs_no_other(configs: tuple[GemmConfig, ...], tmp_path: Path) -> None:

@@ -118,8 +118,12 @@ def test_an_entry_under_anothers_key_is_a_miss(
 def test_an_entry_that_is_a_directory_is_a_miss(entry: Path, store: Store, artifact: Artifact) -> None:
     entry.unlink()
     entry.mkdir()
-    with pytest.warns(StoreWarning, match="Is a directory"):
+    (entry / "thesis.txt").write_text("mine")
+    with pytest.warns(StoreWarning, match=f"{entry}: Directory not empty"):
         assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False)
+    (entry / "thesis.txt").unlink()
+    assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False), "an empty one is replaced"
+    assert store.get_or_make(artifact.key, fail) == (artifact, True)
 
 
 def test_a_store_that_cannot_be_written_warns_once_and_is_skipped(
@@ -224,7 +228,7 @@ def test_a_full_disk_is_a_warning_and_leaves_no_half_entry(tmp_path: Path, artif
         store = Store(mount)
         with pytest.warns(StoreWarning, match="No space left"):
             assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False)
-        assert [path for path in mount.rglob("*") if path.is_file() and path.stat().st_size] == []
+        assert [path.name for path in mount.rglob("*") if path.is_file() and path.stat().st_size] == ["CACHEDIR.TAG"]
     finally:
         subprocess.run(["umount", mount], check=True)
 
@@ -332,7 +336,7 @@ def test_the_least_recently_used_are_evicted(store: Store, entry: Path, artifact
 def test_processes_that_evict_at_once_leave_what_one_would(store: Store, entry: Path) -> None:
     size = entry.stat().st_size
     for i in range(199):
-        path = store.path / f"{i:02x}" / f"{i:064x}.gemmill"
+        path = store.path / f"{i:02x}" / f"{i:02x}{i:062x}.gemmill"
         path.parent.mkdir(exist_ok=True)
         shutil.copyfile(entry, path)
     code = (
@@ -364,13 +368,15 @@ def test_reading_counts_as_use(store: Store, entry: Path, artifact: Artifact) ->
 
 
 def test_what_killed_writers_left_is_removed_in_time(store: Store, entry: Path) -> None:
-    old, new = entry.parent / ".tmp-old", entry.parent / ".tmp-new"
-    for path in (old, new):
+    old, ahead, new, other = (
+        entry.parent / f".tmp-{name}" for name in ("0" * 16, "1" * 16, "2" * 16, "from-another-program")
+    )
+    for path in (old, ahead, new, other):
         path.write_bytes(b"half")
-    os.utime(old, (1000, 1000))
+    for path, days in ((old, -400), (ahead, 400), (other, -400)):
+        os.utime(path, (time.time() + days * 86400,) * 2)
     assert store.prune() == 0
-    assert not old.exists()
-    assert new.exists()
+    assert [path.exists() for path in (old, ahead, new, other)] == [False, False, True, True]
     assert store.stats().entries == 1
 
 

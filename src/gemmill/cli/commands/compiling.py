@@ -83,14 +83,10 @@ def build(
     """
     kept = Store(store)
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
-    if kept.problem is not None:
-        raise StoreError(f"compiled, but not kept: {kept.problem}")
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
     if lost := sum(not kept.holds(artifact_key(a.config, a.launch, a.provenance)) for a in made):
-        raise StoreError(
-            f"compiled, but {lost} of {len(made)} kernels are not kept: the store holds at most {kept.max_bytes:,} "
-            "bytes; raise GEMMILL_STORE_BYTES"
-        )
+        why = kept.problem or f"the store holds at most {kept.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
+        raise StoreError(f"compiled, but not kept: {lost} of {len(made)} kernels; {why}")
     if as_json:
         output.print_json([_outcome(outcome) for outcome in outcomes])
     else:

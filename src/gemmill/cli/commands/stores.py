@@ -122,6 +122,9 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
 def clear(store: StorePath = None) -> None:
     """Remove every kernel from the store, what autotuning found, and the names of kernels that ship.
 
+    Nothing else in the folder is removed, and nothing at all where it holds other files and no mark of gemmill's
+    (CACHEDIR.TAG).
+
     \b
     Examples:
       gemmill store clear --store /path/to/store

@@ -1,0 +1,88 @@
+"""The body of a process that compiles kernels for :mod:`gemmill.runtime.compile.pool`."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import GemmillError
+from gemmill.runtime.compile import pch, temporary
+from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.store import Store
+
+_PAUSE_SECONDS = 0.2
+_LAST_SECONDS = 10
+"""A parent that has closed the pipe ends within this time, or ends this process."""
+
+
+def work(descriptor: int) -> None:
+    """Take kernel names from a pipe and answer with artifacts, until the pipe ends."""
+    warnings.simplefilter("ignore")  # the parent warns, once for all workers
+    with Connection(descriptor) as connection:
+        try:
+            settings = json.loads(connection.recv_bytes())
+            end_with(settings["parent"], lambda: _clean(settings["directory"]))
+            if not settings["headers"]:
+                pch.give_up()
+            store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
+            compiler = Compiler()
+            while True:
+                reply, data = answer(compiler, parse_name(connection.recv_bytes().decode()), store)
+                connection.send_bytes(json.dumps(reply).encode())
+                connection.send_bytes(data)
+        except (EOFError, OSError):  # the parent is gone, or about to end this process
+            time.sleep(_LAST_SECONDS)
+
+
+def end_with(parent: int, last: Callable[[], None]) -> None:
+    """Have this process end, and do something last, once its parent has ended in whatever way."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PAUSE_SECONDS)
+        last()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _clean(directory: str | None) -> None:
+    if directory is not None:
+        temporary.remove(Path(directory))
+
+
+def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> tuple[dict[str, str], bytes]:
+    """What became of one kernel, and its artifact's form on disk; empty if there is none."""
+    compiler.stats = None
+    error, data = "", b""
+    try:
+        data = _compiled(compiler, config, store).to_bytes()
+    except GemmillError as failure:
+        error = str(failure)
+    except (OSError, MemoryError) as failure:
+        error = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
+    return {
+        "error": error,
+        "pch": compiler.stats.pch if compiler.stats else "",
+        "problem": (store.problem if store else None) or "",
+    }, data
+
+
+def _compiled(compiler: Compiler, config: GemmConfig, store: Store | None) -> Artifact:
+    """One kernel, from the store if it is there."""
+    from gemmill.emitters.emit import emit
+
+    source = emit(config)
+    if store is None:
+        return compiler.compile(source, config)
+    artifact, _ = store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
+    return artifact

@@ -1,0 +1,159 @@
+"""The folder of a store: which files in it are gemmill's, and what may be done to them.
+
+It bears a mark. Without one nothing in it is changed; with it, nothing but what has exactly the names that gemmill
+gives. No link within it is followed: folders are opened one in the other, and files named relative to them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill.library.files import make_private, publish_private, read_regular
+
+MARK = "CACHEDIR.TAG"
+"""A file that says whose a folder is; backups leave out folders with one (https://bford.info/cachedir/)."""
+_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled kernels"
+_TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
+ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
+"""Compiled kernels, by folder and name."""
+NOTES = re.compile(r"(?:autotuned|declared)/[0-9a-f]{64}\.json")
+"""What is kept beside them."""
+_TEMPORARY = re.compile(r"(?:\.|[0-9a-f]{2}|autotuned|declared)/\.tmp-[0-9a-f]{16}")
+"""What is being written, or was when its writer was killed."""
+_LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
+_FOLDERS = re.compile(r"[0-9a-f]{2}|autotuned|declared|locks")
+_OF_FILE_SYSTEMS = re.compile(r"\./(?:lost\+found|\.nfs[0-9a-f]+)")
+"""What file systems put into folders by themselves."""
+_STALE_SECONDS = 3600
+"""A temporary file this old was left by a killed writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What has the name of a file of a store."""
+
+    folder: str
+    name: str
+    status: os.stat_result
+
+
+class StoreFolder:
+    """The folder of a store, which need not be there.
+
+    Every method raises OSError where the file system does not do what it takes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(self) -> None:
+        """Raises OSError where it holds something that gemmill did not put there, and bears no mark.
+
+        Stores of before bear none: those that hold nothing else pass.
+        """
+        with self._root() as root:
+            if not self._is_marked() and (foreign := _foreign(root)):
+                raise OSError(
+                    errno.ENOTEMPTY,
+                    f"is no store of gemmill's, and holds {foreign}; name a folder that is empty or not there yet",
+                    str(self.path),
+                )
+
+    def write(self, folder: str, name: str, data: bytes) -> None:
+        """Write a file, in place of what has its name, into a folder within."""
+        with self.made(folder) as handle:
+            publish_private(handle, name, data, _temporary_name())
+
+    @contextmanager
+    def made(self, folder: str) -> Iterator[int]:
+        """Descriptor of a folder within; both are made and marked if they are not there."""
+        make_private(self.path)
+        if not self._is_marked():
+            self.check()
+            with self._root() as root:
+                publish_private(root, MARK, _TEXT, _temporary_name())
+        with self._root() as root:
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=root)
+                os.chmod(folder, 0o700, dir_fd=root)  # the umask may have taken more away
+            with _within(root, folder) as handle:
+                yield handle
+
+    def find(self, names: re.Pattern[str]) -> list[Found]:
+        """What has names of one kind; of folders that cannot be listed, nothing."""
+        found = []
+        with self._root() as root:
+            for folder in (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))):
+                with suppress(OSError), _within(root, folder) as handle:
+                    for name in os.listdir(handle):
+                        if names.fullmatch(f"{folder}/{name}"):
+                            with suppress(OSError):  # another process may be evicting
+                                found.append(Found(folder, name, os.lstat(name, dir_fd=handle)))
+        return found
+
+    def remove(self, folder: str, name: str) -> bool:
+        """Remove a file, a link, or an empty folder; whether it is gone."""
+        try:
+            with self._root() as root, _within(root, folder) as handle:
+                try:
+                    os.unlink(name, dir_fd=handle)
+                except IsADirectoryError:
+                    os.rmdir(name, dir_fd=handle)
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)  # another process was first
+        return True
+
+    def sweep(self) -> None:
+        """Remove what killed writers left."""
+        for found in self.find(_TEMPORARY):
+            if abs(time.time() - found.status.st_mtime) > _STALE_SECONDS:
+                self.remove(found.folder, found.name)
+
+    @contextmanager
+    def _root(self) -> Iterator[int]:
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _is_marked(self) -> bool:
+        try:
+            return read_regular(self.path / MARK, 1 << 12, private=True).startswith(_SIGNATURE)
+        except FileNotFoundError:
+            return False
+
+
+@contextmanager
+def _within(root: int, folder: str) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _foreign(root: int) -> str:
+    """Something in a folder that does not have a name of gemmill's; empty where there is nothing."""
+    known = (ENTRIES, NOTES, _TEMPORARY, _LOCKS, _OF_FILE_SYSTEMS)
+    for name in sorted(os.listdir(root)):
+        inner = [f"./{name}"]
+        if _FOLDERS.fullmatch(name):
+            with suppress(NotADirectoryError), _within(root, name) as handle:
+                inner = [f"{name}/{file}" for file in os.listdir(handle)]
+        for path in inner:
+            if not any(pattern.fullmatch(path) for pattern in known):
+                return path.removeprefix("./")
+    return ""
+
+
+def _temporary_name() -> str:
+    return f".tmp-{secrets.token_hex(8)}"
