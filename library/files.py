@@ -1,7 +1,8 @@
-"""Files that are either whole or not there, and what tells some from others."""
+"""Files: read if they are what they should be, written whole or not at all, told apart by what they hold."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -11,6 +12,61 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path, limit: int | None = None, *, private: bool = False) -> BinaryIO:
+    """Open a regular file to read; never waits, as opening a pipe would, for somebody to write.
+
+    Args:
+        path: its place.
+        limit: most bytes that it may have.
+        private: it must be no link, belong to this user or to root, and nobody else may be able to write to it.
+
+    Raises:
+        OSError: it cannot be opened, or is not so; names the place, and says in ``strerror`` what it is.
+    """
+
+    def refuse(number: int, why: str) -> OSError:
+        return OSError(number, why, str(path))
+
+    links = os.O_NOFOLLOW if private else 0
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | links)
+    except ValueError as error:  # no name of a file at all
+        raise refuse(errno.EINVAL, str(error)) from None
+    except OSError as error:
+        if links and error.errno == errno.ELOOP:
+            raise refuse(errno.ELOOP, "is a link") from None
+        raise
+    try:
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            raise refuse(errno.EISDIR, "is a folder")
+        if not stat.S_ISREG(status.st_mode):
+            raise refuse(errno.EINVAL, f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no file')}, not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise refuse(errno.EFBIG, f"has {status.st_size:,} bytes, more than the {limit:,} it may have")
+        if private and status.st_uid not in (os.geteuid(), 0):
+            raise refuse(errno.EPERM, f"belongs to user {status.st_uid}, neither to this one nor to root")
+        if private and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise refuse(errno.EPERM, f"others may write to it (mode {stat.S_IMODE(status.st_mode):03o})")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def read_regular(path: Path, limit: int, *, private: bool = False) -> bytes:
+    """What a file holds that :func:`open_regular` opens; OSError also where it gets past the limit meanwhile."""
+    with open_regular(path, limit, private=private) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"has more than the {limit:,} bytes it may have", str(path))
+    return content
 
 
 def publish(path: Path, parts: Iterable[bytes], *, prefix: str | None = None, private: bool = False) -> None:
