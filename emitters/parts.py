@@ -74,7 +74,7 @@ def parts(config: GemmConfig, entry: str) -> Parts | None:
 
 
 def constants(parts: Parts, offsets: dict[str, int]) -> dict[str, int]:
-    """What the kernel must export after its ``KernelSpec``, in the order of ``gemmill::PartsSpec``."""
+    """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::PartsSpec``."""
     reduction = parts.reduction
     return {
         **{f"offset_{name}": offsets[name] for name in PARAMETERS},

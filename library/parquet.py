@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.problem import GemmProblem
-from gemmill.library.records import Measurement, check_problem
+from gemmill.library.records import Measurement
 
 _WORD, _COUNT, _SMALL, _REAL, _FULL = "word", "int32", "int16", "float32", "float64"
 PROBLEM: Mapping[str, str] = {
@@ -196,7 +196,7 @@ def as_kept(measurement: Measurement) -> Measurement:
 def _problem(values: Mapping[str, Any], where: str) -> GemmProblem:
     problem = GemmProblem(**values)
     try:
-        check_problem(problem)
+        problem.check()
     except (TypeError, ValueError) as error:
         raise RecordError(f"{where}: problem: {error}") from None
     return problem

@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
-from gemmill.library.epilogues.parse import parse
-from gemmill.library.errors import ExpressionError, RecordError
+from gemmill.library.errors import RecordError
 from gemmill.library.frozen import Frozen
-from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 
 METHOD = 3
 """Version of how times are taken, and of what a launch is besides its cubin. A change of operands, rotation, graphs,
@@ -64,15 +63,15 @@ class Measurement(Frozen):
     nothing. Models are trained on times, tables of the fastest kernels on ranks as well."""
     stage: Literal["failed", "screen", "final"]
     """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
-    us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Median time of one launch in microseconds; None where it failed."""
-    low_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    low_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Lower quartile."""
-    high_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    high_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Upper quartile."""
     samples: int = Field(default=0, ge=0)
     """Replays that median and quartiles are of."""
-    baseline_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    baseline_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
     verified: bool
     """Whether every element of D was within its bound of a float64 reference."""
@@ -155,21 +154,10 @@ def read_records(path: Path) -> Iterator[Measurement]:
             field = ".".join(map(str, fault["loc"])) or "record"
             raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
         try:
-            check_problem(measurement.problem)
+            measurement.problem.check()
         except ValueError as error:
             raise RecordError(f"{path}:{number}:1: problem: {error}") from None
         yield measurement
-
-
-def check_problem(problem: GemmProblem) -> None:
-    """ValueError where a problem's extents or epilogue cannot be measured."""
-    for name in ("m", "n", "k", "batch"):
-        if not 1 <= getattr(problem, name) <= MAX_EXTENT:
-            raise ValueError(f"{name} is {getattr(problem, name)}; it must be from 1 to {MAX_EXTENT:,}")
-    try:
-        parse(problem.epilogue)
-    except ExpressionError as error:
-        raise ValueError(f"epilogue: {error}") from None
 
 
 def _decompressed(content: bytes) -> bytes:

@@ -69,7 +69,8 @@ class Registry:
         records: Iterable[str | Path] = (),
         model: str | Path | None = None,
     ) -> None:
-        self.packs = tuple(Pack.open(path) for path in packs)
+        place = Path(store) if isinstance(store, str | Path) else store.path if store else None
+        self.packs = tuple(Pack.open(path, place) for path in packs)
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
@@ -277,7 +278,7 @@ class Registry:
             from gemmill.emitters.emit import emit
             from gemmill.runtime.compile.compiler import Compiler
 
-            compiler = Compiler()
+            compiler = Compiler(store=self.store)
         except ToolchainError as error:
             places = f"none of the {len(self.packs)} packs holds {name}" if self.packs else f"{name} is not loaded"
             raise ToolchainError(f"{places}, and it cannot be compiled here: {error}") from error

@@ -220,7 +220,7 @@ def work(descriptor: int) -> None:
     with Connection(descriptor) as connection, suppress(EOFError, OSError):  # the parent has ended: so does this
         settings = json.loads(connection.recv_bytes())
         store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
-        compiler = Compiler()
+        compiler = Compiler(store=store)
         while True:
             config = parse_name(connection.recv_bytes().decode())
             compiler.stats = None

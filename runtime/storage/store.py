@@ -9,8 +9,6 @@ processes from compiling the same kernel twice.
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,19 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from gemmill.library.files import publish
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.place import default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 _TEMPORARY = ".tmp-"
-Notes = Literal["autotuned", "declared"]
-"""Folders of what is kept beside kernels: what autotuning found, and names of the kernels that manifests declare."""
+Notes = Literal["autotuned", "declared", "headers", "verified"]
+"""Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
+of headers (runtime/compile/headers.py), kernels of packs that were verified (runtime/storage/verdicts.py)."""
 _LOCK_SECONDS = 300
 """No compilation takes this long: whoever still holds the lock is stuck, and waiting helps nobody."""
 _STALE_SECONDS = 3600
@@ -160,11 +159,13 @@ class Store:
         return StoreStats(self.path, len(entries), sum(entry.bytes for entry in entries), self.max_bytes)
 
     def verify(self) -> dict[Path, str]:
-        """What is wrong with each damaged entry; empty if the store is sound. Reads every entry."""
+        """What is wrong with each damaged entry; empty if the store is sound. Reads and verifies every entry."""
+        from gemmill.runtime.storage.verify import verify  # nobody else needs it here: who compiled it had it verified
+
         faults = {}
         for entry in self.list():
             try:
-                self.load(entry)
+                verify(self.load(entry))
             except FileNotFoundError:  # evicted meanwhile
                 continue
             except (OSError, ValueError) as error:
@@ -232,25 +233,6 @@ class Store:
         finally:
             with suppress(OSError):
                 lock.release()
-
-
-def default_path() -> Path:
-    """The user's cache directory; a private one under the temporary directory where the user has no home."""
-    # A user id without a passwd entry and without HOME, as in containers, has no cache directory: newer platformdirs
-    # raise, older ones answer "~/.cache".
-    with suppress(RuntimeError):
-        path = Path(platformdirs.user_cache_dir("gemmill"))
-        if path.is_absolute():
-            return path
-    path = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
-    with suppress(OSError):
-        path.mkdir(mode=0o700)
-    try:
-        status = path.lstat()
-    except OSError:  # no temporary directory either: the first write will say so
-        return path
-    # Somebody else may have taken the name; what they file there is not ours to run.
-    return path if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() else Path(tempfile.mkdtemp())
 
 
 def _read(path: Path, key: str) -> Artifact:

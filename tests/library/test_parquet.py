@@ -72,7 +72,7 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
         pq.write_table(table.set_column(place, name, pa.array(values)), path)
         list(read_records(path))
 
-    with pytest.raises(RecordError, match=r"a.parquet: row 2: us: Input should be greater than 0"):
+    with pytest.raises(RecordError, match=r"a.parquet: row 2: us: Input should be greater than or equal to 0.001"):
         with_column("us", 200.0, -1.0)
     with pytest.raises(RecordError, match=r"a.parquet: row 1: problem: m is -4"):
         with_column("m", -4, 4096)

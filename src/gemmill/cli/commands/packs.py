@@ -234,14 +234,14 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
     pack = Pack.open(file)
     artifacts = [pack.get(name) for name in pack.names()]
     if as_json:
-        output.print_json(_summary(file, file.stat().st_size, artifacts, pack.decisions))
+        output.print_json(_summary(file, pack.bytes, artifacts, pack.decisions))
         return
     rows = [
         (a.name, a.resources.registers, f"{len(a.cubin):,}", a.provenance.nvrtc_version, a.provenance.cutlass_version)
         for a in artifacts
     ]
     output.print_table(("kernel", ">registers", ">cubin, B", "NVRTC", "CUTLASS"), rows)
-    typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {file.stat().st_size:,} bytes")
+    typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {pack.bytes:,} bytes")
 
 
 @pack_app.command()
