@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import lzma
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
-from gemmill.library.errors import RecordError
 from gemmill.library.frozen import Frozen
+from gemmill.library.lines import MOST_NAMED, Faults, read_lines
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 
 METHOD = 3
@@ -122,51 +121,38 @@ def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = M
 
 
 def read_records(path: Path) -> Iterator[Measurement]:
-    """The measurements of a file, in its order: JSON Lines, ``.xz`` or not, or ``.parquet``.
+    """The measurements of a file or a pipe, in its order: JSON Lines, ``.xz`` or not, or ``.parquet``.
 
     A line that is cut short, as a killed writer leaves it, or no JSON otherwise is skipped, with a word in the log.
 
     Raises:
-        RecordError: the file cannot be read, or a line is no record.
+        RecordError: the file cannot be read, is larger than can be meant, or lines are no records: the first of them
+            are named, and the others counted, when the sound ones have been yielded.
     """
     if path.suffix == ".parquet":
         from gemmill.library.parquet import read_parquet  # which knows what a measurement is
 
         yield from read_parquet(path)
         return
-    try:
-        content = path.read_bytes()
-        content = _decompressed(content) if path.suffix == ".xz" else content
-    except lzma.LZMAError:
-        raise RecordError(f"{path}: its name ends in .xz, but it is not all compressed by xz") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
+    faults = Faults(path)
+    torn = 0
+    for number, line in read_lines(path):
         try:
             measurement = Measurement.model_validate_json(line)
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            if fault["type"] == "json_invalid" and line.startswith(b"{"):
-                logging.getLogger(__name__).warning("%s:%d: skipped an unfinished or damaged record", path, number)
-                continue
-            field = ".".join(map(str, fault["loc"])) or "record"
-            raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
-        try:
             measurement.problem.check()
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            if fault["type"] == "json_invalid" and line.startswith(b"{"):
+                torn += 1
+                if torn <= MOST_NAMED:
+                    logging.getLogger(__name__).warning("%s:%d: skipped an unfinished or damaged record", path, number)
+            else:
+                field = ".".join(map(str, fault["loc"])) or "record"
+                faults.add(f"{path}:{number}:1: {field:.80}: {fault['msg']:.300}")
         except ValueError as error:
-            raise RecordError(f"{path}:{number}:1: problem: {error}") from None
-        yield measurement
-
-
-def _decompressed(content: bytes) -> bytes:
-    """What xz streams hold, one after the other; LZMAError where one is cut short, or anything else follows."""
-    whole = b""
-    while content:
-        decompressor = lzma.LZMADecompressor()
-        whole += decompressor.decompress(content)
-        if not decompressor.eof:
-            raise lzma.LZMAError("cut short")
-        content = decompressor.unused_data
-    return whole
+            faults.add(f"{path}:{number}:1: problem: {error}")
+        else:
+            yield measurement
+    if torn > MOST_NAMED:
+        logging.getLogger(__name__).warning("%s: skipped %d unfinished or damaged records in all", path, torn)
+    faults.check()
