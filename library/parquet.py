@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from gemmill.library.errors import RecordError
 from gemmill.library.files import open_given, publish
-from gemmill.library.lines import MAX_BYTES, Faults
+from gemmill.library.input.lines import MAX_BYTES, Faults
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
 from gemmill.library.frozen import Frozen
-from gemmill.library.lines import MOST_NAMED, Faults, read_lines
+from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 
 METHOD = 3

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from gemmill.library.strict_json import parse
+from gemmill.library.input.strict_json import parse
 from gemmill.runtime.storage.store import Store
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|"([^"\n]+)")', re.MULTILINE)

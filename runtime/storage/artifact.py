@@ -15,8 +15,8 @@ from gemmill.library.config.domains import are_valid
 from gemmill.library.config.fields import config_of, fields_of, made_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.input.strict_json import parse
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.strict_json import parse
 
 SCHEMA_VERSION = 3
 """Raised whenever the meaning of a stored field changes: older entries then become misses."""

@@ -23,8 +23,8 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
+from gemmill.library.input.strict_json import parse
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
-from gemmill.library.strict_json import parse
 from gemmill.library.version import __version__
 from gemmill.library.wording import one_of
 from gemmill.runtime.select.decisions import Decision
