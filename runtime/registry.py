@@ -28,10 +28,11 @@ from gemmill.library.errors import (
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
-from gemmill.runtime.select.decisions import read_decisions
+from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.select.models import with_model
 from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack
@@ -77,9 +78,7 @@ class Registry:
         self._store = store
         self._gpu = gpu
         self._model = Path(model) if model is not None else None
-        self._decisions = [decision for pack in self.packs for decision in pack.decisions]
-        if files := [Path(path) for path in records]:
-            self._decisions += read_decisions(files)
+        self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._lock = threading.RLock()
@@ -99,6 +98,17 @@ class Registry:
         gpu = self._gpu or detect()
         model = self._model or (None if gpu.model else Settings.read().model)
         return with_model(gpu, model) if model else gpu
+
+    @cached_property
+    def _decisions(self) -> list[Decision]:
+        """What packs and records measured."""
+        packed = [decision for pack in self.packs for decision in pack.decisions]
+        return packed + self._usable
+
+    @cached_property
+    def _usable(self) -> list[Decision]:
+        """Of the records that were given, those of kernels that are known, on this GPU."""
+        return usable(self._given, self.gpu)
 
     @cached_property
     def store(self) -> Store:
@@ -182,7 +192,9 @@ class Registry:
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
             with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
-            selector = self._selectors[types] = self._selector_of(self._selectable(with_others))
+            configs = self._selectable(with_others)
+            selector = self._selectors[types] = self._selector_of(configs)
+            tell_of_absent(self._usable, configs, types)
         return selector
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:

@@ -144,6 +144,8 @@ def make(
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
     own = _of(artifacts, decisions)
+    if left_out := len(decisions) - len(own):
+        output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
     size = write_pack(to, artifacts, own)
     if as_json:
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
