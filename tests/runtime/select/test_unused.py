@@ -26,7 +26,7 @@ sets:
     cluster: 1x1
     schedule: pingpong
     stages: 4
-    swizzle: 1
+    scheduler: {swizzle_size: 1}
 """
 
 
@@ -52,7 +52,7 @@ def measured(kernel: str = KERNEL, gpu: str = H200.name, problem: GemmProblem = 
 def selected(folder: Path, *lines: str) -> str:
     """The source of the choice for the problem, with such measurements."""
     (records := folder / "records.jsonl").write_text("".join(lines))
-    (manifest := folder / "one.yaml").write_text(MANIFEST.replace("swizzle: 1", "scheduler: {swizzle: 1}"))
+    (manifest := folder / "one.yaml").write_text(MANIFEST)
     registry = Registry(manifests=[manifest], records=[records], gpu=H200, store=folder / "store")
     choice = registry.select(PROBLEM)
     assert registry.select(replace(PROBLEM, m=128)).source == "model", "said once"
