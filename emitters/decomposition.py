@@ -74,7 +74,7 @@ def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
 
 
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
-    """What the kernel must export after its ``KernelSpec``, in the order of ``gemmill::DecompositionSpec``."""
+    """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``."""
     reduction = shared.reduction
     return {
         **{f"offset_{name}": offsets[name] for name in PARAMETERS},

@@ -32,10 +32,8 @@ class EmittedSource:
     """CUDA C++."""
     entry: str
     """``extern "C"`` symbol of the kernel."""
-    spec_symbol: str
-    """``extern "C"`` symbol of the constants that the kernel exports, an array of uint32."""
     constants: Mapping[str, int]
-    """What those constants must be, in their order."""
+    """The facts that the kernel exports, as an array of ``gemmill::Fact`` called ``ENTRY_spec``, by name."""
     launch: LaunchSpec
     headers_digest: str
     """SHA-256 of the headers the text includes."""
@@ -56,7 +54,7 @@ class Emitter(Protocol):
         """The launch facts of the kernel."""
 
     def constants(self, launch: LaunchSpec) -> dict[str, int]:
-        """What the kernel must export, in the order of its ``KernelSpec``."""
+        """What the kernel must export, by name."""
 
     def text(self, config: GemmConfig) -> str:
         """CUDA C++."""
@@ -67,17 +65,13 @@ _EMITTERS: Mapping[FamilyName, Emitter] = {"wgmma": tma_wgmma, "mma": mma_sync, 
 
 def emit(config: GemmConfig) -> EmittedSource:
     """The source of a config's kernel; ConfigError where a field's value or a legality rule refuses the config."""
-    name = kernel_name(config)
-    config = parse_name(name)  # making a config checks nothing
-    if broken := verdicts(config):
-        raise ConfigError(f"{name}: " + "; ".join(f"[{v.rule}] {v.says}" for v in broken))
+    config = _legal(config)
     emitter = _EMITTERS[config.family]
     launch = emitter.launch_spec(config)
     return EmittedSource(
-        name=name,
+        name=kernel_name(config),
         text=emitter.text(config),
         entry=launch.entry,
-        spec_symbol=f"{launch.entry}_spec",
         constants=emitter.constants(launch),
         launch=launch,
         headers_digest=headers_digest(),
@@ -85,6 +79,22 @@ def emit(config: GemmConfig) -> EmittedSource:
     )
 
 
+def facts(config: GemmConfig) -> tuple[LaunchSpec, Mapping[str, int]]:
+    """The launch facts of a config's kernel, and what it must export; ConfigError as for :func:`emit`."""
+    emitter = _EMITTERS[(config := _legal(config)).family]
+    launch = emitter.launch_spec(config)
+    return launch, emitter.constants(launch)
+
+
 def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a legal config's kernel."""
     return _EMITTERS[config.family].launch_spec(config)
+
+
+def _legal(config: GemmConfig) -> GemmConfig:
+    """A config that is legal; ConfigError for others."""
+    name = kernel_name(config)
+    config = parse_name(name)  # making a config checks nothing
+    if broken := verdicts(config):
+        raise ConfigError(f"{name}: " + "; ".join(f"[{v.rule}] {v.says}" for v in broken))
+    return config

@@ -90,7 +90,6 @@ def emit_peak_rate(config: GemmConfig) -> EmittedSource:
             atom=wgmma_atom(config),
         ),
         entry=entry,
-        spec_symbol=f"{entry}_spec",
         constants={
             "threads": launch.threads,
             "shared_bytes": launch.shared_bytes,

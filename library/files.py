@@ -9,7 +9,8 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -89,10 +90,78 @@ def _not_private(status: os.stat_result) -> str:
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
+_CHUNK = 1 << 20
+"""Bytes that are read from a pipe at a time."""
+_WRITER_SECONDS = 5.0
+"""How long a pipe may have no writer before it counts as one that nobody writes to."""
+
+
+def open_given(path: Path, limit: int) -> BinaryIO:
+    """Open what a user names on a command line to read: a regular file, or a pipe, which is read to its end first.
+
+    Args:
+        path: its place.
+        limit: most bytes that it may have.
+
+    Raises:
+        OSError: as for :func:`open_regular`; also where nobody writes to the pipe, or it holds too much.
+    """
+    try:
+        is_pipe = stat.S_ISFIFO(path.stat().st_mode)
+    except ValueError:  # no name of a file at all
+        is_pipe = False
+    if not is_pipe:
+        return open_regular(path, limit)
+    import tempfile  # which most readers do without
+
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller's)
+    try:
+        left = limit
+        for chunk in _piped(path):
+            if (left := left - len(chunk)) < 0:
+                raise OSError(errno.EFBIG, f"is a pipe with more than the {limit:,} bytes it may have", str(path))
+            copy.write(chunk)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def read_given(path: Path, limit: int) -> bytes:
+    """What a file or a pipe holds that :func:`open_given` opens; OSError as there."""
+    with open_given(path, limit) as file:
+        return _at_most(file, limit, path)
+
+
+def _piped(path: Path) -> Iterator[bytes]:
+    """What comes out of a pipe. One without a writer is given a moment to get one."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + _WRITER_SECONDS
+        try:
+            while not (chunk := os.read(handle, _CHUNK)):
+                if time.monotonic() > until:
+                    raise OSError(errno.EPIPE, "is a pipe that nobody writes to", str(path))
+                time.sleep(0.01)
+            yield chunk
+        except BlockingIOError:  # somebody may write, and has not yet
+            pass
+        os.set_blocking(handle, True)
+        while chunk := os.read(handle, _CHUNK):
+            yield chunk
+    finally:
+        os.close(handle)
+
+
 def read_regular(path: Path, limit: int, *, private: bool = False) -> bytes:
     """What a file holds that :func:`open_regular` opens; OSError also where it gets past the limit meanwhile."""
     with open_regular(path, limit, private=private) as file:
-        content = file.read(limit + 1)
+        return _at_most(file, limit, path)
+
+
+def _at_most(file: BinaryIO, limit: int, path: Path) -> bytes:
+    content = file.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"has more than the {limit:,} bytes it may have", str(path))
     return content

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from pydantic import ValidationError
 
 from gemmill.library.errors import RecordError
 from gemmill.library.extras import install
-from gemmill.library.files import publish
+from gemmill.library.files import open_given, publish
+from gemmill.library.input.lines import MAX_BYTES, Faults
 from gemmill.library.problem import GemmProblem
-from gemmill.library.records import Measurement, check_problem
+from gemmill.library.records import Measurement
 
 _WORD, _COUNT, _SMALL, _REAL, _FULL = "word", "int32", "int16", "float32", "float64"
 PROBLEM: Mapping[str, str] = {
@@ -61,6 +63,10 @@ _DEFAULTED = {
     *(field.name for field in fields(GemmProblem) if field.default is not MISSING),
 }
 """Columns that a file may lack."""
+MAX_ROWS = 10_000_000
+"""Most rows of a file."""
+_MAX_THRIFT = 64 << 20
+"""Most bytes, and entries, of what describes a file."""
 _BATCH = 1 << 14
 """Rows that are turned into records, or made of them, at a time."""
 
@@ -76,11 +82,8 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
 
 def sweeps_of(path: Path) -> frozenset[str]:
     """The sweeps that a Parquet file has measurements of; RecordError as for :func:`read_parquet`."""
-    arrow = _arrow("parquet", path)
-    try:
-        return frozenset(arrow.read_table(path, columns=["run"])["run"].unique().to_pylist())
-    except (OSError, ValueError, KeyError) as error:
-        raise RecordError(f"{path}: cannot be read as a file of measurements: {error}") from None
+    with _opened(path, path) as file:
+        return frozenset(file.read(columns=["run"])["run"].unique().to_pylist())
 
 
 def read_sweeps(path: Path, sweeps: Collection[str]) -> Iterator[Measurement]:
@@ -90,7 +93,8 @@ def read_sweeps(path: Path, sweeps: Collection[str]) -> Iterator[Measurement]:
 
 def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Iterator[Measurement]:
     """The measurements of what PyArrow takes for a file, of all sweeps or some; errors name the path."""
-    problems: dict[tuple[Any, ...], GemmProblem] = {}
+    problems: dict[tuple[Any, ...], GemmProblem | ValueError] = {}
+    faults = Faults(path)
     row = 0
     for columns in _batches(path, source, sweeps):
         of_problem = {name: columns.pop(name) for name in PROBLEM if name in columns}
@@ -98,34 +102,85 @@ def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Ite
         for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
             row += 1
             if own not in problems:
-                problems[own] = _problem(dict(zip(of_problem, own, strict=True)), f"{path}: row {row}")
-            record = dict(zip(columns, values, strict=True), problem=problems[own])
+                problems[own] = _problem(dict(zip(of_problem, own, strict=True)))
+            if isinstance(problem := problems[own], ValueError):
+                faults.add(f"{path}: row {row}: problem: {problem}")
+                continue
             try:
-                yield Measurement.model_validate(record)
+                yield Measurement.model_validate(dict(zip(columns, values, strict=True), problem=problem))
             except ValidationError as error:
-                fault = error.errors(include_url=False)[0]
+                fault = error.errors(include_url=False, include_input=False)[0]
                 where = ".".join(map(str, fault["loc"])) or "record"
-                raise RecordError(f"{path}: row {row}: {where}: {fault['msg']}") from None
+                faults.add(f"{path}: row {row}: {where}: {fault['msg']:.300}")
+    faults.check()
 
 
 def _batches(path: Path, source: Any, sweeps: Collection[str] | None) -> Iterator[dict[str, list[Any]]]:
     """The columns of some rows after the other. Those that a file of an older gemmill lacks are left out, if their
     fields have defaults."""
-    arrow = _arrow("parquet", path)
-    try:
-        with arrow.ParquetFile(source) as file:
-            present = [name for name in COLUMNS if name in file.schema_arrow.names]
-            if missing := [name for name in COLUMNS if name not in present and name not in _DEFAULTED]:
-                says = f"is no file of measurements, column {missing[0]} is missing"
-                raise RecordError(f"{path}: {says}; gemmill records pack writes them")
-            batches = file.iter_batches(_BATCH, columns=present)
+    compute = _arrow("compute", path)
+    with _opened(path, source) as file:
+        present = [name for name in COLUMNS if name in file.schema_arrow.names]
+        for batch in file.iter_batches(_BATCH, columns=present):
             if sweeps is not None:
-                chosen = [("run", "in", [*sweeps])]
-                batches = arrow.read_table(source, columns=present, filters=chosen).to_batches(_BATCH)
-            for batch in batches:
-                yield {name: _values(batch.column(name)) for name in present}
-    except (OSError, ValueError) as error:  # PyArrow's errors are these
-        raise RecordError(f"{path}: cannot be read as Parquet: {error}") from None
+                batch = batch.filter(compute.is_in(batch.column("run"), _arrow("lib", path).array([*sweeps])))
+            yield {name: _values(batch.column(name)) for name in present}
+
+
+@contextmanager
+def _opened(path: Path, source: Any) -> Iterator[Any]:
+    """A file of measurements, of bounded size, with the columns that it needs; whatever PyArrow cannot read is a
+    RecordError. Not the file's name but what is opened here is read."""
+    arrow, lib = _arrow("parquet", path), _arrow("lib", path)
+    try:
+        with (
+            open_given(path, MAX_BYTES) if source is path else nullcontext(source) as file,
+            arrow.ParquetFile(
+                file, thrift_string_size_limit=_MAX_THRIFT, thrift_container_size_limit=_MAX_THRIFT
+            ) as opened,
+        ):
+            _check(path, opened)
+            yield opened
+    except RecordError:
+        raise
+    except (lib.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        says = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RecordError(f"{path}: cannot be read as Parquet: {says}") from None
+
+
+def _check(path: Path, file: Any) -> None:
+    """Refuse a file that is not of measurements, or holds more of them than can be meant."""
+    types, meta = file.schema_arrow, file.metadata
+    if meta.num_rows > MAX_ROWS or meta.num_row_groups > MAX_ROWS // 100:
+        raise RecordError(f"{path}: has {meta.num_rows:,} rows in {meta.num_row_groups:,} groups; split it")
+    taken = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+    if not 0 <= taken <= MAX_BYTES:
+        raise RecordError(f"{path}: takes {taken:,} bytes uncompressed; at most {MAX_BYTES:,} are read: split it")
+    for name, kind in COLUMNS.items():
+        if name not in types.names:
+            if name not in _DEFAULTED:
+                says = f"is no file of measurements, column {name} is missing"
+                raise RecordError(f"{path}: {says}; gemmill records pack writes them")
+        elif not _holds(path, types.field(name).type, kind):
+            raise RecordError(f"{path}: column {name} has the type {types.field(name).type!s:.80}; it must be {kind}")
+
+
+def _holds(path: Path, found: Any, kind: str) -> bool:
+    """Whether a column of this type can be of a kind."""
+    types = _arrow("types", path)
+    if types.is_dictionary(found):
+        return kind == _WORD and _holds(path, found.value_type, kind)
+    tests = {
+        _WORD: (types.is_string, types.is_large_string),
+        "words": (types.is_list, types.is_large_list),
+        "time": (types.is_timestamp,),
+        "bool": (types.is_boolean,),
+        **dict.fromkeys((_COUNT, _SMALL), (types.is_integer,)),
+        **dict.fromkeys((_REAL, _FULL), (types.is_floating,)),
+    }
+    if kind == "words" and tests[kind][0](found):
+        return _holds(path, found.value_type, _WORD)
+    return types.is_null(found) or any(test(found) for test in tests[kind])
 
 
 def _values(column: Any) -> list[Any]:
@@ -194,12 +249,13 @@ def as_kept(measurement: Measurement) -> Measurement:
     return measurement.model_copy(update=reals | {"us": row["us"]})
 
 
-def _problem(values: Mapping[str, Any], where: str) -> GemmProblem:
+def _problem(values: Mapping[str, Any]) -> GemmProblem | ValueError:
+    """A problem, or what is wrong with it."""
     problem = GemmProblem(**values)
     try:
-        check_problem(problem)
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"{where}: problem: {error}") from None
+        problem.check()
+    except (AttributeError, TypeError, ValueError) as error:
+        return ValueError(error)
     return problem
 
 

@@ -13,11 +13,13 @@ from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleNa
 from gemmill.library.dtypes import DTYPES, DTypeName, unknown
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
-from gemmill.library.errors import ProblemError
+from gemmill.library.errors import ExpressionError, ProblemError
 from gemmill.library.wording import one_of
 
 MAX_EXTENT = (1 << 31) - 4096
 """Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
+MIN_US, MAX_US = 1e-3, 1e12
+"""Microseconds between which measured times of a launch are."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 
@@ -89,6 +91,17 @@ class GemmProblem:
     of all groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
     """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
+
+    def check(self) -> None:
+        """ValueError where extents or epilogue cannot be those of a measurement."""
+        for name in ("m", "n", "k", "batch"):
+            if not 1 <= (extent := getattr(self, name)) <= MAX_EXTENT:
+                written = extent if extent.bit_length() <= 128 else f"a number of {extent.bit_length()} bits"
+                raise ValueError(f"{name} is {written}; it must be from 1 to {MAX_EXTENT:,}")
+        try:
+            parse(self.epilogue)
+        except ExpressionError as error:
+            raise ValueError(f"epilogue: {error}") from None
 
     @property
     def d_columns(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import lzma
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
-from gemmill.library.epilogues.parse import parse
-from gemmill.library.errors import ExpressionError, RecordError
 from gemmill.library.frozen import Frozen
-from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
+from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 
 METHOD = 3
 """Version of how times are taken, and of what a launch is besides its cubin. A change of operands, rotation, graphs,
@@ -64,15 +62,15 @@ class Measurement(Frozen):
     nothing. Models are trained on times, tables of the fastest kernels on ranks as well."""
     stage: Literal["failed", "screen", "final"]
     """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
-    us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Median time of one launch in microseconds; None where it failed."""
-    low_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    low_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Lower quartile."""
-    high_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    high_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Upper quartile."""
     samples: int = Field(default=0, ge=0)
     """Replays that median and quartiles are of."""
-    baseline_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    baseline_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
     verified: bool
     """Whether every element of D was within its bound of a float64 reference."""
@@ -123,62 +121,38 @@ def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = M
 
 
 def read_records(path: Path) -> Iterator[Measurement]:
-    """The measurements of a file, in its order: JSON Lines, ``.xz`` or not, or ``.parquet``.
+    """The measurements of a file or a pipe, in its order: JSON Lines, ``.xz`` or not, or ``.parquet``.
 
     A line that is cut short, as a killed writer leaves it, or no JSON otherwise is skipped, with a word in the log.
 
     Raises:
-        RecordError: the file cannot be read, or a line is no record.
+        RecordError: the file cannot be read, is larger than can be meant, or lines are no records: the first of them
+            are named, and the others counted, when the sound ones have been yielded.
     """
     if path.suffix == ".parquet":
         from gemmill.library.parquet import read_parquet  # which knows what a measurement is
 
         yield from read_parquet(path)
         return
-    try:
-        content = path.read_bytes()
-        content = _decompressed(content) if path.suffix == ".xz" else content
-    except lzma.LZMAError:
-        raise RecordError(f"{path}: its name ends in .xz, but it is not all compressed by xz") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
+    faults = Faults(path)
+    torn = 0
+    for number, line in read_lines(path):
         try:
             measurement = Measurement.model_validate_json(line)
+            measurement.problem.check()
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
+            fault = error.errors(include_url=False, include_input=False)[0]
             if fault["type"] == "json_invalid" and line.startswith(b"{"):
-                logging.getLogger(__name__).warning("%s:%d: skipped an unfinished or damaged record", path, number)
-                continue
-            field = ".".join(map(str, fault["loc"])) or "record"
-            raise RecordError(f"{path}:{number}:1: {field}: {fault['msg']}") from None
-        try:
-            check_problem(measurement.problem)
+                torn += 1
+                if torn <= MOST_NAMED:
+                    logging.getLogger(__name__).warning("%s:%d: skipped an unfinished or damaged record", path, number)
+            else:
+                field = ".".join(map(str, fault["loc"])) or "record"
+                faults.add(f"{path}:{number}:1: {field:.80}: {fault['msg']:.300}")
         except ValueError as error:
-            raise RecordError(f"{path}:{number}:1: problem: {error}") from None
-        yield measurement
-
-
-def check_problem(problem: GemmProblem) -> None:
-    """ValueError where a problem's extents or epilogue cannot be measured."""
-    for name in ("m", "n", "k", "batch"):
-        if not 1 <= getattr(problem, name) <= MAX_EXTENT:
-            raise ValueError(f"{name} is {getattr(problem, name)}; it must be from 1 to {MAX_EXTENT:,}")
-    try:
-        parse(problem.epilogue)
-    except ExpressionError as error:
-        raise ValueError(f"epilogue: {error}") from None
-
-
-def _decompressed(content: bytes) -> bytes:
-    """What xz streams hold, one after the other; LZMAError where one is cut short, or anything else follows."""
-    whole = b""
-    while content:
-        decompressor = lzma.LZMADecompressor()
-        whole += decompressor.decompress(content)
-        if not decompressor.eof:
-            raise lzma.LZMAError("cut short")
-        content = decompressor.unused_data
-    return whole
+            faults.add(f"{path}:{number}:1: problem: {error}")
+        else:
+            yield measurement
+    if torn > MOST_NAMED:
+        logging.getLogger(__name__).warning("%s: skipped %d unfinished or damaged records in all", path, torn)
+    faults.check()

@@ -28,10 +28,11 @@ from gemmill.library.errors import (
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
-from gemmill.runtime.select.decisions import read_decisions
+from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.select.models import with_model
 from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack
@@ -69,16 +70,15 @@ class Registry:
         records: Iterable[str | Path] = (),
         model: str | Path | None = None,
     ) -> None:
-        self.packs = tuple(Pack.open(path) for path in packs)
+        place = Path(store) if isinstance(store, str | Path) else store.path if store else None
+        self.packs = tuple(Pack.open(path, place) for path in packs)
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
         self._store = store
         self._gpu = gpu
         self._model = Path(model) if model is not None else None
-        self._decisions = [decision for pack in self.packs for decision in pack.decisions]
-        if files := [Path(path) for path in records]:
-            self._decisions += read_decisions(files)
+        self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._lock = threading.RLock()
@@ -98,6 +98,17 @@ class Registry:
         gpu = self._gpu or detect()
         model = self._model or (None if gpu.model else Settings.read().model)
         return with_model(gpu, model) if model else gpu
+
+    @cached_property
+    def _decisions(self) -> list[Decision]:
+        """What packs and records measured."""
+        packed = [decision for pack in self.packs for decision in pack.decisions]
+        return packed + self._usable
+
+    @cached_property
+    def _usable(self) -> list[Decision]:
+        """Of the records that were given, those of kernels that are known, on this GPU."""
+        return usable(self._given, self.gpu)
 
     @cached_property
     def store(self) -> Store:
@@ -181,7 +192,9 @@ class Registry:
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
             with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
-            selector = self._selectors[types] = self._selector_of(self._selectable(with_others))
+            configs = self._selectable(with_others)
+            selector = self._selectors[types] = self._selector_of(configs)
+            tell_of_absent(self._usable, configs, types)
         return selector
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:
@@ -277,7 +290,7 @@ class Registry:
             from gemmill.emitters.emit import emit
             from gemmill.runtime.compile.compiler import Compiler
 
-            compiler = Compiler()
+            compiler = Compiler(store=self.store)
         except ToolchainError as error:
             places = f"none of the {len(self.packs)} packs holds {name}" if self.packs else f"{name} is not loaded"
             raise ToolchainError(f"{places}, and it cannot be compiled here: {error}") from error

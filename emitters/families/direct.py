@@ -84,7 +84,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
 
 
 def constants(launch: LaunchSpec) -> dict[str, int]:
-    """What the kernel must export, in the order of ``gemmill::DirectSpec``."""
+    """What the kernel must export, by name: ``gemmill::DirectSpec``."""
     return {
         "threads": launch.threads,
         "shared_bytes": launch.shared_bytes,

@@ -207,7 +207,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
 
 
 def constants(launch: LaunchSpec) -> dict[str, int]:
-    """What the kernel must export, in the order of ``gemmill::KernelSpec``."""
+    """What the kernel must export, by name: ``gemmill::KernelSpec``."""
     constants = {
         "threads": launch.threads,
         "shared_bytes": launch.shared_bytes,

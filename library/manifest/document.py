@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -11,6 +11,7 @@ from typing import cast
 import yaml
 
 from gemmill.library.errors import ManifestError
+from gemmill.library.files import read_given
 
 Location = tuple[str | int, ...]
 """Keys and list indices from the root to a value."""
@@ -21,8 +22,14 @@ INVALID = object()
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _OPENING = re.compile("""(?:[&!]\\S*\\s+)*(?P<quote>['"]?)""")
 _CHARACTERS = {"": re.compile("."), "'": re.compile("''|."), '"': re.compile(r"\\(?:x..|u.{4}|U.{8}|.)|.")}
+MAX_BYTES = 1 << 20
+"""Most bytes of a file: forty times what the largest that ships has."""
+MOST_NAMED = 20
+"""Faults of a file that are named; others are counted."""
 _MAX_NODES = 200_000
 _MAX_DEPTH = 50
+_MOST_WORDED = 500
+"""Faults that are put in words, which takes longer than to find them."""
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -53,6 +60,13 @@ class Document:
     invalid: set[Location] = field(default_factory=set)
     """Where :data:`INVALID` stands."""
     faults: list[Fault] = field(default_factory=list)
+    uncounted: int = 0
+    """Faults beyond those, which are not put in words."""
+
+    @property
+    def is_full_of_faults(self) -> bool:
+        """Whether further faults are but counted."""
+        return len(self.faults) >= _MOST_WORDED
 
     def fault(self, location: Location, message: str, *, key: bool = False, column: int | None = None) -> None:
         """Records a fault at a value, at its key, or at a column (from 0) of its text."""
@@ -66,8 +80,13 @@ class Document:
         self.faults.append(Fault(line, start, dotted(location), message))
 
     def report(self) -> str:
-        """All faults in the order of the file, one ``file:line:column: field: message`` line for each."""
-        return "\n".join(f"{self.path}:{f.line}:{f.column}: {f.field}: {f.message}" for f in sorted(set(self.faults)))
+        """The first faults in the order of the file, one ``file:line:column: field: message`` line for each, and how
+        many more there are."""
+        found = sorted(set(self.faults))
+        lines = [f"{self.path}:{f.line}:{f.column}: {f.field}: {f.message}" for f in found[:MOST_NAMED]]
+        if more := len(found) + self.uncounted - len(lines):
+            lines.append(f"{self.path}: and {more:,} more fault{'s'[: more > 1]}")
+        return "\n".join(lines)
 
     def check(self) -> None:
         """Raises ManifestError if there are faults."""
@@ -82,16 +101,20 @@ def dotted(location: Location) -> str:
     return text.removeprefix(".") or "manifest"
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path, read: Callable[[Path, int], bytes] = read_given) -> Document:
     """Reads one YAML document; faults within it are recorded in the result.
 
+    Args:
+        path: its file, or by default a pipe.
+        read: reads it, at most so many bytes.
+
     Raises:
-        ManifestError: the file cannot be read, is not UTF-8, or is not YAML.
+        ManifestError: the file cannot be read, is too large, is not UTF-8, or is not YAML.
     """
     document = Document(path)
-    text = document.source = _text(document)
+    text = document.source = _text(document, read)
     try:
-        _check_depth(text)
+        _check_size(text)
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
         if node is None:
             document.fault((), "the file is empty")
@@ -109,36 +132,35 @@ def read_document(path: Path) -> Document:
     return document
 
 
-def _check_depth(text: str) -> None:
-    """Refuses what libyaml's recursive composer would overflow the C stack with."""
+def _check_size(text: str) -> None:
+    """Refuses what libyaml's recursive composer would overflow the C stack with, or take much memory for."""
     try:
-        mark = _too_deep(text, yaml.CSafeLoader)
+        _walk(text, yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         # That of PyYAML 6.0.4 refuses a thousand levels where it has looked ahead to: the slower parser does not.
         if "nesting" not in str(error.problem):
             raise
-        mark = _too_deep(text, yaml.SafeLoader)
-    if mark is not None:
-        problem = f"lists and mappings nest deeper than {_MAX_DEPTH}"
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        _walk(text, yaml.SafeLoader)
 
 
-def _too_deep(text: str, loader: type[yaml.CSafeLoader | yaml.SafeLoader]) -> yaml.Mark | None:
-    """Where lists and mappings nest too deeply; None where they do not."""
-    depth = 0
+def _walk(text: str, loader: type[yaml.CSafeLoader | yaml.SafeLoader]) -> None:
+    """Refuses lists and mappings that nest too deeply, and too many values."""
+    depth = nodes = 0
     for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > _MAX_DEPTH:
-                return cast(yaml.Mark, event.start_mark)
-        elif isinstance(event, yaml.CollectionEndEvent):
+        if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-    return None
+        elif isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            depth += isinstance(event, yaml.CollectionStartEvent)
+        if depth > _MAX_DEPTH or nodes > _MAX_NODES:
+            deep = f"lists and mappings nest deeper than {_MAX_DEPTH}"
+            problem = deep if depth > _MAX_DEPTH else f"there are more than {_MAX_NODES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast(yaml.Mark, event.start_mark))
 
 
-def _text(document: Document) -> str:
+def _text(document: Document, read: Callable[[Path, int], bytes]) -> str:
     try:
-        raw = document.path.read_bytes()
+        raw = read(document.path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ManifestError(f"{document.path}:1:1: file: cannot be read: {reason}") from None
@@ -290,6 +312,8 @@ def _short(tag: str) -> str:
 
 def _yaml_int(node: yaml.ScalarNode) -> str:
     try:
+        if len(node.value) > 40:
+            return "a number"
         return str(yaml.constructor.SafeConstructor().construct_yaml_int(node))
     except ValueError:
         return "a number"

@@ -21,6 +21,8 @@ from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest.renamed import warn
 from gemmill.library.wording import one_of, suggest
 
+MAX_CHARACTERS = 10_000
+"""Most characters of a filter."""
 Type = Literal["int", "str", "bool"]
 
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Value, Value], bool]] = MappingProxyType(
@@ -64,6 +66,8 @@ def parse(text: str) -> tuple[Expression, ...]:
     """
     if not text.strip():
         raise ExpressionError("the filter is empty")
+    if len(text) > MAX_CHARACTERS:
+        raise ExpressionError(f"the filter has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     if "#" in text:
         raise ExpressionError("a filter holds no comments", text.index("#"))
     if "\0" in text:  # versions of Python differ in what they raise

@@ -19,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Known, Reader, UnreadError, Value
+from gemmill.library.errors import ExpressionError
 from gemmill.library.legality.footprint import resolved_stages
 
 BLOCK_CELLS = 1 << 20
 """Most cells of a grid that are held in memory at a time."""
 
+MAX_READ = 1 << 21
+"""Most combinations of values of the fields that one predicate reads: each may take an evaluation."""
 Cells = tuple[slice, ...]
 """A block of cells: a slice of each axis."""
 Predicate = Callable[[Fields], bool]
@@ -93,7 +96,8 @@ class Grid:
         return all(mine.names == ("stages",) or set(mine.values) & set(its.values) for mine, its in pairs)
 
     def tabulate(self, function: Callable[[Fields], Any]) -> Table:
-        """Evaluates a predicate, or another function of fields, over the grid."""
+        """Evaluates a predicate, or another function of fields, over the grid; ExpressionError where the fields that it
+        reads take more than :data:`MAX_READ` combinations of values."""
         values, places = self._evaluated(function)
         return Table(np.array(values)[places])
 
@@ -125,6 +129,8 @@ class Grid:
                 for known in (self._common, *groups):
                     known[reader] = values[0]
                 continue
+            if math.prod(np.broadcast_shapes(places.shape, its_places.shape)) > MAX_READ:
+                raise ExpressionError(f"fields read together take more than {MAX_READ:,} combinations of values")
             pairs, where = np.unique(keys := places * len(values) + its_places, return_inverse=True)
             split = (divmod(pair, len(values)) for pair in pairs.tolist())
             groups, places = [Known({**groups[g], reader: values[v]}) for g, v in split], where.reshape(keys.shape)

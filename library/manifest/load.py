@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gemmill.library.errors import ExpressionError, ManifestError
-from gemmill.library.files import shipped
+from gemmill.library.files import read_given, read_regular, shipped
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
@@ -24,6 +24,14 @@ from gemmill.library.wording import suggest
 
 SHIPPED = Path(__file__).parents[2] / "manifests"
 """The folder of the manifests that ship."""
+
+
+MAX_FILES = 16
+"""Most files of a chain of manifests of which each extends the next."""
+MAX_SETS = 300
+"""Most sets of a manifest, with those that it inherits: each is compared with those before it."""
+MAX_PARTS = 100_000
+"""Most pairs of a set and a preset, or one of its matches: each is tried."""
 
 
 def shipped_manifests() -> list[str]:
@@ -80,7 +88,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
     Faults within its sets and presets are recorded in the document; with any other the file means nothing, and they
     are raised together as a ManifestError.
     """
-    document = read_document(path)
+    document = read_document(path, read_regular if chain else read_given)
     rename(document)
     data = document.data
     if not isinstance(data, dict):
@@ -139,6 +147,9 @@ def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path
         message = f"no manifest {name!r} ships{hint} those that do: {', '.join(shipped)}; a file's name ends in .yaml"
         document.fault(("extends",), message)
         return None
+    if len(chain) >= MAX_FILES:
+        document.fault(("extends",), f"manifests extend each other in a chain of more than {MAX_FILES} files")
+        return None
     try:
         circular = target.resolve(strict=True) in [path.resolve() for path in chain]
     except (OSError, ValueError, RuntimeError) as error:  # the latter: a loop of links
@@ -153,20 +164,34 @@ def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path
 
 def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
     """The sets of a manifest and of those it extends; contradictions become faults of the manifest."""
-    lineage = source.lineage()
-    defaults = reduce(lambda general, ancestor: resolve.merged(ancestor.head.defaults, general), lineage, resolve.BASE)
-    document = source.document
+    lineage, document = source.lineage(), source.document
+    if (number := sum(len(ancestor.sets) for ancestor in lineage)) > MAX_SETS:
+        document.fault(("sets",), f"there are {number:,} sets, with those inherited; at most {MAX_SETS}")
+        return
+    try:
+        heads = [ancestor.head.defaults for ancestor in lineage]
+        defaults = reduce(lambda general, own: resolve.merged(own, general), heads, resolve.BASE)
+    except resolve.TooManyError as error:
+        document.fault(("defaults",), str(error))
+        return
     for depth, ancestor in enumerate(lineage):
         outer = tuple(p for heir in lineage[depth:] for p in resolve.filters(heir.head.where))
         for index, own in ancestor.sets.items():
             at: Location = ("sets", index) if ancestor is source else ("extends",)
             which = "" if ancestor is source else f"sets[{index}] of {ancestor.document.path.name}: "
-            spec = resolve.merged(own, defaults)
+            try:
+                spec = resolve.merged(own, defaults)
+            except resolve.TooManyError as error:
+                document.fault(at, f"{which}{error}")
+                continue
             if open_fields := resolve.missing(spec):
                 document.fault(at, f"{which}{', '.join(open_fields)} missing; give a value here or in defaults")
                 continue
             if (number := resolve.candidates(spec)) > resolve.MAX_CANDIDATES:
                 document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
+                continue
+            if crowd := resolve.crowded(spec):
+                document.fault(at, f"{which}{crowd}")
                 continue
             if says := resolve.contradiction(spec):
                 document.fault(_given(document, at, "epilogue"), f"{which}{says}")
@@ -217,6 +242,9 @@ def _presets(source: _Source, sets: tuple[Candidates, ...], legal: bool) -> Iter
     if not _sound(document, sets, (), legal):
         return
     specs = {name: spec for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
+    if (pairs := len(sets) * sum(1 + len(spec.match or ()) for spec in specs.values())) > MAX_PARTS:
+        document.fault(("presets",), f"they are {pairs:,} pairs with the sets; at most {MAX_PARTS:,} are tried")
+        return
     for name, spec in specs.items():
         at: Location = ("presets", name)
         preset = resolve.preset(spec)

@@ -20,16 +20,18 @@ def rename(document: Document) -> None:
     One warning for each former name says where it first stands. A field that has both is a fault.
     """
     places: dict[str, list[tuple[int, int]]] = {}
+    moves: dict[Location, str] = {}
     for location in [*document.keys]:
         keys = [key for key in location if isinstance(key, str)]
         name = ".".join(keys[_BEFORE.get(keys[0], len(keys)) :])
         if name not in FORMER:
             continue
         places.setdefault(name, []).append(document.keys[location])
-        present = (*location[:-1], FORMER[name].rpartition(".")[2])
-        if present in document.keys:
-            document.fault(location, f"is the former name of {present[-1]}, which stands here too; remove it", key=True)
-        _move(document, location, present)
+        present = moves[location] = FORMER[name].rpartition(".")[2]
+        if (*location[:-1], present) in document.keys:
+            document.fault(location, f"is the former name of {present}, which stands here too; remove it", key=True)
+    if moves:
+        _move(document, moves)
     for name, found in places.items():
         line, column = found[0]
         others = f", as in {len(found) - 1} other places" if len(found) > 1 else ""
@@ -41,16 +43,22 @@ def warn(message: str) -> None:
     warnings.warn(f"{message}; the former name is still read", RenamedWarning, stacklevel=2)
 
 
-def _move(document: Document, old: Location, new: Location) -> None:
-    """Gives what stands at a key another key."""
-    holder: Any = document.data
-    for key in old[:-1]:
-        holder = holder[key]
-    renamed = {new[-1] if key == old[-1] else key: value for key, value in holder.items() if key != new[-1]}
-    holder.clear()
-    holder.update(renamed)
+def _move(document: Document, moves: Mapping[Location, str]) -> None:
+    """Gives what stands at some keys other keys."""
+    for old in sorted(moves, key=len, reverse=True):  # the innermost first, while those around it have their names
+        holder: Any = document.data
+        for key in old[:-1]:
+            holder = holder[key]
+        renamed = {moves[old] if key == old[-1] else key: value for key, value in holder.items() if key != moves[old]}
+        holder.clear()
+        holder.update(renamed)
+
+    def moved(location: Location) -> Location:
+        return tuple(moves.get(location[: end + 1], part) for end, part in enumerate(location))
+
     tables: tuple[dict[Location, Any], ...] = (document.values, document.keys, document.written)
     for table in tables:
-        for location in [location for location in table if location[: len(old)] == old]:
-            table[(*new, *location[len(old) :])] = table.pop(location)
-    document.invalid = {(*new, *at[len(old) :]) if at[: len(old)] == old else at for at in document.invalid}
+        content = {moved(location): found for location, found in table.items()}
+        table.clear()
+        table.update(content)
+    document.invalid = {moved(location) for location in document.invalid}

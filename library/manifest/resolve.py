@@ -19,6 +19,12 @@ from gemmill.library.manifest.schema import PART_MODELS, Choices, PresetSpec, Se
 
 MAX_CANDIDATES = 10**8
 """Most candidates of one set."""
+MAX_VALUES = 10**5
+"""Most values that the fields of one part of a set take together, and most that defaults are filled into."""
+
+
+class TooManyError(ValueError):
+    """A part of a set would have more values than :data:`MAX_VALUES`."""
 
 
 def _base(group: str) -> tuple[Any, ...] | None:
@@ -39,14 +45,17 @@ def _defaults(row: Row) -> tuple[Value, ...]:
 BASE = SetSpec(**{group: _base(group) for group in GROUPS})
 """What a set falls back to where it and its manifest's defaults say nothing; leaves fall back by themselves."""
 
+_MOST = f"at most {MAX_VALUES:,} are multiplied out"
 _NO_C = tuple(row.absent for row in GROUPS["c"])
 
 
 def merged(specific: SetSpec, general: SetSpec) -> SetSpec:
-    """``specific``, and what it leaves open from ``general``, leaf by leaf."""
+    """``specific``, and what it leaves open from ``general``, leaf by leaf; TooManyError before that is too much."""
     parts = {}
     for name in GROUPS:
         own, other = specific[name], general[name]
+        if own and other and len(own) * len(other) > MAX_VALUES:
+            raise TooManyError(f"{len(own):,} choices of {name} and {len(other):,} defaults; {_MOST}")
         parts[name] = other if own is None else own if other is None else _filled(own, other)
     return specific.model_copy(update=parts)
 
@@ -86,11 +95,18 @@ def _misread(text: str, c_dtype: Value) -> str | None:
 
 def candidates(spec: SetSpec) -> int:
     """How many candidates a merged set without missing fields has."""
-    return math.prod(
-        sum(math.prod(map(len, _choices(name, part))) for part in parts) if name in PARTS else len(parts)
-        for name in GROUPS
-        if (parts := spec[name])
-    )
+    return math.prod(_count(name, parts) for name in GROUPS if (parts := spec[name]))
+
+
+def crowded(spec: SetSpec) -> str:
+    """Which part of a merged set without missing fields has too many values; empty where none has."""
+    counts = {name: _count(name, spec[name] or ()) for name in GROUPS}
+    together = {**counts, "c with d": counts["c"] * counts["d"], "epilogue with c": counts["epilogue"] * counts["c"]}
+    return next((f"{count:,} values of {name}; {_MOST}" for name, count in together.items() if count > MAX_VALUES), "")
+
+
+def _count(group: str, parts: tuple[Any, ...]) -> int:
+    return sum(math.prod(map(len, _choices(group, part))) for part in parts) if group in PARTS else len(parts)
 
 
 def grids(spec: SetSpec) -> Iterator[Grid]:

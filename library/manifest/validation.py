@@ -30,7 +30,10 @@ def validated(document: Document, model: type[Model], data: object, at: Location
         return model.model_validate(data)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _record(document, detail, at)
+            if document.is_full_of_faults:
+                document.uncounted += 1
+            else:
+                _record(document, detail, at)
         return None
 
 

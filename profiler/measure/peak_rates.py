@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 from gemmill.emitters.peak_rate import MEASURED_DTYPES, emit_peak_rate, peak_rate_config
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import RecordError
+from gemmill.library.files import read_given
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
@@ -34,6 +35,8 @@ from gemmill.profiler.measure.worker import this_machine
 from gemmill.runtime.launch.kernel import load
 from gemmill.runtime.launch.parameters import ParameterBlock
 
+_MAX_BYTES = 1 << 20
+"""Most bytes of a file of peak rates."""
 COPY = "copy"
 """Stands where a dtype would, for the bandwidth of memory."""
 
@@ -270,7 +273,7 @@ def read_peak_rates(path: Path) -> PeakRates:
         RecordError: the file cannot be read, or holds something else.
     """
     try:
-        return PeakRates.model_validate_json(path.read_bytes())
+        return PeakRates.model_validate_json(read_given(path, _MAX_BYTES))
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValidationError as error:

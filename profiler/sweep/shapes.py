@@ -21,7 +21,7 @@ from gemmill.library.problem import MAX_EXTENT
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
 MAX_SHAPES = 100_000
-"""Most shapes that an item stands for."""
+"""Most shapes of a file."""
 FORMS = "a shape is [m, n, k], [m, n, k, batch] or a mapping with those keys"
 
 
@@ -82,15 +82,15 @@ def _suite(document: Document) -> ShapeSuite:
         return ShapeSuite(str(name), ())
     first: dict[Shape, int] = {}
     for index, item in enumerate(items):
-        for shape in _shapes(document, ("shapes", index), item):
+        for shape in _shapes(document, ("shapes", index), item, MAX_SHAPES - len(first)):
             if shape in first:
                 document.fault(("shapes", index), f"{shape} stands twice; it is shapes[{first[shape]}] already")
             first.setdefault(shape, index)
     return ShapeSuite(str(name), tuple(first))
 
 
-def _shapes(document: Document, location: Location, item: object) -> Iterator[Shape]:
-    """The shapes of an item; none where it is wrong."""
+def _shapes(document: Document, location: Location, item: object, most: int) -> Iterator[Shape]:
+    """The shapes of an item; none where it is wrong, or they are more than ``most``."""
     given: Mapping[str, object]
     places: dict[str, Location]
     if isinstance(item, list) and len(item) in (3, 4):
@@ -118,8 +118,8 @@ def _shapes(document: Document, location: Location, item: object) -> Iterator[Sh
                 extents.setdefault(key, []).append(extent)
             elif extent is not INVALID:
                 document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {MAX_EXTENT}")
-    if (count := math.prod(map(len, extents.values()))) > MAX_SHAPES:
-        document.fault(location, f"stands for {count:,} shapes; an item may for {MAX_SHAPES:,}")
+    if (count := math.prod(map(len, extents.values()))) > most:
+        document.fault(location, f"stands for {count:,} shapes; a file may for {MAX_SHAPES:,}")
     elif len(extents) == len(given) and not missing:
         for combination in itertools.product(*extents.values()):
             yield Shape(**dict(zip(extents, combination, strict=True)))

@@ -11,18 +11,24 @@ import re
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from gemmill.emitters import include_path
 from gemmill.emitters.emit import DEFINES, EmittedSource
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, GemmillError, ToolchainError
+from gemmill.library.files import digest_of
 from gemmill.library.version import __version__
 from gemmill.runtime.compile import pch
-from gemmill.runtime.compile.cubin import Cubin
+from gemmill.runtime.compile.headers import toolkit_digest
 from gemmill.runtime.compile.sass import chain_multiply_adds
 from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
+from gemmill.runtime.storage.cubin import Cubin
+from gemmill.runtime.storage.store import Store
+from gemmill.runtime.storage.verify import check_facts
 
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
 """What became of the precompiled header: ``heap exhausted`` and ``none`` cost time, never the kernel."""
@@ -55,12 +61,17 @@ class CompileStats:
 class Compiler:
     """NVRTC with one toolchain.
 
+    Args:
+        toolchain: NVRTC and headers; by default those of this process.
+        store: remembers what the headers hold, which otherwise is read anew.
+
     Raises:
         ToolchainError: NVRTC or headers are missing or clash.
     """
 
-    def __init__(self, toolchain: Toolchain | None = None) -> None:
+    def __init__(self, toolchain: Toolchain | None = None, store: Store | None = None) -> None:
         self.toolchain = toolchain or Toolchain.find()
+        self._store = store
         self.stats: CompileStats | None = None
         """How the last compilation went."""
 
@@ -70,7 +81,8 @@ class Compiler:
         return Provenance(
             source_digest=source.digest,
             headers_digest=source.headers_digest,
-            options=(*_options(config), *([f"chain={source.chain}"] if source.chain else [])),
+            toolkit_digest=self._toolkit_digest,
+            options=(*_options(config), *([f"chain={source.chain}:{_chain_digest()}"] if source.chain else [])),
             nvrtc_version=versions["nvrtc"],
             cutlass_version=versions["cutlass"],
             cccl_version=versions["cccl"],
@@ -78,6 +90,10 @@ class Compiler:
             schema_version=SCHEMA_VERSION,
             gemmill_version=__version__,
         )
+
+    @cached_property
+    def _toolkit_digest(self) -> str:
+        return toolkit_digest(include_path(), self.toolchain.include_dirs, self._store)
 
     def key(self, source: EmittedSource, config: GemmConfig) -> str:
         """Where a store keeps the artifact of a source."""
@@ -115,6 +131,12 @@ class Compiler:
             return CompileError(f"{error}\nThe headers are those of GEMMILL_INCLUDE, {folders}: unset it to use others")
         culprits = [fault.says for fault in damaged()]
         return ToolchainError("\n".join([*culprits, str(error)])) if culprits else error
+
+
+@cache
+def _chain_digest() -> str:
+    """SHA-256 of the code that rewrites machine code."""
+    return digest_of(Path(__file__).parent, "sass.py")
 
 
 def _options(config: GemmConfig) -> tuple[str, ...]:
@@ -201,14 +223,7 @@ def _resources(source: EmittedSource, cubin: Cubin, log: str) -> Resources:
             f"{source.name}: {stack} bytes of stack frame, {stores} bytes of spill stores and {loads} bytes of spill "
             f"loads a thread; choose a smaller tile\n{log}"
         )
-    words = cubin.words(source.spec_symbol)
-    if len(words) != len(source.constants):
-        raise CompileError(
-            f"{source.name}: {source.spec_symbol} has {len(words)} words, its LaunchSpec {len(source.constants)}"
-        )
-    for word, (name, value) in zip(words, source.constants.items(), strict=True):
-        if word != value:
-            raise CompileError(f"{source.name}: the kernel computes {name} = {word}, its LaunchSpec says {value}")
+    check_facts(cubin, source.entry, source.constants)
     return Resources(
         registers=cubin.registers(source.entry),
         spill_stores=stores,

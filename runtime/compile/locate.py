@@ -36,7 +36,6 @@ WHEELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cutlass": ("nvidia-cutlass",),
         "cccl": ("nvidia-cuda-cccl-cu12", "nvidia-cuda-cccl"),
         "cudart": ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "nvidia-cuda-crt"),
-        "pyelftools": ("pyelftools",),
     }
 )
 """The wheels that hold each piece."""

@@ -34,7 +34,7 @@ def work(descriptor: int) -> None:
             if not settings["headers"]:
                 pch.give_up()
             store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
-            compiler = Compiler()
+            compiler = Compiler(store=store)
             while True:
                 reply, data = answer(compiler, parse_name(connection.recv_bytes().decode()), store)
                 connection.send_bytes(json.dumps(reply).encode())

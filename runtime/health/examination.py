@@ -32,5 +32,5 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
         yield from kernels()
 
 
-_NEEDED = ("gemmill", "cuda-bindings", "pyelftools", "nvrtc", "cutlass", "cccl", "cudart", "temporary files")
+_NEEDED = ("gemmill", "cuda-bindings", "nvrtc", "cutlass", "cccl", "cudart", "temporary files")
 """What compiling needs."""

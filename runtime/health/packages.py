@@ -13,7 +13,6 @@ from gemmill.library.errors import InstallationError
 from gemmill.library.extras import install
 from gemmill.library.version import __version__
 from gemmill.runtime import interpreter
-from gemmill.runtime.compile.locate import way_out
 from gemmill.runtime.health.finding import Finding
 
 
@@ -21,7 +20,6 @@ def packages() -> Iterator[Finding]:
     """gemmill itself, and the Python packages that compiling and launching need."""
     yield _python()
     yield _module("cuda-bindings", "cuda.bindings", "install what gemmill depends on: pip install cuda-bindings")
-    yield _module("pyelftools", "elftools.elf.elffile", f"nothing can be compiled without it: {way_out('pyelftools')}")
 
 
 def _python() -> Finding:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemmill.runtime.select.measured import FORMATS
-from gemmill.runtime.select.models import content_of
+from gemmill.runtime.select.models import content_of, path_of, sound
 
 VERSION = 1
 """Of the files."""
@@ -67,7 +67,11 @@ class Tree(NamedTuple):
                 waiting.append(at)
             elif waiting:
                 target[waiting.pop()] = at + 1
-        return cls([(name, swap_ab) for name, swap_ab in content["kernels"]], figure, threshold, target)
+        kernels = [(name, swap_ab) for name, swap_ab in content["kernels"]]
+        leaves = [to for asked, to in zip(figure, target, strict=True) if asked < 0]
+        if waiting or not leaves or not 0 <= min(leaves) <= max(leaves) < len(kernels):
+            raise ValueError("a walk through its nodes ends nowhere")
+        return cls(kernels, figure, threshold, target)
 
 
 _UNKNOWN = (None,) * len(TILES)
@@ -95,8 +99,10 @@ def trees_of(gpu: str, folder: Path | None = None) -> Mapping[tuple[Any, ...], M
         RecordError: the file is damaged or of another version.
     """
     found = {}
-    for table in (content_of(gpu, folder, "quick", VERSION) or {"tables": []})["tables"]:
-        for a, b, d in table["types"]:
-            formats = table["formats"] | {"a_dtype": a, "b_dtype": b, "d_dtype": d}
-            found[tuple(formats[field] for field in FORMATS)] = table
+    content = content_of(gpu, folder, "quick", VERSION) or {"tables": []}
+    with sound(path_of(gpu, "quick", folder)):
+        for table in content["tables"]:
+            for a, b, d in table["types"]:
+                formats = table["formats"] | {"a_dtype": a, "b_dtype": b, "d_dtype": d}
+                found[tuple(formats[field] for field in FORMATS)] = table
     return found

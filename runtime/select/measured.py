@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.models import content_of
+from gemmill.runtime.select.models import content_of, path_of, sound
 
 VERSION = 1
 """Of the files."""
@@ -51,9 +51,10 @@ def measured(gpu: str, folder: Path | None = None) -> Measured | None:
     """
     if (content := content_of(gpu, folder, "measured", VERSION)) is None:
         return None
-    tables = content["tables"]
-    return Measured(
-        content["kernels"],
-        {tuple(table["formats"].values()): table["problems"] for table in tables},
-        frozenset(tuple(table["formats"][f"{x}_dtype"] for x in "abd") for table in tables),
-    )
+    with sound(path_of(gpu, "measured", folder)):
+        tables = content["tables"]
+        return Measured(
+            content["kernels"],
+            {tuple(table["formats"].values()): table["problems"] for table in tables},
+            frozenset(tuple(table["formats"][f"{x}_dtype"] for x in "abd") for table in tables),
+        )

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gemmill.library.arch import Gpu
 from gemmill.library.errors import RecordError
+from gemmill.library.files import read_regular
+from gemmill.library.input.strict_json import parse
 
 FOLDER = Path(__file__).parents[1] / "models"
 """Where those are that ship."""
 REQUIRED = ("trees", "measured")
 """What every model has: the residual model, and the fastest kernels of problems that were measured."""
+_MAX_BYTES = 64 << 20
+"""Most bytes of a file; those that ship have less than one."""
 _AGAIN = "train it again: gemmill train RECORDS... --gpu NAME -o DIR"
 
 
@@ -32,17 +37,25 @@ def content_of(gpu: str, folder: Path | None, what: str, version: int) -> dict[s
     """
     path = path_of(gpu, what, folder)
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        found = content["version"], content["gpu"]
+        with sound(path):
+            content: dict[str, Any] = parse(read_regular(path, _MAX_BYTES))
+            found = content["version"], content["gpu"]
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError):
-        raise RecordError(f"{path}: is damaged, or no model of a GPU; {_AGAIN}") from None
     if found != (version, gpu):
-        raise RecordError(f"{path}: version {found[0]} for {found[1]}, not {version} for {gpu}; {_AGAIN}")
+        raise RecordError(f"{path}: version {found[0]!r:.20} for {found[1]!s:.80}, not {version} for {gpu}; {_AGAIN}")
     return content
+
+
+@contextmanager
+def sound(path: Path) -> Iterator[None]:
+    """While what a model's file holds is read and understood: RecordError where it is not what it should be."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RecordError(f"{path}: is damaged, or no model of a GPU ({error!r:.200}); {_AGAIN}") from None
 
 
 def with_model(gpu: Gpu, folder: Path) -> Gpu:
@@ -63,6 +76,7 @@ def origin(gpu: Gpu) -> str:
     path = path_of(gpu.name, "trees", gpu.model)
     if not path.is_file():
         return f"none was trained for {gpu.name}: the analytic model alone decides"
-    runs = json.loads(path.read_bytes())["fitted to"]
+    with sound(path):
+        runs = len(parse(read_regular(path, _MAX_BYTES))["fitted to"])
     quick = "" if path_of(gpu.name, "quick", gpu.model).is_file() else ", without decision trees for quick selection"
-    return f"{gpu.model or 'ships'}: of {gpu.name}, trained on {len(runs)} sweeps{quick}"
+    return f"{gpu.model or 'ships'}: of {gpu.name}, trained on {runs} sweeps{quick}"

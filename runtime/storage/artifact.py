@@ -7,6 +7,7 @@ import json
 import struct
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import zstandard
 
@@ -14,14 +15,25 @@ from gemmill.library.config.domains import are_valid
 from gemmill.library.config.fields import config_of, fields_of, made_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.input.strict_json import parse
 from gemmill.library.launch import LaunchSpec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised whenever the meaning of a stored field changes: older entries then become misses."""
+MAX_BYTES = 32 << 20
+"""Most bytes of an artifact on disk."""
+MAX_HEADER_BYTES = 1 << 20
+"""Most bytes of its header: a hundred times what the longest epilogue takes."""
+MAX_CUBIN_BYTES = 32 << 20
+"""Most bytes of a cubin: a hundred times the largest."""
 
 _MAGIC = b"gemmill\x01"
 _PREFIX = struct.Struct("<8sQQ32s")
 """Magic, bytes of the header, bytes of the compressed cubin, SHA-256 of both."""
+_HEADER = {"config", "launch", "resources", "provenance", "cubin_bytes", "signature"}
+"""Keys of the header. The signature is none yet; it will be of all that is beside it."""
+_NO_TEXT = ("options", "schema_version")
+"""Members of the provenance that are no text."""
 _LEVEL = 9
 """Cubins hold thousands of stray constants and shrink tenfold; higher levels gain 2% for three times the time."""
 
@@ -52,8 +64,11 @@ class Provenance:
     """SHA-256 of the emitted text."""
     headers_digest: str
     """SHA-256 of gemmill's own headers."""
+    toolkit_digest: str
+    """SHA-256 of the headers of CUTLASS, CCCL and CUDA that these include, wherever they come from."""
     options: tuple[str, ...]
-    """Options that decide the outcome: NVRTC's, and ``chain=`` of what is done to the machine code after it."""
+    """Options that decide the outcome: NVRTC's, and ``chain=`` of what is done to the machine code after it, with the
+    digest of the code that does it."""
     nvrtc_version: str
     cutlass_version: str
     cccl_version: str
@@ -102,14 +117,16 @@ class Artifact:
             "resources": asdict(self.resources),
             "provenance": asdict(self.provenance),
             "cubin_bytes": len(self.cubin),
+            "signature": None,
         }
-        head = _canonical(header)
+        head = canonical(header)
         body = zstandard.ZstdCompressor(level=_LEVEL).compress(self.cubin)
         return _PREFIX.pack(_MAGIC, len(head), len(body), hashlib.sha256(head + body).digest()) + head + body
 
     @staticmethod
     def from_bytes(data: bytes) -> Artifact:
-        """The inverse of :meth:`to_bytes`.
+        """The inverse of :meth:`to_bytes`. What is read fits together, and no more memory is taken than it has;
+        whether it is true is for :mod:`gemmill.runtime.storage.verify`.
 
         Raises:
             ValueError: the bytes are truncated, damaged, of another schema, or something else altogether.
@@ -117,26 +134,64 @@ class Artifact:
         if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
             raise ValueError("no artifact of this version of gemmill")
         _, head_bytes, body_bytes, checksum = _PREFIX.unpack_from(data)
-        content = data[_PREFIX.size :]
+        content = memoryview(data)[_PREFIX.size :]
         if len(content) != head_bytes + body_bytes:
             raise ValueError(f"{len(content)} bytes where {head_bytes + body_bytes} should be")
+        if head_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has {head_bytes:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
         if hashlib.sha256(content).digest() != checksum:
             raise ValueError("checksum mismatch")
         try:
-            header = json.loads(content[:head_bytes])
-            cubin = zstandard.ZstdDecompressor().decompress(content[head_bytes:], max_output_size=header["cubin_bytes"])
-            config, provenance = GemmConfig(**made_of(header["config"])), header["provenance"]
-            if not are_valid(fields := fields_of(config)):
-                config = config_of(fields)  # which says what is wrong
-            return Artifact(
-                config,
-                LaunchSpec.of(header["launch"]),
-                cubin,
-                Resources(**header["resources"]),
-                Provenance(**{**provenance, "options": tuple(provenance["options"])}),
-            )
+            return _read(parse(bytes(content[:head_bytes])), content[head_bytes:])
         except (AttributeError, KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
             raise ValueError(f"not readable by this version of gemmill: {error}") from error
+
+
+def _read(header: Any, body: memoryview) -> Artifact:
+    """The artifact of a header and of a compressed cubin."""
+    provenance, size = header["provenance"], header["cubin_bytes"]
+    if (schema := provenance["schema_version"]) != SCHEMA_VERSION:
+        raise ValueError(f"its schema is {schema!r:.20}, made by gemmill {provenance['gemmill_version']!r:.20}; this")
+    if unknown := header.keys() - _HEADER:
+        raise ValueError(f"its header has {sorted(unknown)!r:.80} besides what it must have")
+    if header["signature"] is not None:
+        raise ValueError("it is signed, and this version of gemmill can check no signature")
+    config = GemmConfig(**made_of(header["config"]))
+    if not are_valid(fields := fields_of(config)):
+        config = config_of(fields)  # which says what is wrong
+    launch, cubin = LaunchSpec.of(header["launch"]), _decompressed(body, size)
+    if f"\0{launch.entry}\0".encode() not in cubin:  # another kernel's
+        raise ValueError(f"its cubin has no {launch.entry!r:.200}")
+    return Artifact(
+        config,
+        launch,
+        cubin,
+        Resources(**{name: _typed(name, value, int) for name, value in header["resources"].items()}),
+        Provenance(
+            **{
+                **{name: _typed(name, value, str) for name, value in provenance.items() if name not in _NO_TEXT},
+                "options": tuple(_typed("options", option, str) for option in provenance["options"]),
+                "schema_version": schema,
+            }
+        ),
+    )
+
+
+def _decompressed(body: memoryview, size: object) -> bytes:
+    """A cubin of a size that two places state, before any memory is taken for it."""
+    stated = zstandard.frame_content_size(body)
+    if type(size) is not int or size != stated or not 0 <= size <= MAX_CUBIN_BYTES:
+        most = f"{MAX_CUBIN_BYTES:,}"
+        raise ValueError(
+            f"its cubin has {size!r:.30} bytes by the header, {stated:,} by its frame; at most {most} are read"
+        )
+    return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {value!r:.80}, which is no {kind.__name__}")
+    return value
 
 
 def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance) -> str:
@@ -151,8 +206,9 @@ def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance)
         "launch": asdict(launch),
         "provenance": {name: value for name, value in asdict(provenance).items() if name != "gemmill_version"},
     }
-    return hashlib.sha256(_canonical(ingredients)).hexdigest()
+    return hashlib.sha256(canonical(ingredients)).hexdigest()
 
 
-def _canonical(value: object) -> bytes:
+def canonical(value: object) -> bytes:
+    """A value as JSON: equal values of equal types, and no others, have equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -16,7 +16,9 @@ from pathlib import Path
 import gemmill.library
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import ConfigError
 from gemmill.library.files import digest_of
+from gemmill.library.input.strict_json import parse
 from gemmill.runtime.storage.store import Store
 
 
@@ -34,8 +36,8 @@ def declared(
         expand: makes them from the manifests.
     """
     key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(store.get_note("declared", key))
+    with suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+        kept = parse(store.get_note("declared", key))
         if kept["digest"] == _digest(kept["kernels"]):
             return {name: parse_name(name) for name in kept["kernels"]}
     configs = {kernel_name(config): config for config in expand()}

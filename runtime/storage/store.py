@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,22 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
-
 from gemmill.library import locks
 from gemmill.library.errors import StoreError
 from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder
+from gemmill.runtime.storage.place import default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 MOST_BYTES = 64 << 20
 """No file of a store is as large: entries have some ten thousand bytes, names of kernels some hundred thousand."""
-Notes = Literal["autotuned", "declared"]
-"""Folders of what is kept beside kernels: what autotuning found, and names of the kernels that manifests declare."""
+Notes = Literal["autotuned", "declared", "headers", "verified"]
+"""Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
+of headers (runtime/compile/headers.py), kernels of packs that were verified (runtime/storage/verdicts.py)."""
 _LOCK_SECONDS = 15
 """A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
 _AHEAD_SECONDS = 86400
@@ -170,11 +168,13 @@ class Store:
         return StoreStats(self.path, len(entries), sum(entry.bytes for entry in entries), self.max_bytes)
 
     def verify(self) -> dict[Path, str]:
-        """What is wrong with each damaged entry; empty if the store is sound. Reads every entry."""
+        """What is wrong with each damaged entry; empty if the store is sound. Reads and verifies every entry."""
+        from gemmill.runtime.storage.verify import verify  # nobody else needs it here: who compiled it had it verified
+
         faults = {}
         for entry in self.list():
             try:
-                self.load(entry)
+                verify(self.load(entry))
             except FileNotFoundError:  # evicted meanwhile
                 continue
             except (OSError, ValueError) as error:
@@ -288,26 +288,6 @@ class Store:
             if handle is not None:
                 with suppress(OSError):
                     locks.release(handle)
-
-
-def default_path() -> Path:
-    """The user's cache directory; a private one under the temporary directory where the user has no home."""
-    # A user id without a passwd entry and without HOME, as in containers, has no cache directory: newer platformdirs
-    # raise, older ones answer "~/.cache".
-    with suppress(RuntimeError):
-        path = Path(platformdirs.user_cache_dir("gemmill"))
-        if path.is_absolute():
-            return path
-    # Somebody else may have taken a name; what they file there is not ours to run.
-    user = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
-    for path in (user, *(user.with_name(f"{user.name}-{i}") for i in range(1, 100))):
-        with suppress(OSError):
-            with suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                return path
-    return user  # that it cannot be made, the first write will say
 
 
 def _artifact(data: bytes, key: str) -> Artifact:

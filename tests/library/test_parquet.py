@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -72,7 +73,7 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
         pq.write_table(table.set_column(place, name, pa.array(values)), path)
         list(read_records(path))
 
-    with pytest.raises(RecordError, match=r"a.parquet: row 2: us: Input should be greater than 0"):
+    with pytest.raises(RecordError, match=r"a.parquet: row 2: us: Input should be greater than or equal to 0.001"):
         with_column("us", 200.0, -1.0)
     with pytest.raises(RecordError, match=r"a.parquet: row 1: problem: m is -4"):
         with_column("m", -4, 4096)
@@ -93,6 +94,30 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
         list(read_records(tmp_path / "none.parquet"))
     with pytest.raises(RecordError, match="nothing to write"):
         write_parquet(path, [])
+
+
+def test_columns_of_other_types_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [MEASURED])
+    table = pq.read_table(path)
+    for name, values, says in (
+        ("m", pa.array([[4096]]), r"column m has the type list<.*>; it must be int32"),
+        ("kernel", pa.array([7]), "column kernel has the type int64; it must be word"),
+        ("us", pa.array(["200"]), "column us has the type string; it must be float64"),
+        ("throttle", pa.array([[7]]), r"column throttle has the type list<.*>; it must be words"),
+    ):
+        pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+        with pytest.raises(RecordError, match=says):
+            list(read_records(path))
+
+
+def test_more_rows_than_can_be_meant_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    """Eleven million equal rows, a few KB of file."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"m": pa.array(np.zeros(11_000_000, np.int32))}), path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(RecordError, match="has 11,000,000 rows in 11 groups; split it"):
+        list(read_records(path))
 
 
 def test_columns_that_came_later_have_their_defaults(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 import json
 import lzma
+import os
+import subprocess
+import sys
+import threading
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -143,6 +148,87 @@ def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, "name: projections")
     with pytest.raises(RecordError, match=rf"{path}:1:1: record: "):
         list(read_records(path))
+
+
+def test_the_first_faults_are_named_and_all_are_counted(tmp_path: Path) -> None:
+    line = MEASURED.model_dump_json()
+    wrong = line.replace('"us":200.0', '"us":-1')
+    found = read_records(path := write(tmp_path, *[wrong] * 9, line))
+    assert next(found) == MEASURED
+    with pytest.raises(RecordError) as refused:
+        next(found)
+    *named, more = str(refused.value).split("\n")
+    assert [fault.partition(": us: ")[0] for fault in named] == [f"{path}:{number}:1" for number in range(1, 6)]
+    assert more == f"{path}: and 4 more faults"
+
+
+def test_a_file_of_something_else_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = write(tmp_path, *["name: projections"] * 100_000)
+    with pytest.raises(RecordError, match="1,000 faults, and not read further"):
+        list(read_records(path))
+
+
+def test_records_from_a_pipe_are_read(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "records.jsonl")
+    content = (MEASURED.model_dump_json() + "\n").encode() * 200
+    writer = threading.Thread(target=lambda: path.write_bytes(content))
+    writer.start()
+    assert list(read_records(path)) == [MEASURED] * 200
+    writer.join()
+
+
+MEMORY = 300 << 20
+"""Bytes that reading may take beyond what the interpreter and its modules have."""
+BOUNDED = """
+import resource, sys
+from pathlib import Path
+from gemmill.library.errors import RecordError
+from gemmill.library.records import read_records
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + int(sys.argv[2]),) * 2)
+try:
+    print(len(list(read_records(Path(sys.argv[1])))))
+except RecordError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("piece", "says"),
+    [
+        (b"\n" * (1 << 20), "has more than 10,000,000 lines"),
+        (b" " * (1 << 20), "a line of more than 1,048,576 bytes"),
+        (b"[" * (1 << 20), "a line of more than 1,048,576 bytes"),
+    ],
+)
+def test_what_decompresses_to_gigabytes_takes_no_memory(piece: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl.xz"
+    path.write_bytes(lzma.compress(piece * 16, preset=1) * 256)
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED, path, str(MEMORY)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert says in done.stdout, done.stderr
+
+
+def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path) -> None:
+    """What an xz file says that its decompressor must keep."""
+    path = tmp_path / "records.jsonl.xz"
+    line = lzma.compress(b"{}", filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}])
+    # The block's header: its size, flags, filter, bytes of properties, dictionary; padding; CRC-32.
+    header = bytearray(line[12:24])
+    assert header[:4] == b"\x02\x00\x21\x01"
+    header[4] = 36  # 1 GiB
+    header[8:] = zlib.crc32(header[:8]).to_bytes(4, "little")
+    path.write_bytes(line[:12] + header + line[24:])
+    with pytest.raises(RecordError, match="decompressing it takes more than 268,435,456 bytes"):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "/dev/null"])
+def test_devices_are_refused_by_name(special: str) -> None:
+    with pytest.raises(RecordError, match=f"{special}: cannot be read: is a device, not a regular file"):
+        list(read_records(Path(special)))
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmill.runtime.select.models import content_of
+from gemmill.runtime.select.models import content_of, path_of, sound
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -73,4 +73,5 @@ def fitted(gpu: str, folder: Path | None = None) -> ResidualModel | None:
         RecordError: the file is damaged or of another version.
     """
     content = content_of(gpu, folder, "trees", VERSION)
-    return ResidualModel.of(content) if content else None
+    with sound(path_of(gpu, "trees", folder)):
+        return ResidualModel.of(content) if content else None

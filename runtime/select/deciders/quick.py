@@ -16,6 +16,7 @@ from gemmill.runtime.select.decision_tree import LARGEST_EXTENT, Tree, trees_of
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.kernels.variations import with_epilogue, with_types_of
 from gemmill.runtime.select.measured import formats_of
+from gemmill.runtime.select.models import path_of, sound
 
 
 class _OfFormats(NamedTuple):
@@ -64,7 +65,10 @@ class ByDecisionTree:
     def _of_formats(self, problem: GemmProblem) -> _OfFormats | None:
         """The tree that was trained for the formats of a problem without its epilogue."""
         table = trees_of(self._gpu.name, self._gpu.model).get(formats_of(replace(problem, epilogue=LINEAR)))
-        return None if table is None else _OfFormats(Tree.of(table), {}, is_gated(problem.epilogue))
+        if table is None:
+            return None
+        with sound(path_of(self._gpu.name, "quick", self._gpu.model)):
+            return _OfFormats(Tree.of(table), {}, is_gated(problem.epilogue))
 
     def _named_by(self, tree: Tree, kernel: int, problem: GemmProblem) -> Choice | None:
         """The choice of a kernel of a tree, with the types and the epilogue of a problem; None where it is not here."""

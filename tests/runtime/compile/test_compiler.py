@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -20,14 +22,17 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.cubin import Cubin
 from gemmill.runtime.compile.pool import Outcome, compile_many
+from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.store import Store
 
 pytestmark = pytest.mark.slow
 
-SPEC = 'extern "C" __constant__ unsigned spec[] = {128u, 7u};\n'
+SPEC = f"""#define spec kernel_spec
+extern "C" __constant__ unsigned spec[] = {{{crc32(b"threads")}u, 128u, {crc32(b"stages")}u, 7u}};
+"""
 STACK = """extern "C" __global__ void kernel(float* o, int n) {
   float x[64];
   for (int i = 0; i < 64; ++i) x[i] = o[i];
@@ -71,7 +76,7 @@ def source(config: GemmConfig) -> EmittedSource:
 def written(source: EmittedSource) -> Callable[[str], EmittedSource]:
     """A source of one's own text, exporting ``threads`` and ``stages``."""
     constants = {"threads": 128, "stages": 7}
-    return lambda text: replace(source, text=SPEC + text, entry="kernel", spec_symbol="spec", constants=constants)
+    return lambda text: replace(source, text=SPEC + text, entry="kernel", constants=constants)
 
 
 def python(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +107,8 @@ def test_resources_are_read_from_the_cubin(artifact: Artifact, source: EmittedSo
     assert 24 <= resources.registers <= 168, "384 threads share 65,536 registers"
     assert (resources.spill_stores, resources.spill_loads, resources.stack_bytes) == (0, 0, 0)
     assert resources.dynamic_shared_bytes == source.launch.shared_bytes
-    assert Cubin(artifact.cubin).words(source.spec_symbol) == tuple(source.constants.values())
+    exported = Cubin(artifact.cubin).facts(f"{source.entry}_spec")
+    assert exported == {crc32(name.encode()): value for name, value in source.constants.items()}
 
 
 def test_provenance_names_no_place(artifact: Artifact) -> None:
@@ -229,7 +235,7 @@ def test_a_source_that_does_not_compile_leaves_the_compiler_usable(
     written: Callable[[str], EmittedSource], config: GemmConfig
 ) -> None:
     compiler = Compiler()
-    with pytest.raises(CompileError, match=r'(?s)gemmill\.cu\(2\): error: identifier "nonsense" is undefined'):
+    with pytest.raises(CompileError, match=r'(?s)gemmill\.cu\(3\): error: identifier "nonsense" is undefined'):
         compiler.compile(written('extern "C" __global__ void kernel() { nonsense; }'), config)
     assert compiler.compile(written(PLAIN), config).resources.registers > 0
 
@@ -254,11 +260,18 @@ def test_a_constant_that_differs_is_named(written: Callable[[str], EmittedSource
     with pytest.raises(CompileError, match=r"the kernel computes stages = 7, its LaunchSpec says 8"):
         Compiler().compile(wrong, config)
     short = replace(written(PLAIN), constants={"threads": 128})
-    with pytest.raises(CompileError, match=r"spec has 2 words, its LaunchSpec 1"):
+    with pytest.raises(CompileError, match="exports 1 facts that its LaunchSpec has not"):
         Compiler().compile(short, config)
-    missing = replace(written(PLAIN), spec_symbol="other")
+    renamed = replace(written(PLAIN), constants={"threads": 128, "steps": 7})
+    with pytest.raises(CompileError, match="exports no steps, which its LaunchSpec has"):
+        Compiler().compile(renamed, config)
+    missing = replace(written(PLAIN), entry="other")
     with pytest.raises(CompileError, match="no symbol other"):
         Compiler().compile(missing, config)
+
+
+def test_facts_may_stand_in_any_order(written: Callable[[str], EmittedSource], config: GemmConfig) -> None:
+    Compiler().compile(replace(written(PLAIN), constants={"stages": 7, "threads": 128}), config)
 
 
 def test_the_key_changes_with_everything_that_decides_the_cubin(source: EmittedSource, config: GemmConfig) -> None:
@@ -273,8 +286,52 @@ def test_the_key_changes_with_everything_that_decides_the_cubin(source: EmittedS
         version: dict[str, Any] = {f"{piece}_version": "0.0.1"}
         other = Compiler(replace(compiler.toolchain, **version))
         assert key != other.key(source, config), piece
-    moved = Compiler(replace(compiler.toolchain, include_dirs=(Path("/elsewhere"),)))
-    assert key == moved.key(source, config), "places decide nothing"
+
+
+def test_the_key_is_that_of_the_content_of_headers_wherever_they_are(
+    source: EmittedSource, config: GemmConfig, tmp_path: Path
+) -> None:
+    """An edit of a header of CUTLASS, CUDA or CCCL that kernels include, with the versions as they are."""
+    store, found = Store(tmp_path / "store"), Toolchain.find()
+    folders = tuple(tmp_path / str(index) for index in range(len(found.include_dirs)))
+    for folder, copy in zip(found.include_dirs, folders, strict=True):
+        shutil.copytree(folder, copy)
+        for path in copy.rglob("*"):
+            os.utime(path, (0, 0))
+
+    def key() -> str:
+        return Compiler(replace(found, include_dirs=folders), store).key(source, config)
+
+    before = Compiler(found).key(source, config)
+    assert key() == before, "places decide nothing"
+    assert len([*store.path.glob("headers/*")]) == 1
+    assert key() == before, "nor whether the digest is remembered"
+    header = next(copy / "cute/config.hpp" for copy in folders if (copy / "cute/config.hpp").is_file())
+    text = header.read_text()
+    header.write_text(text + "// edited\n")
+    assert (edited := key()) != before
+    header.write_text(text)
+    os.utime(header, (0, 0))
+    assert key() == before
+    if header.parents[1] != folders[0]:
+        pytest.fail("CUTLASS is searched first")
+    shadow = folders[0] / "cuda/std/cstdint"
+    shadow.parent.mkdir(parents=True)
+    shadow.write_text("#error another one is found first\n")
+    assert key() not in (before, edited)
+    (folders[0] / "cute/nobody_includes_this.hpp").write_text("")
+    shutil.rmtree(folders[0] / "cuda")
+    assert key() == before
+
+
+def test_the_key_is_that_of_the_code_that_rewrites_machine_code(
+    source: EmittedSource, config: GemmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chained = replace(source, chain=4)
+    key = Compiler().key(chained, config)
+    assert key != Compiler().key(source, config)
+    monkeypatch.setattr("gemmill.runtime.compile.compiler._chain_digest", lambda: "0" * 64)
+    assert key != Compiler().key(chained, config)
 
 
 def test_compile_and_key_agree(artifact: Artifact, source: EmittedSource, config: GemmConfig) -> None:

@@ -102,7 +102,7 @@ def test_directories_given_replace_those_found(tmp_path: Path) -> None:
         run(code, GEMMILL_INCLUDE=str(tmp_path))
 
 
-@pytest.mark.parametrize("module", ["cuda.bindings", "cuda.pathfinder", "elftools"])
+@pytest.mark.parametrize("module", ["cuda.bindings", "cuda.pathfinder"])
 def test_a_missing_package_is_named_with_the_way_out(module: str) -> None:
     code = f"""
 import sys

@@ -197,7 +197,6 @@ BROKEN = (
     Broken("other-major-of-nvrtc", lambda e: e.before(_other_nvrtc("14.0.88")), "nvrtc", "different major versions"),
     Broken("no-nvrtc", lambda e: e.remove(f"{_wheel('nvrtc')}/lib"), "nvrtc", "NVRTC was not found"),
     Broken("another-nvrtc-loaded-before", _loaded_before, "nvrtc", "loaded before by another part of this process"),
-    Broken("no-pyelftools", lambda e: e.remove("elftools"), "pyelftools", "pyelftools"),
     Broken("no-cutlass", lambda e: e.remove("cutlass_library"), "cutlass", "CUTLASS"),
     Broken("no-cccl", lambda e: e.remove(f"{_include('cccl')}/cuda"), "cccl", "nvidia-cuda-cccl"),
     Broken("half-of-cccl", _half_of_cccl, "cccl", "is missing: it is not whole"),

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.store import Store, StoreWarning, default_path
+from gemmill.runtime.storage.place import default_path
+from gemmill.runtime.storage.store import Store, StoreWarning
 
 ROOT = os.getuid() == 0
 
@@ -204,7 +205,8 @@ def test_a_user_without_a_passwd_entry_gets_a_private_store(taken: bool, tmp_pat
     temporary.chmod(0o1777)
     if taken:  # by somebody else, who would like to choose the kernels that we run
         (temporary / "gemmill-4242").mkdir(mode=0o777)
-    code = f"import os\nfor name in ('HOME', 'GEMMILL_STORE'): os.environ.pop(name, None)\n{AS_NOBODY}"
+    # tempfile: nobody may not read it any more where the interpreter is root's.
+    code = f"import os, tempfile\nfor name in ('HOME', 'GEMMILL_STORE'): os.environ.pop(name, None)\n{AS_NOBODY}"
     hits, again, (count, place) = (
         line.split() for line in finished(python(code, "", *loose, TMPDIR=str(temporary))).splitlines()
     )

@@ -4,6 +4,8 @@
 #include <cuda/std/cstddef>
 #include <cuda/std/cstdint>
 
+#include <gemmill/fact.cuh>
+
 namespace gemmill {
 
 /// A batch of matrices; strides in elements, 0 or negative where the caller's are. A is M x K, B K x N, C and D M x N.
@@ -26,31 +28,29 @@ struct DirectParams {
 
 /// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/families/direct.py).
 struct DirectSpec {
-  uint32_t threads, shared_bytes, tile_m, tile_n, params_bytes;
-  uint32_t offset_a, offset_b, offset_c, offset_d, offset_row_stride, offset_column_stride, offset_batch_stride;
-  uint32_t offset_alpha, offset_beta, offset_m, offset_n, offset_k, offset_batch;
+  Fact facts[18];
 };
 
 template <class Kernel, class Params = DirectParams>
 constexpr DirectSpec direct_spec() {
-  return {Kernel::kThreads,
-          Kernel::kSharedBytes,
-          Kernel::kTileM,
-          Kernel::kTileN,
-          sizeof(Params),
-          offsetof(DirectParams, a),
-          offsetof(DirectParams, b),
-          offsetof(DirectParams, c),
-          offsetof(DirectParams, d),
-          offsetof(StridedMatrix, row_stride),
-          offsetof(StridedMatrix, column_stride),
-          offsetof(StridedMatrix, batch_stride),
-          offsetof(DirectParams, alpha),
-          offsetof(DirectParams, beta),
-          offsetof(DirectParams, m),
-          offsetof(DirectParams, n),
-          offsetof(DirectParams, k),
-          offsetof(DirectParams, batch)};
+  return {fact("threads", Kernel::kThreads),
+          fact("shared_bytes", Kernel::kSharedBytes),
+          fact("tile_m", Kernel::kTileM),
+          fact("tile_n", Kernel::kTileN),
+          fact("params_bytes", sizeof(Params)),
+          fact("offset_a", offsetof(DirectParams, a)),
+          fact("offset_b", offsetof(DirectParams, b)),
+          fact("offset_c", offsetof(DirectParams, c)),
+          fact("offset_d", offsetof(DirectParams, d)),
+          fact("offset_row_stride", offsetof(StridedMatrix, row_stride)),
+          fact("offset_column_stride", offsetof(StridedMatrix, column_stride)),
+          fact("offset_batch_stride", offsetof(StridedMatrix, batch_stride)),
+          fact("offset_alpha64", offsetof(DirectParams, alpha)),
+          fact("offset_beta64", offsetof(DirectParams, beta)),
+          fact("offset_m", offsetof(DirectParams, m)),
+          fact("offset_n", offsetof(DirectParams, n)),
+          fact("offset_k", offsetof(DirectParams, k)),
+          fact("offset_batch", offsetof(DirectParams, batch))};
 }
 
 }  // namespace gemmill

@@ -9,6 +9,7 @@
 #include <cuda/std/cstddef>
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/fact.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/dependent_launch.cuh>
 
@@ -26,8 +27,7 @@ struct PeakRateParams {
 
 /// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/peak_rate.py).
 struct PeakRateSpec {
-  uint32_t threads, shared_bytes, tile_m, tile_n, params_bytes;
-  uint32_t offset_a, offset_b, offset_sums, offset_tiles, offset_steps;
+  Fact facts[10];
 };
 
 template <class Config>
@@ -42,16 +42,16 @@ struct PeakRate {
   static constexpr int kSharedBytes = kOffsetB + Config::kStages * B::kBytes;
 
   static constexpr PeakRateSpec spec() {
-    return {kThreads,
-            kSharedBytes,
-            Config::kTileM,
-            Config::kTileN,
-            sizeof(PeakRateParams),
-            offsetof(PeakRateParams, a),
-            offsetof(PeakRateParams, b),
-            offsetof(PeakRateParams, sums),
-            offsetof(PeakRateParams, tiles),
-            offsetof(PeakRateParams, steps)};
+    return {fact("threads", kThreads),
+            fact("shared_bytes", kSharedBytes),
+            fact("tile_m", Config::kTileM),
+            fact("tile_n", Config::kTileN),
+            fact("params_bytes", sizeof(PeakRateParams)),
+            fact("offset_a", offsetof(PeakRateParams, a)),
+            fact("offset_b", offsetof(PeakRateParams, b)),
+            fact("offset_sums", offsetof(PeakRateParams, sums)),
+            fact("offset_tiles", offsetof(PeakRateParams, tiles)),
+            fact("offset_steps", offsetof(PeakRateParams, steps))};
   }
 
   __device__ static void run(PeakRateParams const& params) {

@@ -144,6 +144,8 @@ def make(
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
     own = _of(artifacts, decisions)
+    if left_out := len(decisions) - len(own):
+        output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
     size = write_pack(to, artifacts, own)
     if as_json:
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
@@ -234,14 +236,14 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
     pack = Pack.open(file)
     artifacts = [pack.get(name) for name in pack.names()]
     if as_json:
-        output.print_json(_summary(file, file.stat().st_size, artifacts, pack.decisions))
+        output.print_json(_summary(file, pack.bytes, artifacts, pack.decisions))
         return
     rows = [
         (a.name, a.resources.registers, f"{len(a.cubin):,}", a.provenance.nvrtc_version, a.provenance.cutlass_version)
         for a in artifacts
     ]
     output.print_table(("kernel", ">registers", ">cubin, B", "NVRTC", "CUTLASS"), rows)
-    typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {file.stat().st_size:,} bytes")
+    typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {pack.bytes:,} bytes")
 
 
 @pack_app.command()

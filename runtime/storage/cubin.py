@@ -1,0 +1,142 @@
+"""Reads facts of a compiled kernel from its cubin, an ELF file: whoever opens a pack checks with them what it holds."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from gemmill.library.errors import CompileError
+
+_HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_INFO = struct.Struct("<BBH")
+_WORDS = struct.Struct("<II")
+_CUDA = 190
+"""``e_machine`` of a cubin."""
+_NO_BITS = 8
+"""Type of a section that takes no room in the file."""
+_INFO_VALUES = 0x04
+"""Format of ``.nv.info`` attributes that carry a 16-bit size and that many bytes; others carry their value in it."""
+_MAX_THREADS = 0x05
+"""``.nv.info`` attribute: the extents of a CTA."""
+_PARAMETER = 0x17
+"""``.nv.info`` attribute: of one parameter, in its third word, from bit 18 on its size."""
+_REGISTER_COUNT = 0x2F
+"""``.nv.info`` attribute: index of a function's symbol, registers of a thread."""
+
+
+class _Section(NamedTuple):
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+
+class Cubin:
+    """One parsed cubin.
+
+    Raises:
+        CompileError: the bytes are no cubin, or a damaged one.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        try:
+            self._sections, self._names = self._read_sections()
+            table = self._names.get(".symtab")
+            symbols = () if table is None else self._read_symbols(table)
+            self._symbols = {row[0]: (index, *row[1:]) for index, row in enumerate(symbols)}
+        except (struct.error, ValueError, IndexError) as error:
+            raise CompileError(f"the cubin is no ELF file, or a damaged one: {error}") from error
+
+    def facts(self, symbol: str) -> dict[int, int]:
+        """The facts that a kernel exports as an array of pairs: a name's CRC-32, a value.
+
+        Raises:
+            CompileError: there is no such symbol, or two facts have one name.
+        """
+        _, place, start, size = self._symbol(symbol)
+        data = self._bytes(self._sections[place])[start : start + size] if place < len(self._sections) else b""
+        if len(data) != size or size % _WORDS.size:
+            raise CompileError(f"the cubin holds {symbol} cut short")
+        pairs = [*_WORDS.iter_unpack(data)]
+        if len(facts := dict(pairs)) != len(pairs):
+            raise CompileError(f"{symbol} has two facts of one name")
+        return facts
+
+    def registers(self, entry: str) -> int:
+        """Registers of a thread of one kernel."""
+        index = self._symbol(entry)[0]
+        for symbol, count in self._attributes(".nv.info", _REGISTER_COUNT, 2):
+            if symbol == index:
+                return count
+        raise CompileError(f"the cubin does not tell how many registers {entry} uses")
+
+    def threads(self, entry: str) -> int:
+        """Most threads of a CTA of one kernel."""
+        for x, y, z in self._attributes(f".nv.info.{entry}", _MAX_THREADS, 3):
+            return x * y * z
+        raise CompileError(f"the cubin does not tell how many threads a CTA of {entry} has")
+
+    def params_bytes(self, entry: str) -> int:
+        """Bytes of the parameters of one kernel."""
+        return sum(word >> 18 for _, _, word in self._attributes(f".nv.info.{entry}", _PARAMETER, 3))
+
+    def code(self, entry: str) -> range:
+        """Where in the file the instructions of one kernel are."""
+        section = self._names.get(f".text.{entry}")
+        if section is None or section.kind == _NO_BITS:
+            raise CompileError(f"the cubin has no code of {entry}")
+        return range(section.offset, section.offset + section.size)
+
+    def static_shared_bytes(self, entry: str) -> int:
+        """Static shared memory of one kernel, with what the compiler reserves."""
+        section = self._names.get(f".nv.shared.{entry}")
+        return 0 if section is None else section.size
+
+    def _symbol(self, name: str) -> tuple[int, int, int, int]:
+        """Index of a symbol, index of its section, its place there and its bytes."""
+        if name not in self._symbols:
+            raise CompileError(f"the cubin has no symbol {name}")
+        return self._symbols[name]
+
+    def _attributes(self, section: str, wanted: int, words: int) -> Iterator[tuple[int, ...]]:
+        """The first words of each ``.nv.info`` attribute of a kind."""
+        data = self._bytes(self._names[section]) if section in self._names else b""
+        position = 0
+        try:
+            while position < len(data):
+                kind, attribute, size = _INFO.unpack_from(data, position)
+                position += _INFO.size
+                if kind == _INFO_VALUES:
+                    if attribute == wanted:
+                        yield struct.unpack_from(f"<{words}I", data, position)
+                    position += size
+        except struct.error as error:
+            raise CompileError(f"the cubin's {section} is damaged: {error}") from error
+
+    def _read_sections(self) -> tuple[list[_Section], Mapping[str, _Section]]:
+        magic, bits, order, _, machine, *_, table, _, _, _, _, size, count, names = _HEADER.unpack_from(self._data)
+        if (magic, bits, order, machine, size) != (b"\x7fELF", 2, 1, _CUDA, _SECTION.size):
+            raise ValueError("it does not begin as one")
+        rows = [_SECTION.unpack_from(self._data, table + i * size) for i in range(count)]
+        sections = [_Section(row[1], row[4], row[5], row[6]) for row in rows]
+        for section in sections:
+            if section.kind != _NO_BITS and section.offset + section.size > len(self._data):
+                raise ValueError("a section ends behind it")
+        texts = self._bytes(sections[names])
+        return sections, {_text(texts, row[0]): section for row, section in zip(rows, sections, strict=True)}
+
+    def _read_symbols(self, table: _Section) -> Iterator[tuple[str, int, int, int]]:
+        texts = self._bytes(self._sections[table.link])
+        for name, _, _, section, value, size in _SYMBOL.iter_unpack(self._bytes(table)):
+            yield _text(texts, name), section, value, size
+
+    def _bytes(self, section: _Section) -> bytes:
+        return b"" if section.kind == _NO_BITS else self._data[section.offset : section.offset + section.size]
+
+
+def _text(texts: bytes, start: int) -> str:
+    return texts[start : texts.index(b"\0", start)].decode(errors="replace")
