@@ -26,7 +26,7 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
 
     OperandError names the argument that cannot be read.
     """
-    given = {**given, "alpha": _alpha_of(given["alpha"]), "beta": beta_of(given["beta"])}
+    given = {**given, "alpha": alpha_of(given["alpha"]), "beta": beta_of(given["beta"])}
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
     stream = handle_of(given["a"], given["stream"])
     arguments = read_arguments(given.get("epilogue"), given.get("operands", {}), stream, given)
@@ -50,7 +50,8 @@ def beta_of(beta: Any) -> float | None:
         raise _no_number("beta", beta, error) from None
 
 
-def _alpha_of(alpha: Any) -> float:
+def alpha_of(alpha: Any) -> float:
+    """``alpha`` as :class:`Options` holds it, likewise."""
     try:
         return float(alpha)
     except (TypeError, ValueError) as error:
