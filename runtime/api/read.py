@@ -26,7 +26,7 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
 
     OperandError names the argument that cannot be read.
     """
-    given = {**given, "alpha": _number("alpha", given["alpha"]), "beta": beta_of(given["beta"])}
+    given = {**given, "alpha": alpha_of(given["alpha"]), "beta": beta_of(given["beta"])}
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
     stream = handle_of(given["a"], given["stream"])
     arguments = read_arguments(given.get("epilogue"), given.get("operands", {}), stream, given)
@@ -44,14 +44,22 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
 
 def beta_of(beta: Any) -> float | None:
     """``beta`` as :class:`Options` holds it: a number, since a tensor's hash says nothing of its value."""
-    return None if beta is None else _number("beta", beta)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
+    try:  # it costs a warm call nothing
+        return None if beta is None else float(beta)
     except (TypeError, ValueError) as error:
-        raise OperandError(f"{name} is {value!r}; it must be a number ({error})") from None
+        raise _no_number("beta", beta, error) from None
+
+
+def alpha_of(alpha: Any) -> float:
+    """``alpha`` as :class:`Options` holds it, likewise."""
+    try:
+        return float(alpha)
+    except (TypeError, ValueError) as error:
+        raise _no_number("alpha", alpha, error) from None
+
+
+def _no_number(name: str, value: Any, error: Exception) -> OperandError:
+    return OperandError(f"{name} is {value!r}; it must be a number ({error})")
 
 
 def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> dict[str, TensorView]:

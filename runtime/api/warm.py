@@ -37,7 +37,7 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.outputs import allocate
 from gemmill.runtime.api.prepare import launch
-from gemmill.runtime.api.read import beta_of
+from gemmill.runtime.api.read import alpha_of, beta_of
 from gemmill.runtime.api.streams import Stream, stream_handle, torch_stream
 from gemmill.runtime.launch.prepared import PreparedCall
 from gemmill.runtime.operands.call import GemmCall, Options
@@ -167,7 +167,7 @@ def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
     alpha: float = 1.0
     beta: float | None = 1.0
     if "alpha" in options:
-        options["alpha"] = alpha = float(options["alpha"])
+        options["alpha"] = alpha = alpha_of(options["alpha"])
     if "beta" in options:
         options["beta"] = beta = beta_of(options["beta"])
     values = *options.items(), *map(type, options.values())  # 1 and True are equal
@@ -198,7 +198,7 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream, o
     Not where an epilogue writes to some, whose addresses are to be checked each time; nor before the second time, as
     guards take longer to make than they save once.
     """
-    for factor, number in (("alpha", float), ("beta", beta_of)):
+    for factor, number in (("alpha", alpha_of), ("beta", beta_of)):
         if factor in options:
             options[factor] = number(options[factor])
     others = {name: x for name, x in options.items() if is_torch(x)}
