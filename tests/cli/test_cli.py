@@ -556,16 +556,30 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 @pytest.mark.slow
-def test_interrupting_a_build_leaves_the_store_sound(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.heavy),
+    ],
+)
+def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
+    sent: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     store = Store(tmp_path / "store")
     child = process("build", "bf16", "--store", store.path)
     while not store.list() and child.poll() is None:
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(sent)
     _, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
-    assert "interrupted" in errors
+    assert child.returncode == status, errors
+    assert ("interrupted" in errors) == (sent == signal.SIGINT)
     assert "Traceback" not in errors
+    assert not list(temporary.iterdir())
     assert store.list()
     assert not store.verify()
 
