@@ -6,12 +6,14 @@ needed.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.model import GemmConfig
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
     from gemmill.runtime.storage.store import Store
+
+
+_registries: WeakSet[Registry] = WeakSet()
 
 
 class Registry:
@@ -82,6 +87,7 @@ class Registry:
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._lock = threading.RLock()
+        _registries.add(self)
 
     @cached_property
     def kernel_sets(self) -> tuple[KernelSet, ...]:
@@ -297,6 +303,15 @@ class Registry:
         source = emit(config)
         artifact, _ = self.store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
         return artifact
+
+
+def _renew_locks() -> None:
+    """In a forked process nobody would ever let go of a lock that another thread held."""
+    for registry in _registries:
+        registry._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def detect(device: int = 0) -> Gpu:

@@ -95,13 +95,12 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
 
     @_documented_by(read)
     def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
-        values = None
+        values = warm = entry = bucket = None
         if options:
             options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
             if not options.keys() <= _VALUES:
                 return _with_others(read, a, b, out, c, stream, options)
             values = _plain_values(options)
-        warm = entry = bucket = None
         given: tuple[Any, ...]
         try:
             pointers: Addresses = (
@@ -122,12 +121,11 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
                     warm = found
             if warm is None:
                 key = (
-                    type(a),  # a fake one of a real one's layout has no memory
+                    (type(a), type(b)),  # a fake one of a real one's layout has no memory
                     a.shape,
                     a.stride(),
                     a.dtype,
                     a.get_device(),
-                    type(b),
                     b.shape,
                     b.stride(),
                     b.dtype,

@@ -24,16 +24,10 @@ def processors(process: Path = _SELF) -> int:
     """
     most = float(len(os.sched_getaffinity(0)))
     for folder in _cgroups("cpu", process):
-        quota, period = (
-            _words(folder / "cpu.max")
-            or (
-                *_words(folder / "cpu.cfs_quota_us"),
-                *_words(folder / "cpu.cfs_period_us"),
-            )
-            or ("", "")
-        )
-        if quota.isdecimal() and period.isdecimal() and int(period):  # no limit is `max` or -1
-            most = min(most, int(quota) / int(period))
+        words = _words(folder / "cpu.max")
+        words = words or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+        if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]):  # no limit is `max` or -1
+            most = min(most, int(words[0]) / int(words[1]))
     return max(1, math.ceil(most))
 
 
@@ -67,7 +61,7 @@ def _cgroups(controller: str, process: Path) -> Iterator[Path]:
     }
     for line in _text(process / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        kind, *options = after.split()
+        kind, *options = after.split() or [""]
         if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and controller not in options[-1].split(",")):
             continue
         path = paths.get(controller if kind == "cgroup" else "")

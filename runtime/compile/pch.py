@@ -59,7 +59,7 @@ def folder(target: str, text: str) -> Path | None:
             shutil.rmtree(old, ignore_errors=True)
         header = sum(file.stat().st_size for file in path.iterdir())
         if (room := room_in(path)) + header < ROOM_BYTES:
-            give_up(no_room(path, room))
+            give_up(no_room(room))
             return None
     except OSError as error:
         give_up(f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}")
@@ -75,11 +75,10 @@ def room_in(path: Path | str) -> int:
     return room if most == resource.RLIM_INFINITY else min(room, most)
 
 
-def no_room(path: Path | str, room: int) -> str:
-    """In words that a folder has too little room."""
-    return (
-        f"{path} has room for {room >> 20:,} MiB, {ROOM_BYTES >> 20} take a process that compiles; set TMPDIR to more"
-    )
+def no_room(room: int) -> str:
+    """In words that TMPDIR has too little room."""
+    place = tempfile.gettempdir()
+    return f"{place} has room for {room >> 20:,} MiB, and each takes {ROOM_BYTES >> 20}; set TMPDIR to a larger folder"
 
 
 def give_up(why: str = "") -> None:

@@ -233,8 +233,8 @@ def _directory(jobs: int) -> Iterator[tuple[Path | None, int]]:
         room = pch.room_in(made.path)
         headers = min(jobs, room // pch.ROOM_BYTES)
         if headers < jobs:
-            why = pch.no_room(made.path.parent, room)
-            _log.warning("%d of %d processes compile without precompiled headers: %s", jobs - headers, jobs, why)
+            without = f"{jobs - headers} of {jobs} processes compile without precompiled headers, which takes longer"
+            _log.warning("%s: %s", without, pch.no_room(room))
         yield made.path, headers
     finally:
         made.remove()

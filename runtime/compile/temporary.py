@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from gemmill.library import locks
+from gemmill.runtime.storage import locks
 
 LOCK = "gemmill.lock"
 """The file that marks such a folder, and that its process has locked."""

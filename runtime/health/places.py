@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from gemmill.library.errors import GemmillError
 from gemmill.runtime.health.finding import Finding
+from gemmill.runtime.storage import locks
 from gemmill.runtime.storage.store import Store
 
 TEMPORARY_BYTES = 256 << 20
@@ -51,9 +50,9 @@ def _fault(folder: Path, room: int) -> str:
     try:
         with tempfile.TemporaryDirectory(prefix="gemmill-doctor-", dir=folder) as scratch:
             try:
-                with FileLock(Path(scratch) / "lock", timeout=10):
-                    pass
-            except (OSError, NotImplementedError) as error:
+                if (handle := locks.acquire(Path(scratch) / "lock")) is not None:
+                    locks.release(handle)
+            except OSError as error:
                 return f"files in {folder} cannot be locked ({error}): several processes would compile one kernel"
         free = shutil.disk_usage(folder).free
     except OSError as error:

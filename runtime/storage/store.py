@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gemmill.library import locks
 from gemmill.library.errors import StoreError
 from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
+from gemmill.runtime.storage import locks
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder
 from gemmill.runtime.storage.place import default_path

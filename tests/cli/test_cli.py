@@ -511,7 +511,7 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
         (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; name a folder"),
         (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
-        (("list",), {"GEMMILL_STOER": "/tmp"}, 2, "GEMMILL_STOER"),
+        (("list",), {"GEMMILL_STOER": "/tmp"}, 0, "did you mean GEMMILL_STORE"),
     ],
 )
 def test_what_the_machine_lacks_or_the_environment_gets_wrong(
@@ -561,16 +561,30 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 @pytest.mark.slow
-def test_interrupting_a_build_leaves_the_store_sound(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.heavy),
+    ],
+)
+def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
+    sent: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     store = Store(tmp_path / "store")
     child = process("build", "bf16", "--store", store.path)
     while not store.list() and child.poll() is None:
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(sent)
     _, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
-    assert "interrupted" in errors
+    assert child.returncode == status, errors
+    assert ("interrupted" in errors) == (sent == signal.SIGINT)
     assert "Traceback" not in errors
+    assert not list(temporary.iterdir())
     assert store.list()
     assert not store.verify()
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.gpu import calls
 
 import gemmill
 from gemmill.library.errors import OperandError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
+
+from tests.gpu import calls  # noqa: E402 (it imports torch)
 
 
 def test_calls_drawn_at_random_are_right_or_refused() -> None:

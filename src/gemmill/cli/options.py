@@ -78,7 +78,14 @@ OnGpu = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes that compile; default: one a core.")
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        metavar="N",
+        help="Processes that compile; default: one a core, fewer with little memory.",
+    ),
 ]
 Manifests = Annotated[
     list[str],

@@ -133,7 +133,7 @@ def test_clearing_the_store_forgets_answers(pack: Path) -> None:
 def test_a_store_that_cannot_be_written_costs_only_the_memory_of_it(pack: Path) -> None:
     (pack.parent / "store").write_text("a file where the folder should be")
     used = registry(pack)
-    with pytest.warns(StoreWarning, match="autotuned"):
+    with pytest.warns(StoreWarning, match="Not a directory"):
         choice = autotuned(used, PROBLEM, 2, None, GPU, slowest_first)
     assert autotuned(used, PROBLEM, 2, None, GPU, never) is choice
 

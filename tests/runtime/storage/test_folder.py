@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.library import locks
 from gemmill.library.errors import StoreError
+from gemmill.runtime.storage import locks
 from gemmill.runtime.storage import store as store_module
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.folder import MARK
@@ -291,7 +291,7 @@ def test_a_store_that_goes_away_is_made_again(store: Store, entry: Path, artifac
 
 HOLD = """
 import os, sys
-from gemmill.library import locks
+from gemmill.runtime.storage import locks
 assert locks.acquire(sys.argv[1]) is not None
 print("held", flush=True)
 sys.stdin.read()

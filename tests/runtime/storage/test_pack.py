@@ -335,7 +335,7 @@ print(*sys.modules)
 """
 NOT_FOR_PACKS = {
     *("pydantic", "pydantic_core", "annotated_types"),
-    *("yaml", "filelock", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
+    *("yaml", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
     *(
         "gemmill.library.manifest.load",
         "gemmill.library.records",
