@@ -25,7 +25,7 @@ from pathlib import Path
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import CompileError, GemmillError
+from gemmill.library.errors import CompileError, GemmillError, InstallationError
 from gemmill.runtime import interpreter
 from gemmill.runtime.compile import limits, pch, temporary
 from gemmill.runtime.settings import Settings
@@ -178,7 +178,7 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                 while todo and len(workers) < jobs:
                     try:
                         worker = _Worker(directory, sum(w.headers for w in workers.values()) < headers, store)
-                    except OSError as error:  # a limit of this user or process: then fewer, or none but this one
+                    except (InstallationError, OSError) as error:  # limits, no interpreter: then fewer, or this one
                         _log.warning("a process that compiles cannot be started: %s", error)
                         if jobs := len(workers):
                             break
