@@ -12,9 +12,6 @@ from gemmill.library.dtypes import DTypeName
 TMA_BYTES = 128
 """Size of a ``CUtensorMap``."""
 
-_FORMER = {"parts": "k_decomposition", "decomposition": "name", "slot_bytes": "tile_bytes", "slot_flags": "tile_flags"}
-"""What members were called before."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TmaBox:
@@ -132,16 +129,12 @@ class LaunchSpec:
     def of(cls, content: Mapping[str, Any]) -> LaunchSpec:
         """What ``dataclasses.asdict`` makes of it, read back from JSON; nothing is checked but the names of fields.
 
-        Packs of older versions have other names for some (``_FORMER``).
-
         Raises:
             KeyError, TypeError: a field is missing, or unknown.
         """
-        content = {_FORMER.get(name, name): value for name, value in content.items()}
         made: dict[str, Any] = {name: tuple(content[name]) for name in ("cluster", "tile")}
         made["boxes"] = tuple(TmaBox(**{**box, "box": tuple(box["box"])}) for box in content["boxes"])
         if shared := content["k_decomposition"]:
-            shared = {_FORMER.get(name, name): value for name, value in shared.items()}
             reduction = shared.get("reduction")
             reduction = reduction and Reduction(**reduction)
             made["k_decomposition"] = KDecomposition(**{**shared, "reduction": reduction})

@@ -122,6 +122,7 @@ def _batches(path: Path, source: Any, sweeps: Collection[str] | None) -> Iterato
     with _opened(path, source) as file:
         present = [name for name in COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(_BATCH, columns=present):
+            batch.validate(full=True)  # places in a dictionary may be beyond it
             if sweeps is not None:
                 batch = batch.filter(compute.is_in(batch.column("run"), _arrow("lib", path).array([*sweeps])))
             yield {name: _values(batch.column(name)) for name in present}

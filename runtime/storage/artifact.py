@@ -34,6 +34,7 @@ _HEADER = {"config", "launch", "resources", "provenance", "cubin_bytes", "signat
 """Keys of the header. The signature is none yet; it will be of all that is beside it."""
 _NO_TEXT = ("options", "schema_version")
 """Members of the provenance that are no text."""
+_KINDS = {str: "printable text", int: "whole number"}
 _LEVEL = 9
 """Cubins hold thousands of stray constants and shrink tenfold; higher levels gain 2% for three times the time."""
 
@@ -151,7 +152,8 @@ def _read(header: Any, body: memoryview) -> Artifact:
     """The artifact of a header and of a compressed cubin."""
     provenance, size = header["provenance"], header["cubin_bytes"]
     if (schema := provenance["schema_version"]) != SCHEMA_VERSION:
-        raise ValueError(f"its schema is {schema!r:.20}, made by gemmill {provenance['gemmill_version']!r:.20}; this")
+        maker = provenance["gemmill_version"]
+        raise ValueError(f"its schema is {schema!r:.20}, made by gemmill {maker!r:.20}; it must be {SCHEMA_VERSION}")
     if unknown := header.keys() - _HEADER:
         raise ValueError(f"its header has {sorted(unknown)!r:.80} besides what it must have")
     if header["signature"] is not None:
@@ -189,8 +191,8 @@ def _decompressed(body: memoryview, size: object) -> bytes:
 
 
 def _typed(name: str, value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{name} is {value!r:.80}, which is no {kind.__name__}")
+    if type(value) is not kind or (isinstance(value, str) and not value.isprintable()):
+        raise ValueError(f"{name} is {value!r:.80}, which is no {_KINDS[kind]}")
     return value
 
 

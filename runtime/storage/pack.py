@@ -42,7 +42,7 @@ _LARGEST = 1 << 62
 """Whole numbers of the index are at most this, so that sums of two can be offsets in a file."""
 _WORDS: Mapping[type, str] = MappingProxyType(
     {
-        str: "a text",
+        str: "a printable text",
         int: "a whole number from 0 to 2^62",
         float: "a number",
         bool: "true or false",
@@ -291,7 +291,8 @@ def _row(place: str, row: Any, of: type) -> dict[str, Any]:
 
 
 def _typed(value: Any, types: Sequence[type], *place: str) -> Any:
-    if type(value) not in types or (type(value) is int and not 0 <= value <= _LARGEST):
+    is_odd = (type(value) is int and not 0 <= value <= _LARGEST) or (type(value) is str and not value.isprintable())
+    if type(value) not in types or is_odd:
         wanted = " or ".join(_WORDS[each] for each in types)
         raise PackError(f"{'.'.join(place)} is {value!r:.80}; it must be {wanted}")
     return value

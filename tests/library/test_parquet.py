@@ -136,3 +136,39 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "gemmill's extra 'records'" in result.stderr.splitlines()[-1]
+
+
+HOSTILE = """
+import random, sys
+from contextlib import suppress
+from pathlib import Path
+from gemmill.library.errors import RecordError
+from gemmill.library.records import read_records
+path, chance = Path(sys.argv[1]), random.Random(sys.argv[2])
+sound = path.read_bytes()
+for _ in range(int(sys.argv[3])):
+    data = bytearray(sound)
+    for _ in range(chance.randrange(1, 5)):
+        anywhere, near_the_end = chance.randrange(len(data)), chance.randrange(max(0, len(data) - 2000), len(data))
+        start = chance.choice([anywhere, near_the_end])
+        match chance.randrange(3):
+            case 0: data[start] ^= 1 << chance.randrange(8)
+            case 1: del data[start : start + chance.choice([1, 30])]
+            case 2: data[start : start + 4] = chance.choice([b"\\xff" * 4, b"\\0" * 4, b"\\xff\\xff\\xff\\x7f"])
+    path.write_bytes(data)
+    with suppress(RecordError):
+        list(read_records(path))
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [200, pytest.param(20_000, marks=pytest.mark.heavy)])
+def test_mutated_files_are_read_or_raise_record_errors(files: int, tmp_path: Path) -> None:
+    """In a process of its own: what reads them is not ours."""
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [MEASURED, MEASURED.model_copy(update={"us": 150.0, "run": "b"})] * 20)
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE, path, "seed", str(files)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "done\n", done.stderr[-3000:]

@@ -1,10 +1,12 @@
 import json
 import lzma
 import os
+import random
 import subprocess
 import sys
 import threading
 import zlib
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -235,3 +237,27 @@ def test_devices_are_refused_by_name(special: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecordError, match="cannot be read"):
         list(read_records(tmp_path / name))
+
+
+SOUND = (MEASURED.model_dump_json() + "\n").encode() * 3
+ODD = [b"", b"[" * 2000, b'{"a":', b"9" * 5000, b"1e999", b"NaN", b"\xff", b"\0", b"\n", b"null", b"-1", b'"\\u001b"']
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.booleans())
+def test_mutated_records_are_read_or_raise_record_errors(
+    tmp_path_factory: pytest.TempPathFactory, chance: random.Random, edits: int, compressed: bool
+) -> None:
+    data = bytearray(SOUND)
+    for _ in range(edits):
+        start = chance.randrange(len(data))
+        data[start : start + chance.choice([0, 1, 5, 40])] = chance.choice(ODD)
+    content = bytes(data)
+    if compressed:
+        data = bytearray(lzma.compress(content) * 2)
+        if edits > 1:
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        content = bytes(data)
+    folder = tmp_path_factory.mktemp("mutated")
+    (path := folder / f"r.jsonl{'.xz' if compressed else ''}").write_bytes(content)
+    with suppress(RecordError):
+        assert len(list(read_records(path))) <= 12

@@ -104,7 +104,7 @@ def test_an_archive_is_told_to_be_unpacked(tmp_path: Path) -> None:
         ("import sys; sys.frozen = True", "frozen program"),
     ],
 )
-def test_programs_without_an_interpreter_compile_in_their_own_process_and_say_why(tmp_path: Path, before: str, says: str) -> None:
+def test_programs_without_an_interpreter_compile_themselves_and_say_why(tmp_path: Path, before: str, says: str) -> None:
     done = run(sys.executable, "-c", f"{before}\n{MANY}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a process that compiles cannot be started" in done.stderr

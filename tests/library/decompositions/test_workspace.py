@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -103,12 +102,3 @@ def test_a_split_kernel_stores_partial_sums_and_reduces_in_a_second_kernel() -> 
     assert source.launch.k_decomposition.reduction is not None
     assert source.launch.k_decomposition.reduction.entry in source.text
     assert "kAlignC = 2, kAlignD = 4" in source.text
-
-
-def test_launch_facts_that_an_older_version_wrote_are_read() -> None:
-    for name in ("k5fused", "k4split", "k1"):
-        content = asdict(spec(name))
-        if shared := content.pop("k_decomposition"):
-            former = {"name": "decomposition", "tile_bytes": "slot_bytes", "tile_flags": "slot_flags"}
-            shared = {former.get(key, key): value for key, value in shared.items()}
-        assert LaunchSpec.of(json.loads(json.dumps({**content, "parts": shared}))) == spec(name)

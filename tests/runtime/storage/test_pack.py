@@ -136,7 +136,9 @@ def test_an_index_of_another_version_is_refused(change: Callable[[dict[str, Any]
         ((), [], "it is []; it must be a mapping"),
         (("members",), {"name": "a"}, "members is {'name': 'a'}; it must be a list"),
         (("members", 1), ["a", 0], "members[1] is ['a', 0]; it must be a mapping"),
-        (("members", 1, "name"), ["a"], "members[1].name is ['a']; it must be a text"),
+        (("members", 1, "name"), ["a"], "members[1].name is ['a']; it must be a printable text"),
+        (("members", 0, "name"), "k\x1b[31m", r"members[0].name is 'k\x1b[31m'; it must be a printable text"),
+        (("decisions", 0, "gpu"), "\x07", r"decisions[0].gpu is '\x07'; it must be a printable text"),
         (("members", 0, "bytes"), "12", "members[0].bytes is '12'; it must be a whole number from 0 to 2^62"),
         (("members", 0, "offset"), -1, "members[0].offset is -1; it must be a whole number from 0 to 2^62"),
         (("members", 0, "offset"), 1 << 64, "it must be a whole number from 0 to 2^62"),
@@ -157,7 +159,11 @@ def test_an_index_of_another_version_is_refused(change: Callable[[dict[str, Any]
         (("decisions", 0, "final"), 1, "decisions[0].final is 1; it must be true or false"),
         (("decisions", 0, "problem"), [512], "decisions[0].problem is [512]; it must be a mapping"),
         (("decisions", 0, "problem", "m"), True, "decisions[0].problem.m is True; it must be a whole number"),
-        (("decisions", 0, "problem", "c_dtype"), 16, "decisions[0].problem.c_dtype is 16; it must be a text or null"),
+        (
+            ("decisions", 0, "problem", "c_dtype"),
+            16,
+            "decisions[0].problem.c_dtype is 16; it must be a printable text or null",
+        ),
     ],
 )
 def test_an_index_of_wrong_types_is_damaged(entry: tuple[str | int, ...], value: object, says: str, path: Path) -> None:
@@ -242,6 +248,9 @@ def write_index(path: Path, index: object) -> None:
         ("launch", "boxes", [{}], "'box'"),
         ("resources", "twist", 1, "unexpected keyword argument 'twist'"),
         ("provenance", "options", None, "NoneType"),
+        ("provenance", "nvrtc_version", "\x1b[31m12.9", r"nvrtc_version is '\x1b[31m12.9', which is no printable text"),
+        ("provenance", "schema_version", 99, "its schema is 99, made by gemmill "),
+        ("resources", "registers", "9", "registers is '9', which is no whole number"),
     ],
 )
 def test_a_kernel_of_another_version_is_refused(
