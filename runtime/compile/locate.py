@@ -157,8 +157,17 @@ def headers(piece: str) -> Piece:
             f"{header} of {NAMES[piece]} was not found in {', '.join(map(str, roots))}; "
             f"{way_out(piece) if include is None else unset}"
         )
-    text = (place / header).read_text(encoding="utf-8", errors="replace")
-    return Piece(_VERSIONS[piece](text), via, place, roots)
+    return Piece(version_in(place, piece), via, place, roots)
+
+
+def version_in(place: Path, piece: str) -> str:
+    """Version of a piece whose headers lie in a folder.
+
+    Raises:
+        ToolchainError: they do not tell it.
+        OSError: they do not lie there, or cannot be read.
+    """
+    return _VERSIONS[piece]((place / VERSION_HEADERS[piece]).read_text(encoding="utf-8", errors="replace"))
 
 
 def _roots(piece: str) -> tuple[tuple[Path, ...], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -164,9 +165,16 @@ def _incomplete(toolchain: Toolchain) -> Iterator[Fault]:
     for piece, wanted in HEADERS.items():
         for header in wanted:
             first = next((root for root in toolchain.include_dirs if (root / header).is_file()), None)
-            if first != toolchain.places[piece]:
+            if first != toolchain.places[piece] and not _is_like(toolchain, piece, first):
                 yield _misplaced(toolchain, piece, header, first)
                 break
+
+
+def _is_like(toolchain: Toolchain, piece: str, place: Path | None) -> bool:
+    """Whether a folder has the same version of a piece, as wheels beside a toolkit may."""
+    with suppress(ToolchainError, OSError):
+        return place is not None and locate.version_in(place, piece) == toolchain.versions[piece]
+    return False
 
 
 def _misplaced(toolchain: Toolchain, piece: str, header: str, first: Path | None) -> Fault:

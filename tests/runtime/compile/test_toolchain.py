@@ -17,7 +17,7 @@ from gemmill.library.arch import ARCHS
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ToolchainError
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.toolchain import Toolchain, check
+from gemmill.runtime.compile.toolchain import Toolchain, check, faults
 
 
 def run(code: str, **environ: str) -> str:
@@ -121,3 +121,14 @@ except ToolchainError as error:
     message = run(code)
     assert module in message
     assert "extra 'cu12'" in message
+
+
+def test_headers_of_one_version_may_lie_twice_as_wheels_beside_a_toolkit_do(tmp_path: Path) -> None:
+    found = Toolchain.find()
+    (tmp_path / "again").symlink_to(found.places["cudart"])
+    twice = replace(found, include_dirs=(tmp_path / "again", *found.include_dirs))
+    assert not list(faults(twice))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 12010\n")
+    other = replace(found, include_dirs=(tmp_path / "other", *found.include_dirs))
+    assert [fault.piece for fault in faults(other)] == ["cudart"]
