@@ -167,6 +167,7 @@ def test_validate_checks_the_others_where_one_is_missing(manifest: Path, tmp_pat
     assert str(manifest) in result.stdout
 
 
+@pytest.mark.heavy
 def test_a_file_is_what_it_says_even_if_it_is_called_like_a_manifest_that_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ def test_no_traceback_where_nothing_can_be_printed(arguments: tuple[str, ...]) -
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
     names = ok("list", "bf16").split()
     assert [kernel_name(parse_name(name)) for name in names] == names
@@ -351,6 +353,7 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_kernels_are_chosen_and_packed_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     # Measured on both, where an H100 has less bandwidth for it.
     shape = ("16384", "8192", "28672")
@@ -382,6 +385,7 @@ def _either(*names: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path) -> None:
     tables = measured(DEFAULT_GPU.name)
     assert tables is not None
@@ -511,7 +515,7 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
         (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; name a folder"),
         (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
-        (("list",), {"GEMMILL_STOER": "/tmp"}, 0, "did you mean GEMMILL_STORE"),
+        (("store", "list"), {"GEMMILL_STOER": "/tmp"}, 0, "did you mean GEMMILL_STORE"),
     ],
 )
 def test_what_the_machine_lacks_or_the_environment_gets_wrong(
@@ -564,8 +568,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (signal.SIGINT, 130),
         (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.heavy),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.heavy),
     ],
 )
@@ -589,6 +593,7 @@ def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
     assert not store.verify()
 
 
+@pytest.mark.heavy
 def test_doctor_lists_the_toolchain_and_finds_a_store_that_cannot_be(tmp_path: Path) -> None:
     found = {finding["what"]: finding for finding in json.loads(gemmill("doctor", "--json").stdout)}
     assert {"nvrtc", "cutlass", "cccl", "cudart", "store"} <= found.keys()

@@ -53,7 +53,9 @@ def hits(folder: Path) -> list[str]:
     return file.read_text().split() if file.exists() else []
 
 
-@pytest.mark.parametrize("command", [("list",), ("select", "--mnkl", "64,64,64"), ("run", "--mnkl", "64,64,64")])
+@pytest.mark.parametrize(
+    "command", [("store", "list"), ("select", "--mnkl", "64,64,64"), ("run", "--mnkl", "64,64,64")]
+)
 def test_the_command_imports_nothing_from_the_working_directory(strange: Path, command: tuple[str, ...]) -> None:
     run(Path(sys.executable).with_name("gemmill"), *command, cwd=strange)
     assert not hits(strange)

@@ -102,6 +102,7 @@ def one_by_one(grid: Grid) -> list[dict[str, Value]]:
 @pytest.mark.slow
 @examples(8, 30)
 @given(kernel_sets())
+@pytest.mark.heavy
 def test_broadcast_judgements_equal_those_made_one_by_one(kernel_set: KernelSet) -> None:
     refused = dict.fromkeys((rule.id for rule in RULES), 0)
     kernels: dict[tuple[Value, ...], None] = {}

@@ -46,6 +46,7 @@ OTHERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_the_readme_has_the_figures_of_the_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -123,6 +123,7 @@ def processes_end(*pids: int) -> bool:
     return not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.heavy
 def test_one_gpu_and_two_give_the_same_table(
     process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
 ) -> None:
@@ -140,6 +141,7 @@ def test_one_gpu_and_two_give_the_same_table(
     assert {m.says.rpartition(": ")[2] for m in two if m.kernel == HANGS} == {"it hangs"}
 
 
+@pytest.mark.heavy
 def test_a_baseline_that_crashes_is_not_run_again(
     process: Callable[[Options], WorkerProcess],
     swept: Callable[..., list[Measurement]],
@@ -153,6 +155,7 @@ def test_a_baseline_that_crashes_is_not_run_again(
     assert sum(m.stage == "final" for m in found) == len(SHAPES) * len(SOUND)
 
 
+@pytest.mark.heavy
 def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(
     process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
 ) -> None:
@@ -163,6 +166,7 @@ def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(
     assert said[0] == "3 kernels are not measured: they are for sm80, which A is not"
 
 
+@pytest.mark.heavy
 def test_a_dask_worker_that_dies_has_its_unit_measured_again_but_not_for_ever(
     process: Callable[[Options], WorkerProcess],
     swept: Callable[..., list[Measurement]],
@@ -226,6 +230,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         yield run
 
 
+@pytest.mark.heavy
 def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_when_they_go(
     process: Callable[[Options], WorkerProcess],
     swept: Callable[..., list[Measurement]],
@@ -271,6 +276,7 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
         (["A:0", "B:1"], r"one model of GPU and one version of gemmill, here (A|B) and \S+: tls://\S+ has (A|B) and"),
     ],
 )
+@pytest.mark.heavy
 def test_gpus_that_would_spoil_the_table_are_refused(
     process: Callable[[Options], WorkerProcess],
     swept: Callable[..., list[Measurement]],

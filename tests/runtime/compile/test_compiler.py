@@ -130,6 +130,7 @@ def test_the_second_kernel_uses_the_precompiled_header_of_the_first(
     assert not list(tmp_path.iterdir()), "nothing stays behind"
 
 
+@pytest.mark.heavy
 def test_kernels_of_other_families_do_not_push_a_precompiled_header_out(
     configs: tuple[GemmConfig, ...], tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_heap_too_small_costs_no_kernel(configs: tuple[GemmConfig, ...], artif
     assert done.stdout.split() == [artifact.digest, "heap", "exhausted"], done.stderr
 
 
+@pytest.mark.heavy
 def test_precompiled_headers_go_with_an_exception_and_after_a_kill(
     configs: tuple[GemmConfig, ...], tmp_path: Path
 ) -> None:
@@ -425,7 +427,7 @@ done = compile_many(configs, jobs=2, store=Store(sys.argv[1]), on_done=lambda ou
 
 
 @pytest.mark.parametrize(
-    "signal_", [signal.SIGINT, signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.heavy) for s in LEFT_ALONE)]
+    "signal_", [signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.heavy) for s in (signal.SIGINT, *LEFT_ALONE))]
 )
 def test_an_interrupted_build_leaves_a_sound_store_and_no_process(
     signal_: signal.Signals, configs: tuple[GemmConfig, ...], tmp_path: Path

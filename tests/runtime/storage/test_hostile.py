@@ -1,4 +1,4 @@
-"""Entries and packs from elsewhere, grown and mutated: each is what was compiled, or an error of ours."""
+"""Entries and packs from elsewhere, drawn and mutated: each is what was compiled, or an error of ours."""
 
 from __future__ import annotations
 
