@@ -48,7 +48,7 @@ class Cubin:
             table = self._names.get(".symtab")
             symbols = () if table is None else self._read_symbols(table)
             self._symbols = {row[0]: (index, *row[1:]) for index, row in enumerate(symbols)}
-        except (struct.error, ValueError, IndexError) as error:
+        except (struct.error, ValueError, IndexError, OverflowError) as error:  # the last: an offset of 2^63
             raise CompileError(f"the cubin is no ELF file, or a damaged one: {error}") from error
 
     def facts(self, symbol: str) -> dict[int, int]:

@@ -106,6 +106,13 @@ def test_a_truncated_cubin_is_a_fault_and_no_crash(size: int, artifact: Artifact
         Cubin(artifact.cubin[:size])
 
 
+@pytest.mark.parametrize("offset", [1 << 20, 1 << 62, 1 << 63, (1 << 64) - 1])
+def test_a_cubin_whose_tables_lie_nowhere_is_a_fault(offset: int, artifact: Artifact) -> None:
+    table = struct.pack("<Q", offset)
+    with pytest.raises(CompileError, match="the cubin is no ELF file, or a damaged one"):
+        Cubin(artifact.cubin[:40] + table + artifact.cubin[48:])
+
+
 @pytest.fixture
 def pack(tmp_path: Path, artifacts: tuple[Artifact, ...]) -> Path:
     """A pack with one kernel that is launched otherwise than its config says, and a sound one."""
