@@ -38,7 +38,7 @@ class Settings:
     """``GEMMILL_JOBS``: processes that compile at the same time."""
     include: tuple[Path, ...] | None
     """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
-    headers that would be found. The store tells headers apart by their versions: after an edit, clear it."""
+    headers that would be found. The store tells headers apart by what they hold."""
     debug: bool = False
     """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
     model: Path | None = None
