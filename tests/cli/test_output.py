@@ -9,20 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cases.manifests import ONE
 
 from gemmill.cli import output
 from gemmill.profiler.analysis.report import _cell
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\r"
-MANIFEST = """name: one
-sets:
-  - a: {dtype: bf16, major: k}
-    b: {dtype: bf16, major: k}
-    accumulator: f32
-    d: {dtype: bf16, major: n}
-    tile: 128x128x64
-    schedule: pingpong
-"""
 
 
 def run(*arguments: str | Path) -> str:
@@ -35,9 +27,9 @@ def run(*arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        MANIFEST + 'presets:\n  "\\e]0;owned\\a\\e[31m": {where: tile.m == 128}\n',
-        MANIFEST + '"\\e]0;owned\\a\\e[31m": 1\n',
-        MANIFEST.replace("pingpong", '"\\e]0;owned\\a\\e[31m"'),
+        ONE + 'presets:\n  "\\e]0;owned\\a\\e[31m": {where: tile.m == 64}\n',
+        ONE + '"\\e]0;owned\\a\\e[31m": 1\n',
+        ONE.replace("pingpong", '"\\e]0;owned\\a\\e[31m"'),
     ],
     ids=["preset", "key", "value"],
 )

@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.cases.manifests import ONE
 
 from gemmill.library.arch import ARCHS, GPUS, gpu_called, serving, unknown
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, ManifestError
 from gemmill.library.manifest.load import load_manifest
 
-MANIFEST = """name: x
-sets:
-  - a: {dtype: bf16, major: k}
-    b: {dtype: bf16, major: k}
-    accumulator: f32
-    d: {dtype: bf16, major: n}
-    tile: 128x128x64
-    schedule: pingpong
-    arch: """
+MANIFEST = f"{ONE}    arch: "
 UNKNOWN = [
     ("sm_121", "sm120"),
     ("sm121a", "sm120"),

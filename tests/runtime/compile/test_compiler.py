@@ -16,6 +16,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from tests.runtime.compile.processes import python
 
 from gemmill.emitters.emit import EmittedSource, emit
 from gemmill.library.config.model import GemmConfig
@@ -77,16 +78,6 @@ def written(source: EmittedSource) -> Callable[[str], EmittedSource]:
     """A source of one's own text, exporting ``threads`` and ``stages``."""
     constants = {"threads": 128, "stages": 7}
     return lambda text: replace(source, text=SPEC + text, entry="kernel", constants=constants)
-
-
-def python(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 COMPILE = """

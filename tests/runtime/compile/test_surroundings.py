@@ -15,6 +15,7 @@ from pathlib import Path
 from resource import RLIMIT_AS, RLIMIT_FSIZE, RLIMIT_NOFILE, setrlimit
 
 import pytest
+from tests.runtime.compile.processes import python
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -81,19 +82,6 @@ def test_what_another_user_left_is_not_swept(folder: Path) -> None:
     os.chown(path, 4242, 4242)
     temporary.sweep()
     assert path.is_dir()
-
-
-def python(
-    code: str, *arguments: str, before: Callable[[], object] | None = None, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=before,
-    )
 
 
 MANY = """

@@ -7,21 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.cases.manifests import ONE
 from tests.runtime.health.environments import BROKEN, MAJOR, Broken, Environment
 
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.config.names import parse_name
 from gemmill.runtime.health.kernels import KERNELS
-
-MANIFEST = """name: one
-sets:
-  - a: {dtype: bf16, major: k}
-    b: {dtype: bf16, major: k}
-    accumulator: f32
-    d: {dtype: bf16, major: n}
-    tile: 64x32x64
-    schedule: pingpong
-"""
 
 
 def some(*ids: str) -> list[object]:
@@ -52,7 +43,7 @@ def test_the_culprit_is_named(broken: Broken, tmp_path: Path) -> None:
 def test_a_build_fails_with_no_less(broken: Broken, tmp_path: Path) -> None:
     env = Environment(tmp_path / "env")
     broken.breaks(env)
-    (tmp_path / "one.yaml").write_text(MANIFEST)
+    (tmp_path / "one.yaml").write_text(ONE)
     done = env.run("build", str(tmp_path / "one.yaml"))
     assert "Traceback" not in done.stderr
     assert done.returncode in (1, 3)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.cases.manifests import ONE
 
 from gemmill.library.arch import GPUS
 from gemmill.library.problem import GemmProblem
@@ -16,18 +17,7 @@ from gemmill.runtime.registry import Registry
 PROBLEM = GemmProblem(64, 3072, 3072, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 KERNEL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
 H200 = GPUS["NVIDIA H200"]
-MANIFEST = """name: one
-sets:
-  - a: {dtype: bf16, major: k}
-    b: {dtype: bf16, major: k}
-    accumulator: f32
-    d: {dtype: bf16, major: n}
-    tile: 64x32x64
-    cluster: 1x1
-    schedule: pingpong
-    stages: 4
-    scheduler: {swizzle_size: 1}
-"""
+MANIFEST = f"{ONE}    cluster: 1x1\n    stages: 4\n    scheduler: {{swizzle_size: 1}}\n"
 
 
 def measured(kernel: str = KERNEL, gpu: str = H200.name, problem: GemmProblem = PROBLEM, us: float = 5.0) -> str:

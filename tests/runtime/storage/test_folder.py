@@ -33,19 +33,6 @@ def fail() -> Artifact:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def entry(store: Store, artifact: Artifact) -> Path:
-    """The file of the artifact, stored."""
-    store.put(artifact.key, artifact)
-    (found,) = store.list()
-    return found.path
-
-
-@pytest.fixture
 def mine(tmp_path: Path) -> list[Path]:
     """Files of the user's, some of whose names are almost those of a store."""
     key = "ab" + "0" * 62

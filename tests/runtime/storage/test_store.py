@@ -40,19 +40,6 @@ def fail() -> Artifact:
     raise AssertionError("the store had it")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def entry(store: Store, artifact: Artifact) -> Path:
-    """The file of the artifact, stored."""
-    store.put(artifact.key, artifact)
-    (found,) = store.list()
-    return found.path
-
-
 def test_what_is_put_is_got(store: Store, artifact: Artifact) -> None:
     assert store.get(artifact.key) is None
     assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False)
