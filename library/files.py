@@ -17,6 +17,12 @@ from typing import BinaryIO
 
 from gemmill.library.errors import InstallationError
 
+_CHUNK = 1 << 20
+"""Bytes that are read from a pipe at a time."""
+_WRITER_SECONDS = 5.0
+"""How long a pipe may have no writer before it counts as one that nobody writes to."""
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
 
 def shipped(folder: Path) -> Path:
     """A folder of data that ships beside the code.
@@ -85,15 +91,6 @@ def _not_private(status: os.stat_result) -> str:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"may be written to by others (mode {stat.S_IMODE(status.st_mode):03o})"
     return ""
-
-
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
-
-
-_CHUNK = 1 << 20
-"""Bytes that are read from a pipe at a time."""
-_WRITER_SECONDS = 5.0
-"""How long a pipe may have no writer before it counts as one that nobody writes to."""
 
 
 def open_given(path: Path, limit: int) -> BinaryIO:

@@ -1,13 +1,17 @@
-"""Starts fresh interpreters: with this one's modules, and none of the working directory's."""
+"""Starts fresh interpreters, with this one's modules and none of the working directory's, and ends them with it."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gemmill.library.errors import InstallationError
 
+_PAUSE_SECONDS = 0.2
 # -P: nothing is imported from the working directory, which may hold modules of the same names as the library's.
 _BOOT = "import sys; n = int(sys.argv[1]) + 2; sys.path[:] = sys.argv[2:n]; del sys.argv[1:n]\n"
 
@@ -30,3 +34,15 @@ def command(code: str, *arguments: str) -> list[str]:
     if root not in paths:
         paths.append(root)
     return [sys.executable, "-P", "-c", _BOOT + code, str(len(paths)), *paths, *arguments]
+
+
+def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
+    """Have this process end, and do something last, once its parent has ended in whatever way."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PAUSE_SECONDS)
+        last()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -23,15 +23,10 @@ SILENCE_SECONDS = 120.0
 # Like compiling workers, a fresh interpreter: multiprocessing would run the caller's main module again. While a kernel
 # hangs nobody reads the pipe, so a thread looks whether the sweep is still there: the GPU must not stay occupied.
 _COMMAND = """
-import importlib, os, sys, threading, time
+import importlib, sys
+from gemmill.runtime.interpreter import end_with
 parent, module, descriptor = sys.argv[1:]
-
-def end_with_parent():
-    while os.getppid() == int(parent):
-        time.sleep(1)
-    os._exit(1)
-
-threading.Thread(target=end_with_parent, daemon=True).start()
+end_with(int(parent))
 importlib.import_module(module).serve(int(descriptor))
 """
 

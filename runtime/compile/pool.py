@@ -245,7 +245,7 @@ def _here(tasks: Iterable[tuple[int, GemmConfig]], store: Store | None) -> Itera
     from gemmill.runtime.compile.compiler import Compiler
     from gemmill.runtime.compile.worker import answer
 
-    compiler = Compiler()
+    compiler = Compiler(store=store)
     for index, config in tasks:
         start = time.perf_counter()
         reply, artifact = answer(compiler, config, store)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 import time
 import warnings
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import GemmillError
+from gemmill.runtime import interpreter
 from gemmill.runtime.compile import pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
-_PAUSE_SECONDS = 0.2
 _LAST_SECONDS = 10
 """A parent that has closed the pipe ends within this time, or ends this process."""
 
@@ -30,7 +27,7 @@ def work(descriptor: int) -> None:
     with Connection(descriptor) as connection:
         try:
             settings = json.loads(connection.recv_bytes())
-            end_with(settings["parent"], lambda: _clean(settings["directory"]))
+            interpreter.end_with(settings["parent"], lambda: _clean(settings["directory"]))
             if not settings["headers"]:
                 pch.give_up()
             store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
@@ -41,18 +38,6 @@ def work(descriptor: int) -> None:
                 connection.send_bytes(data)
         except (EOFError, OSError):  # the parent is gone, or about to end this process
             time.sleep(_LAST_SECONDS)
-
-
-def end_with(parent: int, last: Callable[[], None]) -> None:
-    """Have this process end, and do something last, once its parent has ended in whatever way."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PAUSE_SECONDS)
-        last()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _clean(directory: str | None) -> None:

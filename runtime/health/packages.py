@@ -19,7 +19,7 @@ from gemmill.runtime.health.finding import Finding
 def packages() -> Iterator[Finding]:
     """gemmill itself, and the Python packages that compiling and launching need."""
     yield _python()
-    yield _module("cuda-bindings", "cuda.bindings", "install what gemmill depends on: pip install cuda-bindings")
+    yield _bindings()
 
 
 def _python() -> Finding:
@@ -41,14 +41,15 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def _module(distribution: str, module: str, advice: str) -> Finding:
-    """A package by whether it can be imported, which is what counts."""
+def _bindings() -> Finding:
+    """cuda-bindings by whether they can be imported, which is what counts."""
+    name = "cuda-bindings"
     try:
-        found = importlib.import_module(module)
+        found = importlib.import_module("cuda.bindings")
     except Exception as error:  # noqa: BLE001 - whatever a broken package raises
-        says = f"{version(distribution) or 'not installed'}: {type(error).__name__}: {error}"
-        return Finding(distribution, "wrong", says, advice)
-    return Finding(distribution, "ok", f"{version(distribution)}, {found.__file__}")
+        says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
+        return Finding(name, "wrong", says, f"install what gemmill depends on: pip install {name}")
+    return Finding(name, "ok", f"{version(name)}, {found.__file__}")
 
 
 def pytorch() -> Finding:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill.library.errors import GemmillError
+from gemmill.runtime.compile import pch
 from gemmill.runtime.health.finding import Finding
 from gemmill.runtime.storage import locks
 from gemmill.runtime.storage.store import Store
 
-TEMPORARY_BYTES = 256 << 20
-"""Room for the precompiled headers of two families, of some 115 MiB each."""
 STORE_BYTES = 16 << 20
 """Room for a hundred kernels."""
 
@@ -26,7 +24,7 @@ def places(store: Path | None) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("temporary files", "wrong", str(error), "set TMPDIR to a folder that can be written")
     else:
-        fault = _fault(folder, TEMPORARY_BYTES)
+        fault = _fault(folder, pch.ROOM_BYTES)
         advice = f"{fault}; set TMPDIR to another folder" if fault else ""
         yield Finding("temporary files", "wrong" if fault else "ok", str(folder), advice)
     try:
@@ -54,7 +52,7 @@ def _fault(folder: Path, room: int) -> str:
                     locks.release(handle)
             except OSError as error:
                 return f"files in {folder} cannot be locked ({error}): several processes would compile one kernel"
-        free = shutil.disk_usage(folder).free
+        free = pch.room_in(folder)
     except OSError as error:
         return f"{folder} cannot be written ({error.strerror or error})"
     if free < room:

@@ -47,7 +47,7 @@ class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
     The kernel must serve the problem, or with ``swap_ab`` its transpose: see
-    :func:`gemmill.runtime.select.kernels.faults.needs_swap`.
+    :func:`gemmill.runtime.select.kernels.faults.needs_swap`. ``memory`` refuses addresses that no call may have.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Launcher:
         kernel: Kernel,
         alpha: float,
         beta: float,
-        swap_ab: bool = False,
-        sm_count: int | None = None,
-        arguments: Sequence[BoundArgument] = (),
-        memory: Callable[[Addresses], None] | None = None,
+        swap_ab: bool,
+        sm_count: int | None,
+        arguments: Sequence[BoundArgument],
+        memory: Callable[[Addresses], None],
     ) -> None:
         self._memory = memory
         if swap_ab:
@@ -112,8 +112,7 @@ class Launcher:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
-                if self._memory is not None:
-                    self._memory(addresses)
+                self._memory(addresses)
                 before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
                 for index, descriptor, shift in self._descriptors:
                     if addresses[index] != before[index]:

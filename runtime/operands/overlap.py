@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
@@ -34,16 +33,8 @@ class Footprint:
 
     @classmethod
     def of(cls, name: str, place: int, tensor: TensorView) -> Footprint:
-        """Of elements narrower than a byte, those that share one lie along the stride of 1."""
-        bits = DTYPES[tensor.dtype].bits
-        size = max(1, bits // 8)
-        extents = []
-        for extent, stride in zip(tensor.shape, tensor.strides, strict=True):
-            packed = bits < 8 and stride == 1
-            extents.append((-(-extent * bits // 8), 1) if packed else (extent, stride * bits // 8))
-        steps = [(extent - 1) * step for extent, step in extents]
-        before, behind = -sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + size
-        return cls(name, place, before, behind, (*extents, (size, 1)))
+        """That of a tensor."""
+        return cls(name, place, *tensor.reach, tensor.byte_extents)
 
     def shares(self, address: int, other: Footprint, others: int) -> bool:
         """Whether one byte belongs to both, at these addresses."""

@@ -35,11 +35,21 @@ class TensorView:
     """What keeps the memory alive."""
 
     @property
+    def byte_extents(self) -> tuple[tuple[int, int], ...]:
+        """Extents, and bytes between neighbours along them, of its bytes: along those of an element too. Elements
+        narrower than a byte share one along the stride of 1."""
+        bits = DTYPES[self.dtype].bits
+        extents = [
+            (-(-extent * bits // 8), 1) if bits < 8 and stride == 1 else (extent, stride * bits // 8)
+            for extent, stride in zip(self.shape, self.strides, strict=True)
+        ]
+        return (*extents, (max(1, bits // 8), 1))
+
+    @property
     def reach(self) -> tuple[int, int]:
         """Bytes before its first element, and from there on, in which it lies; it has elements."""
-        size = DTYPES[self.dtype].bytes
-        steps = [(extent - 1) * stride * size for extent, stride in zip(self.shape, self.strides, strict=True)]
-        return -sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + size
+        steps = [(extent - 1) * step for extent, step in self.byte_extents]
+        return -sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + 1
 
     @property
     def layout(self) -> tuple[Hashable, ...]:

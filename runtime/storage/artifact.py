@@ -21,7 +21,7 @@ from gemmill.library.launch import LaunchSpec
 SCHEMA_VERSION = 3
 """Raised whenever the meaning of a stored field changes: older entries then become misses."""
 MAX_BYTES = 32 << 20
-"""Most bytes of an artifact on disk."""
+"""Most bytes of an artifact on disk, and of what a store keeps beside them."""
 MAX_HEADER_BYTES = 1 << 20
 """Most bytes of its header: a hundred times what the longest epilogue takes."""
 MAX_CUBIN_BYTES = 32 << 20

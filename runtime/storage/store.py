@@ -22,15 +22,13 @@ from gemmill.library.errors import StoreError
 from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage import locks
-from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
 from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder
 from gemmill.runtime.storage.place import default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
-MOST_BYTES = 64 << 20
-"""No file of a store is as large: entries have some ten thousand bytes, names of kernels some hundred thousand."""
 Notes = Literal["autotuned", "declared", "headers", "verified"]
 """Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
 of headers (runtime/compile/headers.py), kernels of packs that were verified (runtime/storage/verdicts.py)."""
@@ -88,7 +86,7 @@ class Store:
     def get(self, key: str) -> Artifact | None:
         """The artifact of a key; None for a miss, and whatever is wrong with an entry is a miss."""
         try:
-            with open_regular(self._file(key), MOST_BYTES, private=True) as file:
+            with open_regular(self._file(key), MAX_BYTES, private=True) as file:
                 artifact = _artifact(file.read(), key)
                 with suppress(OSError):  # the time of use only orders evictions
                     os.utime(file.fileno())
@@ -130,7 +128,7 @@ class Store:
 
     def get_note(self, kind: Notes, key: str) -> bytes:
         """What was kept under a key beside the kernels; OSError where nothing is."""
-        return read_regular(self._note(kind, key), MOST_BYTES, private=True)
+        return read_regular(self._note(kind, key), MAX_BYTES, private=True)
 
     def put_note(self, kind: Notes, key: str, data: bytes) -> None:
         """Keep a little, as JSON, in place of what had this key, until the store is cleared; a failure is a warning,
@@ -160,7 +158,7 @@ class Store:
             ValueError: the entry is damaged.
             OSError: it cannot be read, or is none of this user's or root's files.
         """
-        return _artifact(read_regular(entry.path, MOST_BYTES, private=True), entry.key)
+        return _artifact(read_regular(entry.path, MAX_BYTES, private=True), entry.key)
 
     def stats(self) -> StoreStats:
         """Count and size of the entries."""
