@@ -145,12 +145,14 @@ fcntl.flock = flock
 
 def _full(folder: str) -> str:
     return f"""
-import shutil
-usage = shutil.disk_usage
+import os
+statvfs = os.statvfs
 def full(path):
-    found = usage(path)
-    return found._replace(free=1 << 20) if {folder!r} in str(path) else found
-shutil.disk_usage = full
+    found = statvfs(path)
+    if {folder!r} not in str(path):
+        return found
+    return os.statvfs_result([*found[:4], (1 << 20) // found.f_frsize, *found[5:], found.f_fsid])
+os.statvfs = full
 """
 
 
