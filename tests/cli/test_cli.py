@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from gemmill.cli import commands
+from gemmill.cli import application
 from gemmill.cli.app import Commands
 from gemmill.emitters.emit import emit
 from gemmill.library.arch import DEFAULT_GPU
@@ -51,7 +51,7 @@ presets:
 
 def gemmill(*arguments: str | Path) -> Result:
     """Run a command in this process."""
-    return CliRunner().invoke(commands(), [str(argument) for argument in arguments])
+    return CliRunner().invoke(application(), [str(argument) for argument in arguments])
 
 
 def ok(*arguments: str | Path) -> str:
@@ -96,7 +96,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
 
 
 def test_every_command_explains_itself_with_an_example() -> None:
-    for path in leaves(typer.main.get_command(commands())):
+    for path in leaves(typer.main.get_command(application())):
         group = ok(*path[:-1], "--help")
         text = ok(*path, "--help")
         assert f"gemmill {' '.join(path).replace('pack make', 'pack')}" in group + text, path

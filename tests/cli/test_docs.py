@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gemmill.cli import commands
+from gemmill.cli import application
 from gemmill.library.manifest.load import load_manifest
 from gemmill.profiler.sweep.shapes import load_shapes
 
@@ -36,7 +36,7 @@ def test_manifests_and_suites_in_the_docs_are_such(tmp_path: Path) -> None:
 
 
 def test_every_command_and_option_in_the_docs_exists() -> None:
-    known = typer.main.get_command(commands())
+    known = typer.main.get_command(application())
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in re.findall(r"^ {4}gemmill (.*)|`gemmill ([^`]+)`", file.read_text(), re.MULTILINE):
             words = "".join(line).partition("#")[0].split()

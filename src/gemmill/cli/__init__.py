@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import typer
 
 
-def commands() -> typer.Typer:
+def application() -> typer.Typer:
     """The application with all its commands."""
     # Importing a module of commands adds them to the application.
     from gemmill.cli.app import app
@@ -45,7 +45,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks
     try:
-        commands()(prog_name="gemmill")
+        application()(prog_name="gemmill")
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
