@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +22,23 @@ _CHUNK = 1 << 20
 _WRITER_SECONDS = 5.0
 """How long a pipe may have no writer before it counts as one that nobody writes to."""
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def told(error: OSError) -> str:
+    """What the system says of a file, in the words of other errors: the file first, no number."""
+    words = error.strerror or str(error)
+    return f"'{error.filename}': {words}" if error.filename and error.strerror else words
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Have an error of the system say which file it is of, where the call knows only a descriptor."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str) and error.strerror:
+            error.filename = str(path)
+        raise
 
 
 def shipped(folder: Path) -> Path:
@@ -69,16 +86,18 @@ def open_regular(path: Path, limit: int | None = None, *, private: bool = False)
             raise refuse(errno.ELOOP, "is a link") from None
         raise
     try:
-        status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise refuse(errno.EISDIR, "is a folder")
-        if not stat.S_ISREG(status.st_mode):
-            raise refuse(errno.EINVAL, f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no file')}, not a regular file")
-        if limit is not None and status.st_size > limit:
-            raise refuse(errno.EFBIG, f"has {status.st_size:,} bytes, more than the {limit:,} it may have")
-        if private and (why := _not_private(status)):
-            raise refuse(errno.EPERM, why)
-        return os.fdopen(handle, "rb")
+        with naming(path):
+            status = os.fstat(handle)
+            if stat.S_ISDIR(status.st_mode):
+                raise refuse(errno.EISDIR, "is a folder")
+            if not stat.S_ISREG(status.st_mode):
+                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+                raise refuse(errno.EINVAL, f"is {kind}, not a regular file")
+            if limit is not None and status.st_size > limit:
+                raise refuse(errno.EFBIG, f"has {status.st_size:,} bytes, more than the {limit:,} it may have")
+            if private and (why := _not_private(status)):
+                raise refuse(errno.EPERM, why)
+            return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
@@ -158,7 +177,8 @@ def read_regular(path: Path, limit: int, *, private: bool = False) -> bytes:
 
 
 def _at_most(file: BinaryIO, limit: int, path: Path) -> bytes:
-    content = file.read(limit + 1)
+    with naming(path):
+        content = file.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"has more than the {limit:,} bytes it may have", str(path))
     return content
@@ -237,8 +257,8 @@ def _replace(
 ) -> None:
     """Write a file under another name, with these permissions or the default ones, and move it to its place."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    handle = os.open(temporary, flags, 0o666 if mode is None else 0o600, dir_fd=folder)
-    try:
+    try:  # of which opening it is a part: a signal may end this process as soon as the file is there
+        handle = os.open(temporary, flags, 0o666 if mode is None else 0o600, dir_fd=folder)
         with os.fdopen(handle, "wb") as file:
             if mode is not None:
                 os.fchmod(handle, mode)
@@ -248,6 +268,8 @@ def _replace(
             file.flush()
             os.fsync(handle)
         os.replace(temporary, place, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileExistsError:  # another's, by chance
+        raise
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gemmill.library.errors import InstallationError
@@ -37,7 +38,8 @@ def command(code: str, *arguments: str) -> list[str]:
 
 
 def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
-    """Have this process end, and do something last, once its parent has ended in whatever way."""
+    """Have this process end, and do something last, once its parent has ended in whatever way; where no thread can
+    be started to see that, it ends when its work does."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -45,4 +47,5 @@ def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
         last()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    with suppress(RuntimeError):
+        threading.Thread(target=watch, daemon=True).start()

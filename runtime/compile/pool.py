@@ -26,6 +26,7 @@ from pathlib import Path
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, GemmillError, InstallationError
+from gemmill.library.files import told
 from gemmill.runtime import interpreter
 from gemmill.runtime.compile import limits, pch, temporary
 from gemmill.runtime.settings import Settings
@@ -179,7 +180,8 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                     try:
                         worker = _Worker(directory, sum(w.headers for w in workers.values()) < headers, store)
                     except (InstallationError, OSError) as error:  # limits, no interpreter: then fewer, or this one
-                        _log.warning("a process that compiles cannot be started: %s", error)
+                        why = told(error) if isinstance(error, OSError) else error
+                        _log.warning("a process that compiles cannot be started: %s", why)
                         if jobs := len(workers):
                             break
                         yield from _here(todo, store)
@@ -226,7 +228,7 @@ def _directory(jobs: int) -> Iterator[tuple[Path | None, int]]:
     try:
         made = temporary.TemporaryFolder("pool")
     except OSError as error:
-        _log.warning("kernels compile without precompiled headers, which takes longer: %s", error)
+        _log.warning("kernels compile without precompiled headers, which takes longer: %s", told(error))
         yield None, 0
         return
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -19,6 +20,8 @@ LOCK = "gemmill.lock"
 _NAME = re.compile(r"gemmill-(?:pch|pool)-[a-z0-9_]{8}")
 _WITHIN = re.compile(rf"{_NAME.pattern}|[0-9a-f]{{16}}|gemmill\.pch|edg\d+_\d+")
 """What such folders hold: folders of other processes and of headers, headers, and what NVRTC writes meanwhile."""
+_TRIES = 3
+"""How often a folder is tried to be removed: what a network's file system answers once, it need not answer again."""
 _SETTLED_SECONDS = 60
 """A folder younger than this may belong to a process that has not locked it yet."""
 
@@ -31,10 +34,14 @@ class TemporaryFolder:
     """
 
     def __init__(self, kind: Literal["pch", "pool"]) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"gemmill-{kind}-"))
+        # As mkdtemp does, but with a name that is known when a signal ends this process while the folder is made.
+        self.path = Path(tempfile.gettempdir(), f"gemmill-{kind}-{secrets.token_hex(4)}")
         try:
+            self.path.mkdir(0o700)
             self.path.chmod(0o700)  # the umask may have taken more away
             self._lock = locks.acquire(self.path / LOCK)
+        except FileExistsError:  # another's, by chance
+            raise
         except BaseException:
             remove(self.path)
             raise
@@ -43,13 +50,23 @@ class TemporaryFolder:
         """Remove the folder and all that is in it."""
         remove(self.path)
         if self._lock is not None:
+            lock, self._lock = self._lock, None
             with suppress(OSError):
-                locks.release(self._lock)
+                locks.release(lock)
 
 
 def remove(path: Path) -> None:
     """Remove the folder that a :class:`TemporaryFolder` of this process, or of the one that started it, has made."""
-    shutil.rmtree(path, ignore_errors=True)
+    interruption: BaseException | None = None
+    for _ in range(_TRIES):
+        try:
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # which rmtree does not ignore from all of its calls
+            continue
+        except BaseException as end:  # noqa: BLE001 (a signal: raised when the folder is gone)
+            interruption = end
+    if interruption is not None:
+        raise interruption
 
 
 def sweep() -> None:

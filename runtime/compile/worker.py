@@ -11,6 +11,7 @@ from pathlib import Path
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import GemmillError
+from gemmill.library.files import told
 from gemmill.runtime import interpreter
 from gemmill.runtime.compile import pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
@@ -53,7 +54,9 @@ def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> tuple
         data = _compiled(compiler, config, store).to_bytes()
     except GemmillError as failure:
         error = str(failure)
-    except (OSError, MemoryError) as failure:
+    except OSError as failure:
+        error = f"{kernel_name(config)}: {told(failure)}"
+    except MemoryError as failure:
         error = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
     return {
         "error": error,

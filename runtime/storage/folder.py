@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,35 +87,40 @@ class StoreFolder:
             with _within(root, folder) as handle:
                 yield handle
 
-    def find(self, names: re.Pattern[str]) -> list[Found]:
-        """What has names of one kind; of folders that cannot be listed, nothing."""
+    def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[Found]:
+        """What has names of one kind. What cannot be read, a folder or a file's status, is told to ``on_error``."""
         found = []
         with self._root() as root:
             for folder in (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))):
-                with suppress(OSError), _within(root, folder) as handle:
-                    for name in os.listdir(handle):
-                        if names.fullmatch(f"{folder}/{name}"):
-                            with suppress(OSError):  # another process may be evicting
-                                found.append(Found(folder, name, os.lstat(name, dir_fd=handle)))
+                try:
+                    with _within(root, folder) as handle:
+                        for name in os.listdir(handle):
+                            if names.fullmatch(f"{folder}/{name}"):
+                                with suppress(FileNotFoundError):  # another process may be evicting
+                                    found.append(Found(folder, name, os.lstat(name, dir_fd=handle)))
+                except (FileNotFoundError, NotADirectoryError):  # no folder of the store
+                    continue
+                except OSError as error:
+                    if error.errno != errno.ELOOP:  # a link is none either
+                        on_error(error, self.path / folder)
         return found
 
-    def remove(self, folder: str, name: str) -> bool:
-        """Remove a file, a link, or an empty folder; whether it is gone."""
-        try:
-            with self._root() as root, _within(root, folder) as handle:
-                try:
-                    os.unlink(name, dir_fd=handle)
-                except IsADirectoryError:
-                    os.rmdir(name, dir_fd=handle)
-        except OSError as error:
-            return isinstance(error, FileNotFoundError)  # another process was first
-        return True
+    def remove(self, folder: str, name: str) -> None:
+        """Remove a file, a link, or an empty folder, unless another process was first."""
+        with suppress(FileNotFoundError), self._root() as root, _within(root, folder) as handle:
+            try:
+                os.unlink(name, dir_fd=handle)
+            except IsADirectoryError:
+                os.rmdir(name, dir_fd=handle)
 
-    def sweep(self) -> None:
+    def sweep(self, on_error: Callable[[OSError, Path], object]) -> None:
         """Remove what killed writers left."""
-        for found in self.find(_TEMPORARY):
+        for found in self.find(_TEMPORARY, on_error):
             if abs(time.time() - found.status.st_mtime) > _STALE_SECONDS:
-                self.remove(found.folder, found.name)
+                try:
+                    self.remove(found.folder, found.name)
+                except OSError as error:
+                    on_error(error, self.path / found.folder / found.name)
 
     @contextmanager
     def _root(self) -> Iterator[int]:

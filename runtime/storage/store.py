@@ -34,6 +34,7 @@ Notes = Literal["autotuned", "declared", "headers", "verified"]
 of headers (runtime/compile/headers.py), kernels of packs that were verified (runtime/storage/verdicts.py)."""
 _LOCK_SECONDS = 15
 """A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
+_OnError = Callable[[OSError, Path], object]
 _AHEAD_SECONDS = 86400
 """A time of use that is further ahead of this clock is none: the entry counts as the oldest."""
 _LOW_WATER = 0.9
@@ -108,7 +109,7 @@ class Store:
             self._until_prune -= len(data)
             if self._until_prune < 0:
                 try:
-                    self._prune(key)
+                    self._prune(key, self._report)
                 except OSError as error:
                     self._report(error, self.path)
 
@@ -139,17 +140,17 @@ class Store:
         """Warn that the store is skipped, the first time."""
         if self.problem is None:
             self.problem = problem
-            message = f"the store is skipped: {problem}"
-            try:
-                warnings.warn(message, StoreWarning, stacklevel=3)
-            except StoreWarning:  # where warnings are errors: the kernel is not to be lost for one
-                logging.getLogger(__name__).warning(message)
+            _warn(f"the store is skipped: {problem}")
 
     def list(self) -> list[Entry]:
-        """Every entry, the one used least recently first; none where the folder cannot be read."""
-        with suppress(OSError):
-            return [*self._entries()]
-        return []
+        """Every entry, the one used least recently first; what cannot be read is left out after a warning."""
+        try:
+            return [*self._entries(self._tell)]
+        except (FileNotFoundError, NotADirectoryError):  # nothing was written yet
+            return []
+        except OSError as error:
+            self._tell(error, self.path)
+            return []
 
     def load(self, entry: Entry) -> Artifact:
         """The artifact of an entry, without counting as a use.
@@ -175,7 +176,9 @@ class Store:
                 verify(self.load(entry))
             except FileNotFoundError:  # evicted meanwhile
                 continue
-            except (OSError, ValueError) as error:
+            except OSError as error:
+                faults[entry.path] = f"cannot be read: {error.strerror or error}"
+            except ValueError as error:
                 faults[entry.path] = str(error)
         return faults
 
@@ -184,13 +187,13 @@ class Store:
 
         Raises:
             StoreError: the folder is no store.
-            OSError: it cannot be read.
+            OSError: it cannot be read. What cannot be removed is a warning.
         """
         if not self._is_there():
             return 0
-        for note in self._folder.find(NOTES):
-            self._folder.remove(note.folder, note.name)
-        return sum(self._remove(entry) for entry in self._entries())
+        for note in self._folder.find(NOTES, self._tell):
+            self._remove(self.path / note.folder / note.name, self._tell)
+        return sum(self._remove(entry.path, self._tell) for entry in self._entries(self._tell))
 
     def prune(self) -> int:
         """Remove what killed writers left, and entries, least recently used first, if the cap is exceeded.
@@ -201,7 +204,7 @@ class Store:
         Raises:
             StoreError, OSError: as for :meth:`clear`.
         """
-        return self._prune("") if self._is_there() else 0
+        return self._prune("", self._tell) if self._is_there() else 0
 
     def _is_there(self) -> bool:
         """Whether there is a store; StoreError where there is something else."""
@@ -215,24 +218,24 @@ class Store:
             ) from error
         return True
 
-    def _prune(self, keep: str) -> int:
+    def _prune(self, keep: str, on_error: _OnError) -> int:
         """Remove what is too much, but not the entry of one key."""
-        self._folder.sweep()
-        entries = self._entries()
+        self._folder.sweep(on_error)
+        entries = self._entries(on_error)
         total = sum(entry.bytes for entry in entries)
         removed = 0
         if total > self.max_bytes:
             for entry in entries:
                 if total <= _LOW_WATER * self.max_bytes:
                     break
-                if entry.key != keep and self._remove(entry):
+                if entry.key != keep and self._remove(entry.path, on_error):
                     removed += 1
                     total -= entry.bytes
         # Other processes write too: look again after a sixteenth of the cap, not only when this one has filled it.
         self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))
         return removed
 
-    def _entries(self) -> tuple[Entry, ...]:
+    def _entries(self, on_error: _OnError) -> tuple[Entry, ...]:
         latest = time.time() + _AHEAD_SECONDS
         entries = [
             Entry(
@@ -241,12 +244,22 @@ class Store:
                 bytes=found.status.st_size,
                 used=used if 0 <= (used := found.status.st_mtime) <= latest else 0.0,
             )
-            for found in self._folder.find(ENTRIES)
+            for found in self._folder.find(ENTRIES, on_error)
         ]
         return tuple(sorted(entries, key=lambda entry: (entry.used, entry.key)))
 
-    def _remove(self, entry: Entry) -> bool:
-        return self._folder.remove(entry.path.parent.name, entry.path.name)
+    def _remove(self, path: Path, on_error: _OnError) -> bool:
+        """Whether a file is gone."""
+        try:
+            self._folder.remove(path.parent.name, path.name)
+        except OSError as error:
+            on_error(error, path)
+            return False
+        return True
+
+    def _tell(self, error: OSError, path: Path) -> None:
+        """Warn that a part of the store could not be read or removed."""
+        _warn(f"the store's {path}: {error.strerror or error}")
 
     def _write(self, path: Path, data: bytes) -> bool:
         """Whether it could be written."""
@@ -286,6 +299,13 @@ class Store:
             if handle is not None:
                 with suppress(OSError):
                     locks.release(handle)
+
+
+def _warn(message: str) -> None:
+    try:
+        warnings.warn(message, StoreWarning, stacklevel=4)
+    except StoreWarning:  # where warnings are errors: no kernel is to be lost for one
+        logging.getLogger(__name__).warning(message)
 
 
 def _artifact(data: bytes, key: str) -> Artifact:

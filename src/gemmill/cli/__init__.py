@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -37,16 +39,35 @@ def _end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
+def _lost() -> str:
+    """Send what stdout still holds; where that fails, drop it, and say so."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try again, and show a traceback
+        return f"error: stdout: {error}"
+    return ""
+
+
 def main() -> None:
     """Run the command line; what comes before a command, or behind it, shows no traceback either."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # not where it is ignored, as by nohup
             signal.signal(number, _end)
     if isinstance(sys.stdout, io.TextIOWrapper):
+        if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: what is written in part, it would lose
+            sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks
+    status: str | int | None = 0
     try:
         application()(prog_name="gemmill")
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
     except OSError as error:
-        sys.exit(f"error: {error}")
+        status = f"error: {error}"
+    except SystemExit as end:
+        status = end.code
+    lost = _lost()
+    sys.exit(status or lost or 0)

@@ -13,6 +13,7 @@ from gemmill import __version__
 from gemmill.cli import output
 from gemmill.cli.output import Status
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError, ToolchainError
+from gemmill.library.files import told
 from gemmill.runtime.settings import Settings
 
 HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
@@ -43,11 +44,6 @@ def _show_each_once() -> Callable[..., None]:
             output.complain(f"warning: {text}")
 
     return show
-
-
-def _told(error: OSError) -> str:
-    """What the system says of a file, in the words of other errors: the file first, no number."""
-    return f"'{error.filename}': {error.strerror}" if error.filename and error.strerror else str(error)
 
 
 class Commands(TyperGroup):
@@ -82,7 +78,7 @@ class Commands(TyperGroup):
         except OSError as error:
             if debug:
                 raise
-            output.complain(f"error: {_told(error)}")
+            output.complain(f"error: {told(error)}")
             raise typer.Exit(Status.WRONG) from None
         except Exception as error:
             # Exit, Abort and usage errors are typer's own business.

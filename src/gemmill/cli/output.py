@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gemmill.library.files import naming
+
 PIPE_WIDTH = 240
 """Columns of a table that does not go to a terminal; a kernel name takes about 90."""
 
@@ -42,27 +44,42 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class _Printable:
-    """A stream that shows control characters instead of sending them."""
+class _Stream:
+    """A stream whose errors say which it is."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.raw = stream
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self.raw, self.name = stream, name
 
     def write(self, text: str) -> int:
         """Write a text; how long it was."""
-        self.raw.write(printable(text))
+        with naming(self.name):
+            self.raw.write(text)
         return len(text)
+
+    def flush(self) -> None:
+        """Send what was written."""
+        with naming(self.name):
+            self.raw.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
+
+
+class _Printable(_Stream):
+    """A stream that shows control characters instead of sending them."""
+
+    def write(self, text: str) -> int:
+        """Write a text; how long it was."""
+        super().write(printable(text))
+        return len(text)
 
 
 @contextmanager
 def only_printable() -> Iterator[None]:
     """Have whatever is written to stdout and stderr, by whom it may be, show control characters."""
     with (
-        redirect_stdout(cast("TextIO", _Printable(sys.stdout))) if sys.stdout else redirect_stdout(None),
-        redirect_stderr(cast("TextIO", _Printable(sys.stderr))) if sys.stderr else redirect_stderr(None),
+        redirect_stdout(cast("TextIO", _Printable(sys.stdout, "stdout")) if sys.stdout else None),
+        redirect_stderr(cast("TextIO", _Printable(sys.stderr, "stderr")) if sys.stderr else None),
     ):
         yield
 
@@ -70,8 +87,9 @@ def only_printable() -> Iterator[None]:
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now; wide where nobody looks, so that tables in pipes are not cut."""
     stream = sys.stderr if stderr else sys.stdout
-    raw = stream.raw if isinstance(stream, _Printable) else stream  # rich sends colours, of its own
-    return Console(file=raw, width=None if _watched(stream) else PIPE_WIDTH, highlight=False, emoji=False)
+    # Rich sends colours, of its own.
+    file = cast("TextIO", _Stream(stream.raw, stream.name)) if isinstance(stream, _Printable) else stream
+    return Console(file=file, width=None if _watched(stream) else PIPE_WIDTH, highlight=False, emoji=False)
 
 
 def _watched(stream: TextIO | None) -> bool:

@@ -72,7 +72,9 @@ def list_(store: StorePath = None, as_json: Json = False) -> None:
     for entry in opened.list():
         try:
             name = opened.load(entry).name
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            name = f"cannot be read: {error.strerror or error}"
+        except ValueError as error:
             name = f"damaged: {error}"
         used = datetime.fromtimestamp(entry.used).astimezone().isoformat(timespec="seconds")
         rows.append({"name": name, "key": entry.key, "bytes": entry.bytes, "used": used})
