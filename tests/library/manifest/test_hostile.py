@@ -113,7 +113,7 @@ def test_an_absurd_manifest_is_an_error_in_little_memory(those: Sequence[str], t
     paths = [tmp_path / f"{what}.yaml" for what in those]
     for what, path in zip(those, paths, strict=True):
         path.write_text(HOSTILE[what][0])
-    command = [sys.executable, "-c", CHILD, *paths]
+    command = [sys.executable, "-c", CHILD, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for what, path in zip(those, paths, strict=True):
