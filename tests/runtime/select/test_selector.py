@@ -127,6 +127,11 @@ def test_a_slice_of_a_gpu_is_no_whole_one() -> None:
     assert alone.predicted_us > 4 * Selector(configs, whole).select(problem).predicted_us
 
 
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry(manifests=[shipped_set("bf16")])
+
+
 @pytest.mark.parametrize(
     ("changes", "sm_count", "says"),
     [
@@ -140,7 +145,9 @@ def test_a_slice_of_a_gpu_is_no_whole_one() -> None:
         ({}, 0, "sm_count is 0"),
     ],
 )
-def test_a_problem_that_there_cannot_be_is_refused(changes: dict[str, Any], sm_count: Any, says: str) -> None:
+def test_a_problem_that_there_cannot_be_is_refused(
+    registry: Registry, changes: dict[str, Any], sm_count: Any, says: str
+) -> None:
     problem = replace(GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n"), **changes)
     with pytest.raises(UnsupportedProblemError, match=says):
-        Registry(manifests=["bf16"]).select(problem, sm_count)
+        registry.select(problem, sm_count)
