@@ -103,7 +103,13 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in decision_tree.trees_of(gpu)], ids=str
+    ("gpu", "formats"),
+    [
+        pytest.param(gpu, key, marks=[pytest.mark.heavy] * (index % 3 > 0))  # a third in make test
+        for gpu in GPUS
+        for index, key in enumerate(decision_tree.trees_of(gpu))
+    ],
+    ids=str,
 )
 def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, formats: tuple[Any, ...]) -> None:
     chance, registry = random.Random(0), Registry(gpu=GPUS[gpu])
