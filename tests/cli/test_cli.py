@@ -121,28 +121,28 @@ def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path,
     "arguments",
     [
         ("validate", "no_such_manifest"),
-        ("list", "bf16", "--no-such-option"),
+        ("list", "simt", "--no-such-option"),
         ("select", "--mnkl", "4096,4096"),
         ("select", "--mnkl", "1,2,-3"),
         ("select", "--mnkl", f"{2**31 - 4095},128,128"),
         ("select", "--mnkl", "9" * 5000 + ",1,1"),
         ("select", "--mnkl", "64,64,64", "--promoted"),
         ("run", "--mnkl", "64,64,64", "--kernel", SMALL, "--top", "2"),
-        ("profile", "bf16", "--shapes", "large", "--scheduler", ""),
+        ("profile", "simt", "--shapes", "large", "--scheduler", ""),
         ("select", "--mnkl", "64,64,64", "--a-dtype", "f65"),
-        ("pack", "bf16"),
-        ("profile", "bf16", "--shapes", "no_such_suite", "--records", "records.jsonl"),
-        ("profile", "bf16", "--shapes", "large", "--budget", "10"),
-        ("profile", "bf16", "--shapes", "large", "--budget", "0m"),
-        ("profile", "bf16", "--shapes", "large", "--budget", "10m", "--exhaustive"),
-        ("profile", "bf16", "--shapes", "large", "--gpus", "0"),
-        ("profile", "bf16", "--shapes", "large", "--gpus", "2", "--scheduler", "tcp://127.0.0.1:1"),
+        ("pack", "simt"),
+        ("profile", "simt", "--shapes", "no_such_suite", "--records", "records.jsonl"),
+        ("profile", "simt", "--shapes", "large", "--budget", "10"),
+        ("profile", "simt", "--shapes", "large", "--budget", "0m"),
+        ("profile", "simt", "--shapes", "large", "--budget", "10m", "--exhaustive"),
+        ("profile", "simt", "--shapes", "large", "--gpus", "0"),
+        ("profile", "simt", "--shapes", "large", "--gpus", "2", "--scheduler", "tcp://127.0.0.1:1"),
         ("explain", "SMALL", "two"),
         ("explain", "no_such_file.yaml"),
-        ("explain", "bf16"),
+        ("explain", "simt"),
         ("list", "--count"),
-        ("list", "bf16", "--count", "--refused"),
-        ("list", "bf16", "--where", "tile.n >"),
+        ("list", "simt", "--count", "--refused"),
+        ("list", "simt", "--where", "tile.n >"),
         ("select", "--mnkl", "64,64,64", "--c-major", "m"),
     ],
 )
@@ -279,7 +279,7 @@ def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
 
 
 def test_a_filter_that_nothing_passes_is_an_error() -> None:
-    result = gemmill("list", "bf16", "--where", "tile.m == 7")
+    result = gemmill("list", "simt", "--where", "tile.m == 7")
     assert result.exit_code == 1
     assert "tile.m == 7" in result.stderr
 
