@@ -174,9 +174,9 @@ def _known(
     return [value for f, m in chosen if (value := figure(f, m)) is not None]
 
 
-def markdown() -> str:
-    """What the page must hold."""
-    return "\n".join([_HEAD, *(text for table in TABLES for text in _section(table))])
+def markdown(tables: Sequence[Table] = TABLES) -> str:
+    """What the page must hold, of all tables or some."""
+    return "\n".join([_HEAD, *(text for table in tables for text in _section(table))])
 
 
 def _section(table: Table) -> list[str]:

@@ -28,6 +28,7 @@ from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.measured import measured
 from gemmill.runtime.storage.pack import Pack
@@ -120,28 +121,28 @@ def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path,
     "arguments",
     [
         ("validate", "no_such_manifest"),
-        ("list", "bf16", "--no-such-option"),
+        ("list", "simt", "--no-such-option"),
         ("select", "--mnkl", "4096,4096"),
         ("select", "--mnkl", "1,2,-3"),
         ("select", "--mnkl", f"{2**31 - 4095},128,128"),
         ("select", "--mnkl", "9" * 5000 + ",1,1"),
         ("select", "--mnkl", "64,64,64", "--promoted"),
         ("run", "--mnkl", "64,64,64", "--kernel", SMALL, "--top", "2"),
-        ("profile", "bf16", "--shapes", "large", "--scheduler", ""),
+        ("profile", "simt", "--shapes", "large", "--scheduler", ""),
         ("select", "--mnkl", "64,64,64", "--a-dtype", "f65"),
-        ("pack", "bf16"),
-        ("profile", "bf16", "--shapes", "no_such_suite", "--records", "records.jsonl"),
-        ("profile", "bf16", "--shapes", "large", "--budget", "10"),
-        ("profile", "bf16", "--shapes", "large", "--budget", "0m"),
-        ("profile", "bf16", "--shapes", "large", "--budget", "10m", "--exhaustive"),
-        ("profile", "bf16", "--shapes", "large", "--gpus", "0"),
-        ("profile", "bf16", "--shapes", "large", "--gpus", "2", "--scheduler", "tcp://127.0.0.1:1"),
+        ("pack", "simt"),
+        ("profile", "simt", "--shapes", "no_such_suite", "--records", "records.jsonl"),
+        ("profile", "simt", "--shapes", "large", "--budget", "10"),
+        ("profile", "simt", "--shapes", "large", "--budget", "0m"),
+        ("profile", "simt", "--shapes", "large", "--budget", "10m", "--exhaustive"),
+        ("profile", "simt", "--shapes", "large", "--gpus", "0"),
+        ("profile", "simt", "--shapes", "large", "--gpus", "2", "--scheduler", "tcp://127.0.0.1:1"),
         ("explain", "SMALL", "two"),
         ("explain", "no_such_file.yaml"),
-        ("explain", "bf16"),
+        ("explain", "simt"),
         ("list", "--count"),
-        ("list", "bf16", "--count", "--refused"),
-        ("list", "bf16", "--where", "tile.n >"),
+        ("list", "simt", "--count", "--refused"),
+        ("list", "simt", "--where", "tile.n >"),
         ("select", "--mnkl", "64,64,64", "--c-major", "m"),
     ],
 )
@@ -250,7 +251,10 @@ def test_a_store_that_keeps_nothing_is_an_error_of_build(manifest: Path, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("--version",), ("list", "--help"), ("store", "path")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("store", "path"), *(pytest.param(a, marks=pytest.mark.heavy) for a in (("--version",), ("list", "--help")))],
+)
 def test_no_traceback_where_nothing_can_be_printed(arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "gemmill", *arguments]
@@ -275,7 +279,7 @@ def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
 
 
 def test_a_filter_that_nothing_passes_is_an_error() -> None:
-    result = gemmill("list", "bf16", "--where", "tile.m == 7")
+    result = gemmill("list", "simt", "--where", "tile.m == 7")
     assert result.exit_code == 1
     assert "tile.m == 7" in result.stderr
 
@@ -422,9 +426,10 @@ def test_pack_writes_inspects_and_finds_damage(pack: Path) -> None:
 
 
 @pytest.mark.slow
-def test_store_lists_verifies_and_clears(manifest: Path, tmp_path: Path) -> None:
+def test_store_lists_verifies_and_clears(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    ok("build", manifest, "--store", store)
+    artifact = Registry(manifests=()).get(SMALL)
+    Store(store).put(artifact.key, artifact)
     (entry,) = json.loads(ok("store", "list", "--json", "--store", store))
     assert entry["name"] == SMALL
     ok("store", "verify", "--store", store)
@@ -510,28 +515,49 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
     ("arguments", "environment", "status", "says"),
     [
         (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
-        (("run", "--mnkl", "256,7168,2048", "--d-dtype", "f32"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
-        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "unset it"),
-        (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; name a folder"),
-        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
-        (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
+        pytest.param(
+            ("run", "--mnkl", "256,7168,2048", "--d-dtype", "f32"),
+            *({"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
+            marks=pytest.mark.heavy,
+        ),
+        (("build", "simt", "--preset", "quick"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "unset it"),
         (("store", "list"), {"GEMMILL_STOER": "/tmp"}, 0, "did you mean GEMMILL_STORE"),
     ],
 )
-def test_what_the_machine_lacks_or_the_environment_gets_wrong(
+def test_what_the_machine_lacks_or_a_new_process_finds_wrong(
+    arguments: tuple[str, ...], environment: dict[str, str], status: int, says: str
+) -> None:
+    child = process(*arguments, **environment)
+    _, errors = child.communicate()
+    assert child.returncode == status, errors
+    assert says in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "says"),
+    [
+        (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; name a folder"),
+        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
+        (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
+    ],
+)
+def test_what_the_environment_gets_wrong(
     arguments: tuple[str, ...],
     environment: dict[str, str],
     status: int,
     says: str,
     manifest: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     places = {"MANIFEST": str(manifest), "STORE": str(tmp_path / "store")}
-    child = process(*(places.get(argument, argument) for argument in arguments), **environment)
-    _, errors = child.communicate()
-    assert child.returncode == status, errors
-    assert says in errors
-    assert "Traceback" not in errors
+    result = gemmill(*(places.get(argument, argument) for argument in arguments))
+    assert result.exit_code == status, result.output
+    assert says in result.stderr
 
 
 def test_an_unforeseen_error_is_one_line_unless_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,13 +600,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     ],
 )
 def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
-    sent: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sent: signal.Signals, status: int, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    manifest.write_text(MANIFEST.replace("stages: 4}", f"stages: {[*range(2, 16)]}}}"))
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     store = Store(tmp_path / "store")
-    child = process("build", "bf16", "--store", store.path)
+    child = process("build", manifest, "--jobs", "1", "--store", store.path)
     while not store.list() and child.poll() is None:
         time.sleep(0.05)
     child.send_signal(sent)
@@ -604,8 +631,9 @@ def test_doctor_lists_the_toolchain_and_finds_a_store_that_cannot_be(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_demo_goes_all_the_way() -> None:
-    text = ok("demo")
+@pytest.mark.parametrize("which", ["small", pytest.param("bf16", marks=pytest.mark.heavy)])
+def test_the_demo_goes_all_the_way(which: str, manifest: Path) -> None:
+    text = ok("demo") if which == "bf16" else ok("demo", manifest)
     for number in range(1, 7):
         assert f"\n{number}. " in text
     assert "0 damaged" in text

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cases.manifests import ONE
+from tests.cli.test_cli import gemmill
 
 from gemmill.cli import output
 from gemmill.profiler.analysis.report import _cell
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\r"
-
-
-def run(*arguments: str | Path) -> str:
-    """What a command prints, to both streams."""
-    done = subprocess.run([sys.executable, "-m", "gemmill", *arguments], capture_output=True, check=False)
-    assert b"Traceback" not in done.stderr
-    return (done.stdout + done.stderr).decode()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +28,7 @@ def run(*arguments: str | Path) -> str:
 def test_files_of_others_control_no_terminal(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(text)
-    said = run("validate", path)
+    said = gemmill("validate", path).output
     assert "x1b]0;owned" in said
     assert "\x1b" not in said
     assert "\x07" not in said
@@ -46,7 +38,7 @@ def test_files_of_others_control_no_terminal(tmp_path: Path, text: str) -> None:
     "arguments", [("list", ESCAPES), ("select", "--mnkl", ESCAPES), (ESCAPES,), ("list", f"--{ESCAPES}")]
 )
 def test_arguments_control_no_terminal(arguments: tuple[str, ...]) -> None:
-    said = run(*arguments)
+    said = gemmill(*arguments).output
     assert "owned" in said
     assert not set(said) & set(ESCAPES.replace("owned", "")) - set("[]0;31m2J")
 

@@ -165,11 +165,16 @@ def test_member_compiles_to_wgmma_and_tma(name: str, compiler: Compiler, tmp_pat
             "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_1x2_cooperative_s4_m8_k1_linear",
             "d = gelu(alpha * acc * rows[m] * columns[n] + bias[n])",
         ),
-        (
+        pytest.param(
             "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x96x64_1x1_pingpong_s6_m8grouped_k1_linear",
             "d = gelu(acc * rows[m] * columns[n] + bias[n]); amax = max(abs(d))",
+            marks=pytest.mark.heavy,
         ),
-        ("sm90_e4m3any1_e4m3any1_f32_none_bf16any2_64x64x32_1x1_multistage_s4_m8_k1_linear", "d = silu(acc + bias[n])"),
+        pytest.param(
+            "sm90_e4m3any1_e4m3any1_f32_none_bf16any2_64x64x32_1x1_multistage_s4_m8_k1_linear",
+            "d = silu(acc + bias[n])",
+            marks=pytest.mark.heavy,
+        ),
         ("sm80_s8mn1_s8mn8_s32_none_bf16m16_64x128x128_1x1_multistage_s4_m4_k1_linear", "d = acc + bias[n]"),
     ],
 )
@@ -184,7 +189,10 @@ def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(
     assert resources.spill_stores == resources.spill_loads == 0
 
 
-@pytest.mark.parametrize("dtype", MEASURED_DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(dtype, marks=[pytest.mark.heavy] * (dtype in ("f16", "tf32"))) for dtype in MEASURED_DTYPES],
+)
 def test_peak_rates_are_wgmmas_and_nothing_that_could_hold_them_back(
     dtype: DTypeName, compiler: Compiler, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -54,7 +55,12 @@ def hits(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [("store", "list"), ("select", "--mnkl", "64,64,64"), ("run", "--mnkl", "64,64,64")]
+    "command",
+    [
+        ("store", "list"),
+        ("run", "--mnkl", "64,64,64"),
+        pytest.param(("select", "--mnkl", "64,64,64"), marks=pytest.mark.heavy),
+    ],
 )
 def test_the_command_imports_nothing_from_the_working_directory(strange: Path, command: tuple[str, ...]) -> None:
     run(Path(sys.executable).with_name("gemmill"), *command, cwd=strange)
@@ -80,7 +86,14 @@ def test_child_processes_import_nothing_from_the_working_directory(
     assert done.stdout.split() == ["['7',", "'x", "y']", gemmill.__file__, "False"], done.stderr
 
 
-def test_an_archive_is_told_to_be_unpacked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("emit", "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"),
+        pytest.param(("list",), marks=pytest.mark.heavy),
+    ],
+)
+def test_an_archive_is_told_to_be_unpacked(command: tuple[str, ...], tmp_path: Path) -> None:
     archive = tmp_path / "packed.zip"
     package = Path(gemmill.__file__).parent
     with zipfile.ZipFile(archive, "w") as file:
@@ -89,21 +102,17 @@ def test_an_archive_is_told_to_be_unpacked(tmp_path: Path) -> None:
             for name in names:
                 path = Path(folder) / name
                 file.write(path, path.relative_to(package.parent))
-    for command in (
-        ("list",),
-        ("emit", "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"),
-    ):
-        done = run(sys.executable, "-m", "gemmill", *command, cwd=tmp_path, PYTHONPATH=str(archive))
-        assert done.returncode == 3
-        assert done.stderr.startswith(f"error: gemmill is imported from the archive {archive}, "), done.stderr
-        assert "unpack the zip" in done.stderr
+    done = run(sys.executable, "-m", "gemmill", *command, cwd=tmp_path, PYTHONPATH=str(archive))
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"error: gemmill is imported from the archive {archive}, "), done.stderr
+    assert "unpack the zip" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("before", "says"),
     [
         ("import sys; sys.executable = ''", "sys.executable is empty"),
-        ("import sys; sys.frozen = True", "frozen program"),
+        pytest.param("import sys; sys.frozen = True", "frozen program", marks=pytest.mark.heavy),
     ],
 )
 def test_programs_without_an_interpreter_compile_themselves_and_say_why(tmp_path: Path, before: str, says: str) -> None:
@@ -111,6 +120,12 @@ def test_programs_without_an_interpreter_compile_themselves_and_say_why(tmp_path
     assert done.returncode == 0, done.stderr
     assert "a process that compiles cannot be started" in done.stderr
     assert says in done.stderr
+
+
+def test_a_frozen_program_has_no_interpreter_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(InstallationError, match=f"{re.escape(sys.executable)} is a frozen program"):
+        interpreter.command("")
 
 
 def test_data_that_did_not_come_along_is_named(tmp_path: Path) -> None:

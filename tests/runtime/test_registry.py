@@ -119,6 +119,7 @@ def test_warming_compiles_in_parallel_what_is_missing(
 @pytest.mark.slow
 def test_warming_names_what_failed_and_warms_the_rest(tmp_path: Path, artifact: Artifact) -> None:
     registry = Registry(manifests=(), store=tmp_path)
+    registry.store.put(artifact.key, artifact)
     bad = replace(artifact.config, stages=50)
     with pytest.raises(CompileError, match=rf"1 of 2 kernels did not compile:\n{kernel_name(bad)}"):
         registry.warm([bad, artifact.name])

@@ -68,7 +68,7 @@ def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) 
 
 
 @pytest.mark.slow
-@examples(8)
+@examples(3)
 @given(any_fields())
 def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> None:
     found = verdicts(fields)
@@ -83,7 +83,7 @@ def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-@examples(10)
+@examples(4)
 @given(fields=any_fields())
 def test_a_change_within_a_rule_s_own_fields_is_preferred(rule: Rule, fields: dict[str, Value]) -> None:
     others = [other for other in RULES if other is not rule]

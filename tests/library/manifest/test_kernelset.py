@@ -7,6 +7,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.cases.examples import examples
+from tests.cases.manifests import shipped_set
 
 from gemmill.library.config.fields import FIELD_NAMES, Fields, Value, fields_of, part
 from gemmill.library.config.names import kernel_name
@@ -223,7 +224,7 @@ def test_two_million_candidates_are_counted_without_being_made(tmp_path: Path) -
 
 
 def test_presets_and_filters_combine() -> None:
-    kernel_set = load_manifest("bf16")
+    kernel_set = shipped_set("bf16")
     quick = list(kernel_set.expand("quick"))
     pingpong = list(kernel_set.expand("quick", where="schedule == 'pingpong'"))
     assert pingpong == [config for config in quick if config.schedule == "pingpong"]
@@ -232,7 +233,7 @@ def test_presets_and_filters_combine() -> None:
 
 
 def test_a_selection_of_nothing_is_an_error_not_an_empty_run() -> None:
-    kernel_set = load_manifest("bf16")
+    kernel_set = shipped_set("bf16")
     with pytest.raises(ManifestError, match=r"no kernel of preset quick passes 'tile.m == 3'"):
         list(kernel_set.expand("quick", where="tile.m == 3"))
     with pytest.raises(ManifestError, match=r"no preset 'quik', did you mean quick\? its presets: quick"):

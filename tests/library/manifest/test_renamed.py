@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.cases.manifests import shipped_set
 from tests.library.manifest.test_manifest import GOOD
 from tests.library.manifest.test_shipped import VALIDATOR
 
@@ -72,7 +73,7 @@ def test_editors_accept_former_keys() -> None:
 
 
 def test_configs_that_were_stored_under_former_names_are_read() -> None:
-    config = next(load_manifest("bf16").expand())
+    config = next(shipped_set("bf16").expand())
     stored = asdict(config)
     stored["scheduler"]["swizzle"] = stored["scheduler"].pop("swizzle_size")
     assert GemmConfig(**made_of(stored)) == config

@@ -7,12 +7,13 @@ from collections import Counter
 import jsonschema
 import pytest
 import yaml
+from tests.cases.manifests import shipped_set
 
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ManifestError
 from gemmill.library.families.wgmma.tiles import CLUSTER, CLUSTER_CTAS, TILE_K_BYTES, TILE_M, TILE_N
-from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.manifest.load import SHIPPED, shipped_manifest, shipped_manifests
 from gemmill.library.manifest.schema import json_schema, schema_text
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ def test_the_manifests_that_ship() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_preset_is_a_handful_of_the_set(name: str) -> None:
-    kernel_set = load_manifest(name)
+    kernel_set = shipped_set(name)
     quick = list(kernel_set.expand("quick"))
     assert 3 <= len(quick) <= 8
     assert set(quick) < set(kernel_set.expand())
@@ -39,7 +40,7 @@ def test_a_quick_preset_is_a_handful_of_the_set(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -> None:
-    kernel_set = load_manifest(name)
+    kernel_set = shipped_set(name)
     count = kernel_set.count()
     assert 250 <= count.legal <= 600
     assert count.refused_by_rule == {}
@@ -53,7 +54,7 @@ def test_a_shipped_set_has_a_few_hundred_kernels_and_a_quick_preset(name: str) -
 def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
     served: Counter[tuple[object, ...]] = Counter(
         (c.a.major, c.b.major, c.d.major, c.d.dtype, c.c and (c.c.dtype, c.c.major))
-        for c in load_manifest(name).expand(where="accumulator == 'f32' and schedule != 'gemv'")
+        for c in shipped_set(name).expand(where="accumulator == 'f32' and schedule != 'gemv'")
     )
     for a, b, d, dtype, with_c in itertools.product(("k", "mn"), ("k", "mn"), "nm", (name, "f32"), (False, True)):
         assert served[a, b, d, dtype, (dtype, d) if with_c else None] >= 2
@@ -64,14 +65,14 @@ def test_every_problem_format_is_served_by_several_tiles(name: str) -> None:
 def test_tiles_fit_any_number_of_tokens(name: str) -> None:
     """As rows of tiles, or as columns of D^T; 65 tokens in tiles of 128 are computed as twice as many."""
     where = "a.major == 'k' and b.major == 'k' and c.dtype == 'none' and scheduler.batching == 'strided'"
-    extents = {c.tile.m if c.d.major == "n" else c.tile.n for c in load_manifest(name).expand(where=where)}
+    extents = {c.tile.m if c.d.major == "n" else c.tile.n for c in shipped_set(name).expand(where=where)}
     wasted = {m: min(-(-m // extent) * extent / m for extent in extents if extent >= 48) for m in range(65, 1025)}
     assert max(wasted.values()) < 1.25
 
 
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_few_rows_of_any_strides_and_alignment_are_served(name: str) -> None:
-    gemv = [*load_manifest(name).expand(where="schedule == 'gemv'")]
+    gemv = [*shipped_set(name).expand(where="schedule == 'gemv'")]
     for b, align, dtype, with_c in itertools.product(("k", "mn"), (2, 16), (name, "f32"), (False, True)):
         if align == 2 and dtype == "f32":
             continue
@@ -82,26 +83,26 @@ def test_few_rows_of_any_strides_and_alignment_are_served(name: str) -> None:
 def test_f16_adds_f16_accumulators() -> None:
     formats = {
         (c.a.major, c.b.major, c.d.major, c.d.dtype, c.c is None)
-        for c in load_manifest("f16").expand(where="accumulator == 'f16'")
+        for c in shipped_set("f16").expand(where="accumulator == 'f16'")
     }
     assert formats == set(itertools.product(("k", "mn"), ("k", "mn"), "nm", ["f16"], (True, False)))
 
 
 def test_f16_is_bf16_in_another_type() -> None:
-    renamed = {kernel_name(config).replace("bf16", "f16") for config in load_manifest("bf16").expand()}
-    assert renamed == {kernel_name(config) for config in load_manifest("f16").expand(where="accumulator == 'f32'")}
+    renamed = {kernel_name(config).replace("bf16", "f16") for config in shipped_set("bf16").expand()}
+    assert renamed == {kernel_name(config) for config in shipped_set("f16").expand(where="accumulator == 'f32'")}
 
 
 def test_the_sets_reach_every_member_of_the_family() -> None:
     seen: dict[str, set[object]] = {}
-    for config in load_manifest("bf16").expand(where="schedule != 'gemv'"):
+    for config in shipped_set("bf16").expand(where="schedule != 'gemv'"):
         for field, value in fields_of(config).items():
             seen.setdefault(field, set()).add(value)
     assert seen["tile.n"] >= {n for n in TILE_N if n % 16 == 0} | {8, 24}
     assert seen["tile.m"] == {m for rows in TILE_M.values() for m in rows}
     assert {min(TILE_K_BYTES) // 2, 64, max(TILE_K_BYTES) // 2} <= seen["tile.k"]
     assert seen["scheduler.raster"] == {"m", "n"}
-    clusters = {(c.cluster.m, c.cluster.n) for c in load_manifest("bf16").expand()}
+    clusters = {(c.cluster.m, c.cluster.n) for c in shipped_set("bf16").expand()}
     assert clusters == {(m, n) for m in CLUSTER for n in CLUSTER if m * n <= CLUSTER_CTAS}
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.cases.manifests import shipped_kernels
 
-from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.config.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.heuristics import heuristic_pick, layout, missing, precision
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 H200 = "NVIDIA H200"
-CONFIGS = {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand()}
+CONFIGS = shipped_kernels("bf16")
 LARGE = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
 

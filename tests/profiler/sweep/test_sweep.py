@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.manifests import shipped_set
 
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
@@ -34,7 +34,7 @@ from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.store import Store
 
-CONFIGS = tuple(load_manifest(shipped_manifest("bf16")).expand())
+CONFIGS = tuple(shipped_set("bf16").expand())
 PLAIN = tuple(
     c
     for c in CONFIGS

@@ -16,6 +16,7 @@ from gemmill.profiler.analysis.records import Appender
 from gemmill.profiler.training.rows import rows_of
 from gemmill.profiler.training.tables import fastest
 from gemmill.profiler.training.train import read_runs, train
+from gemmill.runtime.health import gpus as health
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import models
 from gemmill.runtime.select.models import path_of, with_model
@@ -45,7 +46,7 @@ def test_a_model_is_judged_written_and_chosen_by(model: Path, monkeypatch: pytes
     assert own["ranking"] != shipped["ranking"], "times are of another model"
     monkeypatch.setenv("GEMMILL_MODEL", str(model))
     assert json.loads(ok(*asked)) == own
-    assert f"{model}: of {GPU}, trained on 1 sweeps, without decision trees" in gemmill("doctor", "--json").stdout
+    assert f"{model}: of {GPU}, trained on 1 sweeps, without decision trees" in health.model().detail
 
 
 def measured_at(us: float, kernel: str, like: Measurement, **changes: object) -> Measurement:
@@ -83,16 +84,16 @@ def test_the_last_run_that_looked_at_the_former_best_ranks_kernels() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
-    shutil.copytree(model, damaged)
+    shutil.copytree(models.FOLDER, damaged)
     path_of(GPU, "trees", damaged).write_text('{"version": 3')
     with pytest.raises(RecordError, match=r"trees.json: is damaged, or no model of a GPU .*; train it again"):
         models.content_of(GPU, damaged, "trees", 3)
     renamed = tmp_path / "renamed"
     renamed.mkdir()
     for what in models.REQUIRED:
-        shutil.copy(path_of(GPU, what, model), path_of("NVIDIA H100 PCIe", what, renamed))
+        shutil.copy(path_of(GPU, what), path_of("NVIDIA H100 PCIe", what, renamed))
     with pytest.raises(RecordError, match=r"for NVIDIA H200, not \d+ for NVIDIA H100 PCIe"):
         models.content_of("NVIDIA H100 PCIe", renamed, "trees", 3)
     with pytest.raises(RecordError, match=r"nvidia-h200.trees.json is missing; it has models of: nvidia-h100-pcie"):

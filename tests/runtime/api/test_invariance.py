@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.manifests import shipped_kernels
 from tests.runtime.operands.test_groups import bound
 from tests.runtime.operands.test_groups import tensor as packed
 from tests.runtime.operands.test_mixed_operands import tensor
 from tests.runtime.operands.test_operands import Array, carry_out, problems, read
 
 from gemmill.library.arch import GPUS
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError, UnsupportedProblemError
-from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.api.matmul import matmul, plan
@@ -33,7 +33,7 @@ H200 = GPUS["NVIDIA H200"]
 @pytest.fixture(scope="module")
 def selector() -> Selector:
     sets = ("bf16", "mma", "simt", "tf32", "mixed")
-    return Selector({kernel_name(config): config for name in sets for config in load_manifest(name).expand()}, H200)
+    return Selector(shipped_kernels(*sets), H200)
 
 
 # Selection.

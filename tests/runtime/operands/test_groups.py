@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.manifests import shipped_kernels
 
 from gemmill.emitters.emit import launch_spec
 from gemmill.library.arch import GPUS
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
-from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.grid import grid_ctas
@@ -143,7 +143,7 @@ def test_an_array_is_described_by_one_of_its_matrices() -> None:
 
 
 def test_every_kind_of_groups_is_served_and_the_grid_fits_its_tiles() -> None:
-    configs = {kernel_name(c): c for c in load_manifest("bf16").expand()}
+    configs = shipped_kernels("bf16")
     selector = Selector(configs, GPUS["NVIDIA H200"], varies=True)
     gemms = [
         bound("offsets", 128, tensor(8192, 512), tensor(128, 512, 1024, transposed=swap), tensor(8192, 1024))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.cases.manifests import shipped_kernels
 from tests.runtime.select.problems import H200
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
-from gemmill.library.manifest.load import load_manifest
 from gemmill.runtime.select.selector import Selector
 
 
 @pytest.fixture(scope="session")
 def kernels() -> dict[str, GemmConfig]:
-    return {kernel_name(config): config for config in load_manifest("bf16").expand()}
+    return shipped_kernels("bf16")
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.manifests import shipped_kernels
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import RecordError, UnsupportedProblemError
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import decision_tree, models
@@ -42,8 +41,7 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def everything() -> dict[str, GemmConfig]:
-    sets = ("bf16", "f16", "fp8", "int8", "tf32")
-    return {kernel_name(c): c for own in sets for c in load_manifest(shipped_manifest(own)).expand()}
+    return shipped_kernels("bf16", "f16", "fp8", "int8", "tf32")
 
 
 def problem(m: int, n: int, k: int, types: str = "bf16") -> GemmProblem:
@@ -105,7 +103,13 @@ def test_shipped_trees_are_of_the_model_and_the_kernels_that_ship(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("gpu", "formats"), [(gpu, key) for gpu in GPUS for key in decision_tree.trees_of(gpu)], ids=str
+    ("gpu", "formats"),
+    [
+        pytest.param(gpu, key, marks=[pytest.mark.heavy] * (index % 3 > 0))  # a third in make test
+        for gpu in GPUS
+        for index, key in enumerate(decision_tree.trees_of(gpu))
+    ],
+    ids=str,
 )
 def test_what_trees_name_is_nearly_as_fast_as_the_models_choice(gpu: str, formats: tuple[Any, ...]) -> None:
     chance, registry = random.Random(0), Registry(gpu=GPUS[gpu])

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cases.manifests import shipped_kernels
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RecordError
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import measured, models
 from gemmill.runtime.select.decisions import Decision
@@ -27,13 +26,12 @@ ELSEWHERE = replace(PROBLEM, k=4224)
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, GemmConfig]:
-    return {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand()}
+    return shipped_kernels("bf16")
 
 
 @pytest.fixture(scope="module")
 def everything() -> dict[str, GemmConfig]:
-    sets = ("bf16", "f16", "fp8", "int8", "tf32")
-    return {kernel_name(c): c for own in sets for c in load_manifest(shipped_manifest(own)).expand()}
+    return shipped_kernels("bf16", "f16", "fp8", "int8", "tf32")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.cases.manifests import shipped_set
 from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import RUNNERS_UP
@@ -118,13 +118,18 @@ def test_a_slice_of_a_gpu_is_no_whole_one() -> None:
     whole = figures("NVIDIA H200")
     part = with_sms(figures("NVIDIA H200 MIG 1g.18gb"), 16, "NVIDIA H200 MIG 1g.18gb")
     assert part.clusters_of_4 <= 4
-    configs = {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand("quick")}
+    configs = {kernel_name(config): config for config in shipped_set("bf16").expand("quick")}
     problem = GemmProblem(4096, 4096, 4096, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
     times = Decision(problem=problem, gpu="NVIDIA H200 MIG 1g.18gb", kernel=next(iter(configs)), us=1e6)
     assert Selector(configs, whole, [times]).select(problem).predicted_us < 1e6, "its times are not those of the whole"
     alone = Selector(configs, part).select(problem)
     assert alone.source == "model", "nor those of the whole its own"
     assert alone.predicted_us > 4 * Selector(configs, whole).select(problem).predicted_us
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry(manifests=[shipped_set("bf16")])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,9 @@ def test_a_slice_of_a_gpu_is_no_whole_one() -> None:
         ({}, 0, "sm_count is 0"),
     ],
 )
-def test_a_problem_that_there_cannot_be_is_refused(changes: dict[str, Any], sm_count: Any, says: str) -> None:
+def test_a_problem_that_there_cannot_be_is_refused(
+    registry: Registry, changes: dict[str, Any], sm_count: Any, says: str
+) -> None:
     problem = replace(GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n"), **changes)
     with pytest.raises(UnsupportedProblemError, match=says):
-        Registry(manifests=["bf16"]).select(problem, sm_count)
+        registry.select(problem, sm_count)

@@ -57,24 +57,32 @@ def test_a_second_process_chooses_alike_and_reads_no_manifest(tmp_path: Path) ->
     assert process(tmp_path) == (chosen, [])
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+    """A store with the names, and the kernels in their order."""
+    store = tmp_path_factory.mktemp("filled")
+    return store, kernels(store)
+
+
+DAMAGED: dict[str, Callable[[str], str]] = {
+    "cut": lambda text: text[: len(text) // 2],
+    "another tile": lambda text: text.replace("128x128x8", "128x64x8", 1),
+    "a list": lambda text: json.dumps(json.loads(text)["kernels"]),
+    "no text": lambda text: "\udcff",
+    "one less": lambda text: json.dumps(json.loads(text) | {"kernels": json.loads(text)["kernels"][1:]}),
+    "a number": lambda text: json.dumps(json.loads(text) | {"kernels": 1}),
+    "nothing": lambda text: "{}",
+}
+HEAVY = ("one less", "a number", "nothing")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace("128x128x8", "128x64x8", 1),
-        lambda text: json.dumps(json.loads(text) | {"kernels": json.loads(text)["kernels"][1:]}),
-        lambda text: json.dumps(json.loads(text)["kernels"]),
-        lambda text: json.dumps(json.loads(text) | {"kernels": 1}),
-        lambda text: "{}",
-        lambda text: "\udcff",
-    ],
-    ids=["cut", "another tile", "one less", "a list", "a number", "nothing", "no text"],
-)
-def test_what_is_damaged_is_replaced(damaged: Callable[[str], str], tmp_path: Path) -> None:
-    expected = kernels(tmp_path)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.heavy] * (how in HEAVY)) for how in DAMAGED])
+def test_what_is_damaged_is_replaced(how: str, filled: tuple[Path, tuple[str, ...]], tmp_path: Path) -> None:
+    store, expected = filled
+    shutil.copytree(store, tmp_path, dirs_exist_ok=True)
     text = kept(tmp_path).read_text()
-    wrong = damaged(text)
+    wrong = DAMAGED[how](text)
     assert wrong != text
     kept(tmp_path).write_text(wrong, errors="surrogateescape")
     assert kernels(tmp_path) == expected

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.cases.manifests import shipped_set
 
 from gemmill.library.arch import GPUS
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.model import FEATURES, FeatureTable, analytic, features
@@ -21,7 +21,7 @@ def kernels() -> list[GemmConfig]:
     """Some of each family and decomposition, in an order that mixes them."""
     found: dict[tuple[str, str], list[GemmConfig]] = {}
     for manifest in ("bf16", "mma", "simt"):
-        for config in load_manifest(shipped_manifest(manifest)).expand():
+        for config in shipped_set(manifest).expand():
             found.setdefault((config.family, config.scheduler.decomposition), []).append(config)
     return [config for own in zip(*(own[:4] for own in found.values() if len(own) > 3), strict=False) for config in own]
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.manifests import shipped_set
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS
-from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import models
 from gemmill.runtime.select.cost import model, residual
 from gemmill.runtime.select.cost.residual import ResidualModel
 
 NAMES = ("M", "N", "waves")
-KERNELS = list(load_manifest(shipped_manifest("bf16")).expand(preset="quick"))
+KERNELS = list(shipped_set("bf16").expand(preset="quick"))
 PLAIN = [c for c in KERNELS if (c.a.major, c.b.major, c.d.major, c.c, c.d.dtype) == ("k", "k", "n", None, "bf16")]
 PROBLEM = GemmProblem.packed((256, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
@@ -77,7 +77,7 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     ).all()
     elsewhere = replace(DEFAULT_GPU, name="NVIDIA H100 PCIe")
     assert (model.estimate(columns, PROBLEM, elsewhere).us == analytic.us).all()
-    others = model.FeatureTable.of(list(load_manifest(shipped_manifest("simt")).expand())[:4])
+    others = model.FeatureTable.of(list(shipped_set("simt").expand())[:4])
     assert not others.fitted.any()
 
 
@@ -85,8 +85,8 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
 def of_s8() -> model.FeatureTable:
     """What multiplies K-major s8 to a row-major s32: WGMMA, gemv and mma.sync."""
     kernels = [
-        *load_manifest(shipped_manifest("int8")).expand(where="a.major == 'k' and b.major == 'k' and d.major == 'n'"),
-        *load_manifest(shipped_manifest("mma")).expand(where="arch == 'sm90' and a.dtype == 's8' and b.dtype == 's8'"),
+        *shipped_set("int8").expand(where="a.major == 'k' and b.major == 'k' and d.major == 'n'"),
+        *shipped_set("mma").expand(where="arch == 'sm90' and a.dtype == 's8' and b.dtype == 's8'"),
     ]
     return model.FeatureTable.of([c for c in kernels if c.d.dtype == "s32" and c.c is None])
 
@@ -115,7 +115,7 @@ def test_aligned_problems_go_to_wgmma(of_s8: model.FeatureTable, gpu: str, size:
 
 
 def test_trees_are_asked_of_kernels_that_could_be_the_fastest() -> None:
-    columns = model.FeatureTable.of(list(load_manifest(shipped_manifest("bf16")).expand(where="a.major == 'k'")))
+    columns = model.FeatureTable.of(list(shipped_set("bf16").expand(where="a.major == 'k'")))
     analytic, _ = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     far = analytic.us > model.CORRECTED * analytic.us.min()
     apart = model.estimate(columns, PROBLEM, DEFAULT_GPU).us / analytic.us

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.cases.manifests import shipped_kernels
 from tests.runtime.select.problems import H200, KERNELS, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.rules import legal
-from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -99,7 +99,7 @@ def test_times_of_another_gpu_whose_name_begins_alike_say_nothing(kernels: dict[
     ],
 )
 def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a: Any, b: Any, d: DTypeName) -> None:
-    configs = {kernel_name(config): config for config in load_manifest(own).expand()}
+    configs = shipped_kernels(own)
     accumulator: Any = "s32" if own == "int8" else "f32"
     first, second, output = formats
     shape = (16, 4096, 4096, 1)

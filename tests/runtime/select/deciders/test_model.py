@@ -23,9 +23,20 @@ def everything() -> Selector:
     return Registry(gpu=H200).selector
 
 
+TYPES = ("bf16", "f16", "f32", "tf32", "e4m3", "e5m2", "s8", "u8", "f64")
+LAYOUTS = tuple(itertools.product(("k", "mn", "any"), ("k", "mn", "any"), ("n", "m", "any")))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"])
-@pytest.mark.parametrize("majors", list(itertools.product(("k", "mn", "any"), ("k", "mn", "any"), ("n", "m", "any"))))
+@pytest.mark.parametrize(
+    ("dtype", "majors"),
+    [
+        # Every type with three layouts, every layout with one type; the rest in the heavy tier.
+        pytest.param(dtype, majors, marks=() if (i - j) % len(TYPES) == 0 else pytest.mark.heavy)
+        for i, dtype in enumerate(TYPES)
+        for j, majors in enumerate(LAYOUTS)
+    ],
+)
 def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DTypeName, majors: tuple[Any, ...]) -> None:
     accumulator = default_accumulator(dtype)
     d = "f32" if dtype == "tf32" else default_output(dtype)

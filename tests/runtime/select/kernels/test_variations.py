@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.cases.manifests import shipped_kernels
 from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.model import GemmConfig
@@ -14,7 +15,6 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.rules import legal
-from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -67,7 +67,7 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
     ],
 )
 def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d: DTypeName) -> None:
-    configs = {kernel_name(config): config for config in load_manifest(own).expand()}
+    configs = shipped_kernels(own)
     asked = GemmProblem.packed((64, 7168, 2048, 1), a, b, "s32" if d == "s32" else "f32", None, (d, "n"))
     choice = Selector(configs, H200, varies=True).select(asked)
     assert choice.name == kernel_name(choice.config) not in configs
