@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test-fast test test-heavy test-lowest lint replay format clean
+.PHONY: help demo test-fast test test-heavy test-lowest torture lint replay format clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -43,6 +43,9 @@ test-lowest:  ## Run the tests that take no time with the lowest versions that p
 	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct \
 		--editable '.[$(EXTRAS),dev]'
 	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy" --hypothesis-profile brief
+
+torture: $(VENV)/.dev  ## Make system calls fail, kill, change files and race, for MINUTES=20; needs a C compiler
+	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),20)
 
 replay: $(VENV)/.dev  ## Show what changed in kernels and selections since BASE=commit
 	tests/replay/compare.sh '$(BASE)' $(BIN)/python

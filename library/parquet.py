@@ -83,7 +83,7 @@ def read_parquet(path: Path) -> Iterator[Measurement]:
 def sweeps_of(path: Path) -> frozenset[str]:
     """The sweeps that a Parquet file has measurements of; RecordError as for :func:`read_parquet`."""
     with _opened(path, path) as file:
-        return frozenset(file.read(columns=["run"])["run"].unique().to_pylist())
+        return frozenset(file.read(columns=["run"], use_threads=False)["run"].unique().to_pylist())
 
 
 def read_sweeps(path: Path, sweeps: Collection[str]) -> Iterator[Measurement]:
@@ -121,7 +121,8 @@ def _batches(path: Path, source: Any, sweeps: Collection[str] | None) -> Iterato
     compute = _arrow("compute", path)
     with _opened(path, source) as file:
         present = [name for name in COLUMNS if name in file.schema_arrow.names]
-        for batch in file.iter_batches(_BATCH, columns=present):
+        # Without threads: where the system starts no more of them, PyArrow ends the process.
+        for batch in file.iter_batches(_BATCH, columns=present, use_threads=False):
             batch.validate(full=True)  # places in a dictionary may be beyond it
             if sweeps is not None:
                 batch = batch.filter(compute.is_in(batch.column("run"), _arrow("lib", path).array([*sweeps])))
