@@ -188,8 +188,7 @@ ssize_t write(int file, const void* from, size_t size) {
         if (how > 0) return errno = how, -1;
         if (how == HALF) size = part(size);
         if (how == HALF_KILL) {
-            REAL(write)(file, from, part(size));
-            kill(getpid(), SIGKILL);
+            if (REAL(write)(file, from, part(size)) >= 0) kill(getpid(), SIGKILL);
         }
     }
     return REAL(write)(file, from, size);
