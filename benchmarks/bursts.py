@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +71,9 @@ def measure(
 
     element: Any = dtype.removesuffix("-scaled")
     sums, d = default_accumulator(element), default_output(element)
-    problem = GemmProblem.packed((*shape, 1), (element, "k"), (element, "k"), sums, None, (d, "n"))
+    problem = GemmProblem(*shape, a=element, accumulator=sums, d=d)
     if element != dtype:
-        problem = replace(problem, a_scale="1x128", b_scale="128x128")
+        problem = problem.but(a_scale="1x128", b_scale="128x128")
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
     baseline = BASELINES[PER_TENSOR if element != dtype else CUBLAS](problem, operands)

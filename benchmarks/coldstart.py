@@ -128,7 +128,7 @@ def _steps(pack: str, a: object, b: object) -> Iterator[str]:
     yield "  open the pack"
     (m, k), n = a.shape, b.shape[1]  # type: ignore[attr-defined]
     operand = ("bf16", "k")
-    problem = gemmill.GemmProblem.packed((m, n, k, 1), operand, operand, "f32", None, ("bf16", "n"))  # type: ignore[arg-type]
+    problem = gemmill.GemmProblem(m, n, k, a=operand[0], a_major=operand[1], b_major=operand[1], d="bf16")
     name = registry.select(problem).name
     yield "  select"
     artifact = registry.get(name)

@@ -168,7 +168,7 @@ def _problem(m: int, n: int, k: int) -> Any:
     """Of bf16, both operands K-major."""
     from gemmill.library.problem import GemmProblem
 
-    return GemmProblem.packed((m, n, k, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+    return GemmProblem(m, n, k)
 
 
 def _measure(

@@ -49,7 +49,7 @@ def main() -> None:
     plain = {n: c for n, c in configs.items() if c.family in BY_TMA and c.tile.n % 16 == 0 and c.d.major == "n"}
     selectors = {"selected": registry.selector, "plain": Selector(plain, registry.gpu)}
     problems = [
-        GemmProblem.packed((m, n, k, 1), (dtype, "k"), (dtype, major), "f32", None, (dtype, "n"))
+        GemmProblem(m, n, k, a=dtype, b_major=major, accumulator="f32", d=dtype)
         for n, k in WEIGHTS
         for major in arguments.majors
         for m in arguments.rows

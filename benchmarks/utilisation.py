@@ -61,7 +61,7 @@ def measure(dtype: Any, shape: tuple[int, int, int], kernels: int, rounds: int) 
     from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
     sums, d = default_accumulator(dtype), default_output(dtype)
-    problem = GemmProblem.packed((*shape, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, "n"))
+    problem = GemmProblem(*shape, a=dtype, accumulator=sums, d=d)
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
     launches, stream = ranked_launches(problem, operands, kernels), torch.cuda.Stream()

@@ -45,7 +45,7 @@ def main() -> None:
     record = Record("weights-bf16", arguments, size=SIZE)
     for tokens in TOKENS:
         # Kernels upconvert their A: it is the weights, and D is m-major.
-        plain = GemmProblem.packed((SIZE, tokens, SIZE, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "m"))
+        plain = GemmProblem(SIZE, tokens, SIZE, d_major="m")
         problems = [replace(plain, a_dtype=dtype, a_scale=scale) for dtype, scale in FORMATS]
         sets = max(map(set_count, (plain, *problems)))  # the narrowest weights, too, come from DRAM
         operands = make_operands(plain, 0, sets=sets)

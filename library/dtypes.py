@@ -77,15 +77,24 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 _ELSEWHERE: Mapping[str, DTypeName] = MappingProxyType(
     {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
     | {"fp16": "f16", "half": "f16", "fp32": "f32", "float": "f32", "single": "f32", "fp64": "f64", "double": "f64"}
-    | {"e4m3fn": "e4m3", "fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int4": "s4", "uint4": "u4"}
-    | {"i4": "s4", "i8": "s8", "i32": "s32"}
+    | {"tensorfloat32": "tf32", "tfloat32": "tf32"}
+    | dict.fromkeys(("e4m3fn", "fp8", "fp8_e4m3", "f8e4m3", "f8e4m3fn", "fe4m3", "float8_e4m3"), "e4m3")
+    | dict.fromkeys(("fp8_e5m2", "f8e5m2", "fe5m2"), "e5m2")
+    | {"int4": "s4", "uint4": "u4", "i4": "s4", "i8": "s8", "i32": "s32", "int": "s32"}
 )
-"""What others call dtypes."""
+"""What PyTorch, NumPy, CUTLASS and others call dtypes."""
+
+
+def called(name: str) -> DTypeName | None:
+    """The dtype of a name, ours or another's; None where nobody calls one so."""
+    if name in DTYPES:
+        return DTYPES[name].name
+    return _ELSEWHERE.get(name.strip().lower().removeprefix("torch."))
 
 
 def unknown(name: str) -> str:
     """What an error says of a name that no dtype has: the one that others call so, or whose name is near."""
-    meant = _ELSEWHERE.get(name.strip().lower().removeprefix("torch."))
+    meant = called(name)
     return f", did you mean {meant}?" if meant else suggest(name, DTYPES)
 
 

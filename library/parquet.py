@@ -253,7 +253,7 @@ def as_kept(measurement: Measurement) -> Measurement:
 
 def _problem(values: Mapping[str, Any]) -> GemmProblem | ValueError:
     """A problem, or what is wrong with it."""
-    problem = GemmProblem(**values)
+    problem = GemmProblem.known(**values)
     try:
         problem.check()
     except (AttributeError, TypeError, ValueError) as error:

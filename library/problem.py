@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import gcd
-from operator import index
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
-from typing import Literal, SupportsIndex, get_args
+from typing import Any, Literal
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
-from gemmill.library.dtypes import DTYPES, DTypeName, unknown
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import ExpressionError, ProblemError
-from gemmill.library.wording import one_of
+from gemmill.library.input import problem_words
+from gemmill.library.input.problem_words import MAX_EXTENT as MAX_EXTENT
 
-MAX_EXTENT = (1 << 31) - 4096
-"""Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
 MIN_US, MAX_US = 1e-3, 1e12
 """Microseconds between which measured times of a launch are."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
@@ -34,33 +31,19 @@ def is_mixed(a: DTypeName, b: DTypeName) -> bool:
     return upconverts_a(a, b) or upconverts_a(b, a)
 
 
-def _extents(given: object) -> tuple[int, ...]:
-    """M, N, K and batch of a sequence of them, whatever integers it holds."""
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 4:
-        raise ProblemError(f"extents is {given!r}; it must be the four extents (M, N, K, batch), batch 1 for one GEMM")
-    for name, value in zip(("M", "N", "K", "batch"), given, strict=True):
-        whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
-        if not whole or not 0 <= index(value) <= MAX_EXTENT:
-            raise ProblemError(f"{name} of extents is {value!r}; it must be a whole number from 0 to {MAX_EXTENT:,}")
-    return tuple(map(index, given))
-
-
-def _check_operand(name: str, given: object, majors: Sequence[str]) -> None:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ProblemError(f"{name} is {given!r}; it must be dtype and major, such as ('bf16', {majors[0]!r})")
-    _check_word(f"the dtype of {name}", given[0], DTYPES)
-    _check_word(f"the major of {name}", given[1], majors)
-
-
-def _check_word(what: str, given: object, allowed: Collection[str]) -> None:
-    if not isinstance(given, str) or given not in allowed:
-        hint = unknown(str(given)) if allowed is DTYPES else ""
-        raise ProblemError(f"{what} is {given!r}{hint or ';'} it must be {one_of([*allowed])}")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class GemmProblem:
-    """Extents and operand formats of a GEMM. A plain dataclass: the API makes one for each new signature."""
+    """Extents and operand formats of a GEMM.
+
+    ``GemmProblem(m=4096, n=4096, k=7168)`` is one of bf16; keywords say what else differs: the fields below, and for
+    ``a_dtype`` and so on also ``a``, ``b``, ``c``, ``d`` and ``acc``; ``groups`` for ``batch`` where ``batching`` says
+    what groups are. Types may be written as PyTorch, NumPy and CUTLASS write them. Defaults: A's type for B; f32, s32
+    or f64 for sums; D as wide as A and B, of 8 bits and fewer bf16 or s32; D's major for C; the alignment of operands
+    without padding; promotion with block scales only.
+
+    Raises:
+        ProblemError: names a keyword, its value and what is allowed.
+    """
 
     m: int
     n: int
@@ -92,6 +75,52 @@ class GemmProblem:
     epilogue: str = LINEAR
     """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
 
+    def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
+        for name, value in zip(_REST, positional, strict=False):
+            if name in words:
+                raise ProblemError(f"{name} is given twice")
+            words[name] = value
+        if len(positional) > len(_REST):
+            raise ProblemError(f"a problem has {3 + len(_REST)} fields; {3 + len(positional)} were given")
+        for name, value in problem_words.checked({"m": m, "n": n, "k": k, **words}).items():
+            _SET[name](self, value)
+
+    @classmethod
+    def known(cls, **fields: Any) -> GemmProblem:
+        """A problem of fields that need no check: how the API makes one for each new signature. Fields that are left
+        out have the defaults of the class, above."""
+        problem = object.__new__(cls)
+        for name, put in _SET.items():
+            put(problem, fields[name] if name in fields else _DEFAULTS[name])
+        return problem
+
+    def but(self, **changes: Any) -> GemmProblem:
+        """The same problem with other fields, which need no check."""
+        problem = object.__new__(GemmProblem)
+        for name, put in _SET.items():
+            put(problem, changes[name] if name in changes else getattr(self, name))
+        return problem
+
+    @classmethod
+    def from_text(cls, text: str) -> GemmProblem:
+        """The problem of a line such as ``4096x7168x2048 e4m3 tn grouped=64``: what ``str`` gives (problem_words.py).
+
+        Raises:
+            ProblemError: names the part that cannot be.
+        """
+        return cls(**problem_words.read_text(text))
+
+    @classmethod
+    def from_dict(cls, words: Mapping[str, Any]) -> GemmProblem:
+        """The problem of a mapping of keywords; ProblemError as for the class."""
+        if missing := [name for name in ("m", "n", "k") if name not in words]:
+            raise ProblemError(f"{', '.join(missing)} missing of a problem's extents m, n and k")
+        return cls(**words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keywords that make this problem, without those that have their defaults; all can be written as JSON."""
+        return problem_words.words_of(self)
+
     def check(self) -> None:
         """ValueError where extents or epilogue cannot be those of a measurement."""
         for name in ("m", "n", "k", "batch"):
@@ -114,66 +143,10 @@ class GemmProblem:
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
     def __str__(self) -> str:
-        extents = self.extents
-        if self.batching != "strided":
-            extents = f"{self.m}x{self.n}x{self.k} in {self.batch} groups ({self.batching})"
-        epilogue = "" if self.epilogue == LINEAR else f", {self.epilogue}"
-        c = f"C {self.c_dtype} {self.c_major}-major, " if self.c_dtype else ""
-        return (
-            f"{extents} (A {self.a_dtype} {self.a_major}-major, B {self.b_dtype} "
-            f"{self.b_major}-major, {c}D {self.d_dtype} {self.d_major}-major, accumulated in {self.accumulator}"
-            f"{epilogue})"
-        )
+        return problem_words.text_of(self)
 
-    @classmethod
-    def packed(
-        cls,
-        extents: tuple[int, int, int, int],
-        a: tuple[DTypeName, MajorAB],
-        b: tuple[DTypeName, MajorAB],
-        accumulator: DTypeName,
-        c: tuple[DTypeName, MajorCD] | None,
-        d: tuple[DTypeName, MajorCD],
-    ) -> GemmProblem:
-        """The problem on operands without padding, given as dtype and majorness; ``extents`` are M, N, K and batch.
-
-        Raises:
-            ProblemError: an argument has a wrong type, range or count; names it and what may stand there.
-        """
-        m, n, k, batch = _extents(extents)
-        _check_operand("a", a, get_args(MajorAB))
-        _check_operand("b", b, get_args(MajorAB))
-        _check_operand("d", d, get_args(MajorCD))
-        if c is not None:
-            _check_operand("c", c, get_args(MajorCD))
-        _check_word("accumulator", accumulator, DTYPES)
-        problem = cls(
-            m=m,
-            n=n,
-            k=k,
-            batch=batch,
-            a_dtype=a[0],
-            a_major=a[1],
-            b_dtype=b[0],
-            b_major=b[1],
-            accumulator=accumulator,
-            d_dtype=d[0],
-            d_major=d[1],
-            c_dtype=c[0] if c else None,
-            c_major=c[1] if c else None,
-        )
-
-        def align(operand: str, dtype: DTypeName) -> int:
-            contiguous, strided = problem.extents_of(operand)
-            return gcd(16, contiguous * DTYPES[dtype].bits // 8 if strided > 1 or batch > 1 else 0)
-
-        return replace(
-            problem,
-            a_align=align("a", a[0]),
-            b_align=align("b", b[0]),
-            c_align=align("c", c[0]) if c else 16,
-            d_align=align("d", d[0]),
-        )
+    def __repr__(self) -> str:
+        return f"GemmProblem({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def extents_of(self, operand: str) -> tuple[int, int]:
         """The contiguous extent of ``a``, ``b``, ``c`` or ``d``, and the other one; for any strides in either order."""
@@ -191,8 +164,15 @@ class GemmProblem:
         """The strided batch of equal matrices that costs about as much: groups as large as they are on average."""
         m, k = (-(-extent // max(self.batch, 1)) for extent in (self.m, self.k))
         if self.batching == "grouped":
-            return replace(self, m=m, batching="strided")
-        return replace(self, k=k, batching="strided") if self.batching == "kgrouped" else self
+            return self.but(m=m, batching="strided")
+        return self.but(k=k, batching="strided") if self.batching == "kgrouped" else self
+
+    @property
+    def with_narrow_a(self) -> GemmProblem:
+        """Its transpose where B is narrow and has scales of groups: kernels upconvert A alone, and apply its scales."""
+        if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none":
+            return self.transposed.but(a_scale=self.b_scale, b_scale=self.a_scale)
+        return self
 
     @property
     def can_transpose(self) -> bool:
@@ -206,8 +186,7 @@ class GemmProblem:
 
         The majors of A and B stay, being named relative to K.
         """
-        return replace(
-            self,
+        return self.but(
             m=self.n,
             n=self.m,
             a_dtype=self.b_dtype,
@@ -220,3 +199,11 @@ class GemmProblem:
             d_major=_TRANSPOSED[self.d_major],
             epilogue=LINEAR if self.epilogue == LINEAR else spelling(transposed(parse(self.epilogue))),
         )
+
+
+_SET = MappingProxyType({name: getattr(GemmProblem, name).__set__ for name in problem_words.FIELDS})
+"""Sets a field of a problem that is being made: for a frozen class, what ``object.__setattr__`` does, but faster."""
+_REST = problem_words.FIELDS[3:]
+_DEFAULTS = MappingProxyType(
+    {field.name: field.default for field in fields(GemmProblem) if field.default is not MISSING}
+)

@@ -181,6 +181,7 @@ class Registry:
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
+        problem = problem.with_narrow_a
         try:
             return self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
         except UnsupportedProblemError:
@@ -189,6 +190,7 @@ class Registry:
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem: :meth:`Selector.candidates`."""
+        problem = problem.with_narrow_a
         with suppress(UnsupportedProblemError):
             return self._selector_for(problem).candidates(problem, count, sm_count)
         return self.selector.candidates(problem, count, sm_count)

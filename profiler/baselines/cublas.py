@@ -36,9 +36,9 @@ def nearest(problem: GemmProblem) -> GemmProblem | None:
     a, d = problem.a_dtype, problem.d_dtype
     solved = problem
     if (a, problem.b_dtype) == ("s8", "s8"):
-        solved = replace(problem, d_dtype="s32", accumulator="s32")
+        solved = problem.but(d_dtype="s32", accumulator="s32")
     elif (a, problem.b_dtype) in _FP8_PAIRS:
-        solved = replace(problem, d_dtype="bf16" if DTYPES[d].bits == 8 else d, accumulator="f32")
+        solved = problem.but(d_dtype="bf16" if DTYPES[d].bits == 8 else d, accumulator="f32")
     elif a != problem.b_dtype or DTYPES[a].bits < 16 or d not in ("f32" if a == "tf32" else a, "f32"):
         return None
     return solved if problem.c_dtype in (None, solved.d_dtype) else None

@@ -87,6 +87,7 @@ class Cluster:
             if self._gpus:
                 self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
         except (OSError, ValueError, TypeError) as error:  # the last: there is no certificate
+            _failed.append(error)
             where = f"no dask scheduler answers at {self._scheduler}" if self._scheduler else "dask does not start here"
             raise DeviceError(f"{where}: {error}") from error
 
@@ -272,6 +273,11 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+_failed: list[BaseException] = []
+"""Why clients could not connect, which keeps these clients: where one is collected while another starts, dask (2026.8)
+holds a lock that it then waits for."""
 
 
 # What follows runs in dask workers, one task at a time.

@@ -30,15 +30,21 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """
     a, b, c, d = config.a, config.b, config.c, config.d
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
-    packed = GemmProblem.packed(
-        (m, n, shape.k, shape.batch),
-        (a.dtype, "k" if a.major == "any" else a.major),
-        (b.dtype, "k" if b.major == "any" else b.major),
-        config.accumulator,
-        (c.dtype, "n" if c.major == "any" else c.major) if c else None,
-        (d.dtype, "n" if d.major == "any" else d.major),
+    return GemmProblem(
+        *(m, n, shape.k, shape.batch),
+        a=a.dtype,
+        a_major="k" if a.major == "any" else a.major,
+        b=b.dtype,
+        b_major="k" if b.major == "any" else b.major,
+        accumulator=config.accumulator,
+        c=c.dtype if c else None,
+        c_major=("n" if c.major == "any" else c.major) if c else None,
+        d=d.dtype,
+        d_major="n" if d.major == "any" else d.major,
+        a_scale=a.scale,
+        b_scale=b.scale,
+        promote=config.promote,
     )
-    return replace(packed, a_scale=a.scale, b_scale=b.scale, promote=config.promote)
 
 
 NOT_MEASURED = "they are for groups or arrays, or have an expression"

@@ -55,17 +55,17 @@ def problem_of(table: int, m: int, n: int, k: int) -> GemmProblem:
     """A problem of the formats of a table, whose rows are aligned."""
     types, accumulator, (a_major, b_major) = TABLES[table]
     a, b, d = types[0]
-    return GemmProblem(
+    return GemmProblem.known(
         m=m,
         n=n,
         k=k,
         batch=1,
-        a_dtype=a,  # type: ignore[arg-type]
-        a_major=a_major,  # type: ignore[arg-type]
-        b_dtype=b,  # type: ignore[arg-type]
-        b_major=b_major,  # type: ignore[arg-type]
-        accumulator=accumulator,  # type: ignore[arg-type]
-        d_dtype=d,  # type: ignore[arg-type]
+        a_dtype=a,
+        a_major=a_major,
+        b_dtype=b,
+        b_major=b_major,
+        accumulator=accumulator,
+        d_dtype=d,
         d_major="n",
     )
 

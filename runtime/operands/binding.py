@@ -71,7 +71,7 @@ def bind(
         abcd, m, batch = _stacked(abcd, m * batch), m * batch, 1
     gemm = assemble((m, n, k, batch), *abcd, accumulator, tf32=tf32, promote=promote, scales=scales)
     if epilogue is not PLAIN:
-        gemm = replace(gemm, problem=replace(gemm.problem, epilogue=spelling(epilogue)))
+        gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 
@@ -96,7 +96,7 @@ def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> G
                 "apply it to the result, or upconvert b beforehand"
             )
         gemm = gemm.transposed
-    problem = replace(gemm.problem, a_scale=groups.scaling)
+    problem = gemm.problem.but(a_scale=groups.scaling)
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
 
 

@@ -172,4 +172,4 @@ def _with_majors(gemm: Gemm, call: GemmCall, bound: tuple[BoundArgument, ...]) -
     if call.options.batch_invariant:
         return gemm
     text = spelling(transposed(movable) if gemm.is_transposed else movable)
-    return replace(gemm, problem=replace(gemm.problem, epilogue=text))
+    return replace(gemm, problem=gemm.problem.but(epilogue=text))

@@ -86,7 +86,7 @@ def assemble(
     operand_b = operand(b, batch, "mn", "k", first)
     operand_c = operand(c, batch, "n", "m", first=operand_d.major) if c else None
     refuse_overlap(d, 1 if batching in ("grouped", "array") else batch)
-    problem = GemmProblem(
+    problem = GemmProblem.known(
         m=m,
         n=n,
         k=k,

@@ -72,7 +72,7 @@ def bind_groups(
         batching=batching,
         groups=groups.ptr,
     )
-    return gemm if epilogue is PLAIN else replace(gemm, problem=replace(gemm.problem, epilogue=spelling(epilogue)))
+    return gemm if epilogue is PLAIN else replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
 
 
 def _batching(kind: str, rank_b: int) -> BatchingName:

@@ -258,7 +258,7 @@ class Pack:
 def _decision(place: str, row: dict[str, Any], members: Mapping[str, Member]) -> Decision:
     """A row of the decision table; PackError where it cannot be true."""
     fields = _row(f"{place}.problem", row["problem"], GemmProblem)
-    problem = GemmProblem(**fields)
+    problem = GemmProblem.known(**fields)
     try:
         problem.check()
     except ValueError as error:

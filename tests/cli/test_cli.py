@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.cases.problems import plain
 from typer.testing import CliRunner, Result
 
 from gemmill.cli import application
@@ -26,7 +27,6 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.fields import config_of, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
-from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
@@ -393,7 +393,7 @@ def _either(*names: str) -> str:
 def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path) -> None:
     tables = measured(DEFAULT_GPU.name)
     assert tables is not None
-    problem = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+    problem = plain((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
     (us, fastest), *_, (_, slowest) = tables.times(problem)
     shapes, to = tmp_path / "shapes.yaml", tmp_path / "one.pack"
     shapes.write_text("shapes: [[4096, 4096, 4096]]")

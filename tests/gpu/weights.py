@@ -116,7 +116,7 @@ def check(
         b_major="k",
         accumulator="f32",
         d_dtype=config.d.dtype,
-        d_major=major,  # type: ignore[arg-type]
+        d_major=major,
         c_dtype=config.c.dtype if config.c else None,
     )
     # Sums of the largest e5m2 would not be finite in f16.

@@ -1,68 +1,162 @@
-"""Problems described by hand: every argument of a wrong type, range or count is named, with what may stand there."""
+"""Problems described by hand: keywords, lines and mappings that rebuild them; whatever is wrong is named, with what may
+stand there."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import pickle
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gemmill.library.dtypes import DTYPES, unknown
-from gemmill.library.errors import ProblemError, UnsupportedProblemError
+from gemmill.library.dtypes import DTYPES, called, default_accumulator, unknown
+from gemmill.library.errors import ProblemError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.runtime.registry import Registry
 
-OPERAND, OUTPUT = ("bf16", "k"), ("bf16", "n")
-GOOD: dict[str, Any] = {
-    "extents": (64, 64, 64, 1),
-    "a": OPERAND,
-    "b": OPERAND,
-    "accumulator": "f32",
-    "c": None,
-    "d": OUTPUT,
-}
-BAD = [
-    ("extents", (64, 64, 64), r"extents is \(64, 64, 64\); it must be the four extents \(M, N, K, batch\)"),
-    ("extents", "64,64,64,1", "extents is '64,64,64,1'"),
-    ("extents", 64, "extents is 64"),
-    ("extents", ("64", 64, 64, 1), "M of extents is '64'; it must be a whole number from 0"),
-    ("extents", (64, 5.5, 64, 1), "N of extents is 5.5"),
-    ("extents", (64, 64, True, 1), "K of extents is True"),
-    ("extents", (64, 64, 64, -1), "batch of extents is -1"),
-    ("extents", (MAX_EXTENT + 1, 64, 64, 1), f"M of extents is {MAX_EXTENT + 1}"),
-    ("a", "bf16", r"a is 'bf16'; it must be dtype and major, such as \('bf16', 'k'\)"),
-    ("a", ("fp16", "k"), "the dtype of a is 'fp16', did you mean f16"),
-    ("b", ("bfloat16", "k"), "the dtype of b is 'bfloat16', did you mean bf16"),
-    ("b", ("bf16", "n"), "the major of b is 'n'; it must be k, mn or any"),
-    ("accumulator", "float", "accumulator is 'float', did you mean f32"),
-    ("c", ("half", "n"), "the dtype of c is 'half', did you mean f16"),
-    ("c", (), r"c is \(\)"),
-    ("d", None, r"d is None; it must be dtype and major, such as \('bf16', 'n'\)"),
-    ("d", ("bf16", "k"), "the major of d is 'k'; it must be n, m or any"),
-    ("d", (DTYPES["bf16"], "n"), "the dtype of d is DType"),
+SIZE = {"m": 64, "n": 96, "k": 128}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"m": "64"}, "m is '64'; it must be a whole number from 0"),
+    ({"n": 5.5}, "n is 5.5; it must be a whole number"),
+    ({"k": True}, "k is True; it must be a whole number"),
+    ({"m": None}, "m is None; it must be a whole number"),
+    ({"batch": -1}, "batch is -1; it must be a whole number"),
+    ({"m": MAX_EXTENT + 1}, f"m is {MAX_EXTENT + 1}; it must be a whole number from 0 to {MAX_EXTENT:,}"),
+    ({"m": 1 << 2000}, "m is a number of 2001 bits; it must be"),
+    ({"a": "bf17"}, "a is 'bf17', did you mean bf16. it must be bf16, f16"),
+    ({"b": ("bf16", "k")}, r"b is \('bf16', 'k'\); it must be bf16"),
+    ({"a": "bf16", "a_dtype": "bf16"}, "a and a_dtype are the same: give one"),
+    ({"b_major": "row"}, "b_major is 'row'; it must be k, mn or any"),
+    ({"d_major": "k"}, "d_major is 'k'; it must be n, m or any"),
+    ({"c_major": "n"}, "c_major is 'n', but there is no C: name its type, c, or leave it out"),
+    ({"a_scale": "1x129"}, "a_scale is '1x129', did you mean 1x128"),
+    ({"promote": 1}, "promote is 1; it must be 0 or 4"),
+    ({"a_align": 3}, "a_align is 3; it must be 1, 2, 4, 8 or 16"),
+    ({"groups": 4}, "groups is 4; it is for batching grouped, masked, kgrouped or array, in place of batch"),
+    ({"groups": 4, "batch": 4, "batching": "grouped"}, "in place of batch"),
+    ({"batching": "groupd"}, "batching is 'groupd', did you mean grouped"),
+    ({"epilogue": "d = silu("}, "epilogue is 'd = silu"),
+    ({"epilogue": 5}, "epilogue is 5; it must be a text such as"),
+    ({"a_dtpye": "bf16"}, "a problem has no 'a_dtpye', did you mean a_dtype"),
+]
+LINES = [
+    ("", "a problem that is empty; it must be such as"),
+    ("64x64", "'64x64' is no MxNxK or MxNxKxBATCH"),
+    ("64x64x64 'a", "cannot be read: No closing quotation"),
+    ("64x64x64 bf17", "'bf17' is neither a type such as"),
+    ("64x64x64 bf16 f16", "'f16' says a a second time"),
+    ("64x64x64 bf16*", "'bf16*' is neither a type|a second time"),
+    ("64x64x64 tn a_major=k", "'a_major=k' says a_major a second time"),
+    ("64x64x64 dd=3", "a problem has no 'dd', did you mean d"),
+    ("99999999999x1x1", "is no MxNxK"),
 ]
 
 
-@pytest.mark.parametrize(("argument", "value", "says"), BAD)
-def test_what_cannot_be_is_named(argument: str, value: object, says: str) -> None:
+@pytest.mark.parametrize(("words", "says"), BAD, ids=[says[:40] for _, says in BAD])
+def test_what_cannot_be_is_named(words: dict[str, Any], says: str) -> None:
     with pytest.raises(ProblemError, match=says):
-        GemmProblem.packed(**{**GOOD, argument: value})
+        GemmProblem(**{**SIZE, **words})
+
+
+@pytest.mark.parametrize(("text", "says"), LINES)
+def test_a_line_that_cannot_be_is_named(text: str, says: str) -> None:
+    if text.endswith("bf16*"):  # as if there were no star
+        assert GemmProblem.from_text(text) == GemmProblem.from_text("64x64x64")
+        return
+    with pytest.raises(ProblemError, match=says):
+        GemmProblem.from_text(text)
+
+
+def test_what_is_left_out_is_as_people_expect() -> None:
+    assert str(GemmProblem(**SIZE)) == "64x96x128 bf16 tn"
+    assert GemmProblem(**SIZE, a="e4m3").d_dtype == "bf16"
+    assert GemmProblem(**SIZE, a="s8").accumulator == "s32"
+    assert GemmProblem(**SIZE, a="f64").accumulator == "f64"
+    assert GemmProblem(**SIZE, a="s4", b="bf16").d_dtype == "bf16"
+    assert GemmProblem(64, 63, 7).d_align == 2
+    assert GemmProblem(1, 63, 7).d_align == 16, "nothing is 63 elements apart"
+    assert GemmProblem(**SIZE, a="e4m3", a_scale="1x128", b_scale="128x128").promote == 4
+    assert GemmProblem(**SIZE, c="f32", d_major="m").c_major == "m"
+    assert GemmProblem(**SIZE, a_major="m", b_major="n") == GemmProblem(**SIZE, a_major="mn", b_major="mn")
+    assert GemmProblem(**SIZE, batching="grouped", groups=8).batch == 8
+
+
+def test_a_line_says_all_that_differs() -> None:
+    problem = GemmProblem(
+        m=4096, n=7168, k=2048, a="float8_e4m3fn", b="f8e5m2", d="fp16", b_major="n", batching="grouped", groups=64,
+        a_scale="1x128", b_scale="128x128", epilogue="d=silu( acc+bias[n] )",
+    )  # fmt: skip
+    text = (
+        "4096x7168x2048 e4m3*e5m2 tt grouped=64 d=f16 a_scale=1x128 b_scale=128x128 epilogue='d = silu(acc + bias[n])'"
+    )
+    assert str(problem) == text
+    assert repr(problem) == (
+        "GemmProblem(m=4096, n=7168, k=2048, groups=64, a='e4m3', b='e5m2', b_major='mn', d='f16', a_scale='1x128', "
+        "b_scale='128x128', batching='grouped', epilogue='d = silu(acc + bias[n])')"
+    )
+
+
+extents = st.integers(0, 1 << 20)
+dtypes = st.sampled_from([*DTYPES])
+problems = st.builds(
+    GemmProblem,
+    m=extents,
+    n=extents,
+    k=extents,
+    batch=st.integers(1, 100),
+    a=dtypes,
+    b=dtypes,
+    c=st.none() | dtypes,
+    d=dtypes,
+    accumulator=dtypes,
+    a_major=st.sampled_from(["k", "mn", "any"]),
+    b_major=st.sampled_from(["k", "mn", "any"]),
+    d_major=st.sampled_from(["n", "m", "any"]),
+    a_align=st.sampled_from([None, 1, 2, 16]),
+    d_align=st.sampled_from([None, 1, 2, 16]),
+    a_scale=st.sampled_from(["none", "1x128", "1x64z"]),
+    b_scale=st.sampled_from(["none", "128x128"]),
+    promote=st.sampled_from([None, 0, 4]),
+    batching=st.sampled_from(["strided", "grouped", "masked", "kgrouped", "array"]),
+    epilogue=st.sampled_from(["linear", "d = silu(acc + bias[n])", "d = silu(gate) * up", "d = acc; aux = acc"]),
+)
+
+
+@given(problems)
+def test_lines_mappings_and_reprs_rebuild_a_problem(problem: GemmProblem) -> None:
+    assert GemmProblem.from_text(str(problem)) == problem
+    assert eval(repr(problem)) == problem
+    assert GemmProblem.from_dict(json.loads(json.dumps(problem.to_dict()))) == problem
+    assert pickle.loads(pickle.dumps(problem)) == problem
+    assert replace(problem) == problem
+    assert problem.but() == problem
+    assert hash(problem.but(m=problem.m)) == hash(problem)
+
+
+@given(st.text(max_size=40) | st.from_regex(r"\d+x\d+x\d+( \w+(=[\w']*)?){0,4}"))
+def test_any_line_is_a_problem_or_an_error_of_ours(text: str) -> None:
+    with suppress(ProblemError):
+        assert GemmProblem.from_text(text).m >= 0
+
+
+def test_what_is_known_to_be_right_is_not_checked_and_has_the_same_defaults() -> None:
+    fields = {name: getattr(GemmProblem(**SIZE), name) for name in GemmProblem.__dataclass_fields__}
+    assert GemmProblem.known(**fields) == GemmProblem(**SIZE)
+    assert GemmProblem.known(**{**fields, "m": 5.5}).m == 5.5
 
 
 def test_integers_of_any_library_are_integers() -> None:
-    problem = GemmProblem.packed(**{**GOOD, "extents": [np.int64(64), np.int32(64), np.uint8(64), 1]})
-    assert problem == GemmProblem.packed(**GOOD)
-    assert json.loads(json.dumps(asdict(problem)))["m"] == 64
-
-
-def test_an_extent_that_is_no_integer_reaches_no_kernel() -> None:
-    problem = GemmProblem(5.5, 64, 64, 1, *OPERAND, *OPERAND, "f32", *OUTPUT)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedProblemError, match=r"m is 5.5; it must be a whole number"):
-        Registry(manifests=["bf16"]).select(problem)
+    problem = GemmProblem(np.int64(64), np.int32(96), np.uint8(128))  # type: ignore[arg-type]
+    assert problem == GemmProblem(**SIZE)
+    assert type(problem.m) is int
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype.stored_as is None], ids=lambda d: d.name)
 def test_what_others_call_dtypes_is_understood(dtype: Any) -> None:
+    assert called(f"torch.{dtype.torch}") == dtype.name
     assert unknown(f"torch.{dtype.torch}") == f", did you mean {dtype.name}?"
+    assert GemmProblem(**SIZE, a=f"torch.{dtype.torch}").accumulator == default_accumulator(dtype.name)

@@ -50,10 +50,13 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
+extents = st.integers(0, 1 << 20)
+
+
 @given(
     st.builds(
         Measurement,
-        problem=st.builds(GemmProblem),
+        problem=st.builds(GemmProblem, m=extents, n=extents, k=extents, batch=extents),
         time=st.datetimes(timezones=st.just(UTC)),
         us=st.none() | st.floats(min_value=1e-3, max_value=1e9),
         error=st.none() | st.floats(allow_nan=False, allow_infinity=False),

@@ -156,6 +156,9 @@ def test_a_choice_among_kernels_of_a_problem_s_types_is_that_among_all() -> None
         GemmProblem(64, 64, 64, 1, "f64", "k", "f64", "mn", "f64", "f64", "m", promote=4),
     ]
     assert [registry.select(problem) for problem in problems] == [*map(registry.selector.select, problems)]
+    narrow = GemmProblem(16, 4096, 4096, a="bf16", b="u4", b_scale="1x128z")
+    chosen = registry.select(narrow)
+    assert (chosen.config.a.dtype, chosen.config.a.scale) == ("u4", "1x128z"), "kernels upconvert A alone"
     nowhere = GemmProblem(64, 64, 64, 1, "s4", "k", "s4", "k", "s32", "s32", "n")
     with pytest.raises(UnsupportedProblemError) as among_all:
         registry.selector.select(nowhere)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -81,4 +80,4 @@ def sums_in_one_cta(config: GemmConfig) -> bool:
 
 def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
     """One matrix of a problem, of so many of the caller's rows."""
-    return replace(problem, batch=1, m=m) if rows == "m" else replace(problem, batch=1, n=m)
+    return problem.but(batch=1, m=m) if rows == "m" else problem.but(batch=1, n=m)

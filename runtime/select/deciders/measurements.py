@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -79,7 +78,7 @@ class ByMeasurement:
         if not others or not self._variants.has_types_of(problem):
             return []
         for a, b, d in others:
-            other = replace(problem, a_dtype=a, b_dtype=b, d_dtype=d)
+            other = problem.but(a_dtype=a, b_dtype=b, d_dtype=d)
             shipped = tables.times(other)
             if not shipped or shipped[0][1] not in self._configs:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import nan
 from typing import Any, NamedTuple
 
@@ -64,7 +63,7 @@ class ByDecisionTree:
 
     def _of_formats(self, problem: GemmProblem) -> _OfFormats | None:
         """The tree that was trained for the formats of a problem without its epilogue."""
-        table = trees_of(self._gpu.name, self._gpu.model).get(formats_of(replace(problem, epilogue=LINEAR)))
+        table = trees_of(self._gpu.name, self._gpu.model).get(formats_of(problem.but(epilogue=LINEAR)))
         if table is None:
             return None
         with sound(path_of(self._gpu.name, "quick", self._gpu.model)):

@@ -66,7 +66,7 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
         return UnsupportedProblemError(
             f"none of {len(configs)} kernels is made for {gpu.name} (compute capability {target})"
         )
-    plain = replace(problem, epilogue=LINEAR)
+    plain = problem.but(epilogue=LINEAR)
     wanting = {name: faults(config, plain) for name, config in configs.items()}
     nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
     if not wanting[nearest]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -156,9 +155,9 @@ class Kernels:
         """Kernels that keep more of the sums than is asked for."""
         groups = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            groups += self._either_way(replace(problem, accumulator="f32"), preferred)
+            groups += self._either_way(problem.but(accumulator="f32"), preferred)
         if problem.promote:
-            for configs in self._members(replace(problem, promote=0), preferred):
+            for configs in self._members(problem.but(promote=0), preferred):
                 if exact := {n: config for n, config in configs.items() if FAMILIES[config.family].sums_exactly}:
                     groups.append(Group.of(exact))
         return groups

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import wraps
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated
 
 import typer
 
 from gemmill.library.arch import GPUS, Gpu, gpu_called
-from gemmill.library.config.model import GemmConfig, MajorCD
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
-from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.sweep.shapes import Shape, load_shapes, shipped_suites
 
 
@@ -174,73 +169,3 @@ def shape_suite(source: str) -> tuple[Shape, ...]:
     if source not in shipped:
         raise typer.BadParameter(f"{source!r} is neither a file nor a suite that ships; these do: {', '.join(shipped)}")
     return load_shapes(shipped[source]).shapes
-
-
-def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that describe a GEMM, in place of its parameter ``problem``."""
-
-    @wraps(command)
-    def with_options(**arguments: object) -> None:
-        described = {name: arguments.pop(name) for name in problem_parameters}
-        command(problem=_problem(**described), **arguments)  # type: ignore[arg-type]
-
-    def parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
-        hints = get_type_hints(function, include_extras=True)
-        signature = inspect.signature(function).parameters
-        return {name: signature[name].replace(annotation=hints[name]) for name in signature}
-
-    problem_parameters = parameters(_problem)
-    own = {name: parameter for name, parameter in parameters(command).items() if name != "problem"}
-    merged = [p.replace(kind=p.KEYWORD_ONLY) for p in (problem_parameters | own).values()]
-    with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in merged}
-    return with_options
-
-
-def _extents(text: str) -> tuple[int, int, int, int]:
-    parts = text.split(",")
-    if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
-        raise typer.BadParameter(f"{text!r} is not M,N,K or M,N,K,L, such as 4096,4096,4096,1")
-    if too_large := [part.strip() for part in parts if len(part.strip()) > 10 or int(part) > MAX_EXTENT]:
-        raise typer.BadParameter(f"{', '.join(too_large)}: extents are at most {MAX_EXTENT:,}; split the problem")
-    m, n, k, batch = (*map(int, parts), 1)[:4]
-    return m, n, k, batch
-
-
-def _problem(
-    mnkl: Annotated[str, typer.Option(help="Extents M,N,K and batch L (1 if left out).", metavar="M,N,K[,L]")],
-    a_dtype: Annotated[DTypeName, typer.Option(help="Type of A.")] = "bf16",
-    a_major: Annotated[Literal["k", "mn", "m"], typer.Option(help="Contiguous extent of A: k, or m (mn).")] = "k",
-    b_dtype: Annotated[DTypeName | None, typer.Option(help="Type of B; default: A's.")] = None,
-    b_major: Annotated[Literal["k", "mn", "n"], typer.Option(help="Contiguous extent of B: k, or n (mn).")] = "k",
-    accumulator: Annotated[
-        DTypeName | None, typer.Option(help="Type of sums; default: f32, s32 or f64, by the wider of A's and B's.")
-    ] = None,
-    promoted: Annotated[bool, typer.Option("--promoted", help="Move fp8 sums to f32 registers now and then.")] = False,
-    block_scaled: Annotated[
-        bool, typer.Option("--block-scaled", help="Scale A in blocks of 1x128 and B of 128x128; promotes.")
-    ] = False,
-    c_dtype: Annotated[DTypeName | None, typer.Option(help="Type of C; without it there is no C.")] = None,
-    c_major: Annotated[MajorCD | None, typer.Option(help="Contiguous extent of C; default: D's.")] = None,
-    d_dtype: Annotated[
-        DTypeName | None, typer.Option(help="Type of D; default: as wide as A and B; of fp8 bf16, of integers s32.")
-    ] = None,
-    d_major: Annotated[MajorCD, typer.Option(help="Contiguous extent of D.")] = "n",
-) -> GemmProblem:
-    for option, given in (("--promoted", promoted), ("--block-scaled", block_scaled)):
-        if given and not {a_dtype, b_dtype or a_dtype} <= {"e4m3", "e5m2"}:
-            raise typer.BadParameter(f"{option} is for fp8: A and B must be e4m3 or e5m2")
-    if c_major and not c_dtype:
-        raise typer.BadParameter("--c-major is of no use without --c-dtype")
-    wider = max(a_dtype, b_dtype or a_dtype, key=lambda dtype: DTYPES[dtype].bits)
-    problem = GemmProblem.packed(
-        _extents(mnkl),
-        (a_dtype, "k" if a_major == "k" else "mn"),
-        (b_dtype or a_dtype, "k" if b_major == "k" else "mn"),
-        accumulator or default_accumulator(wider),
-        (c_dtype, c_major or d_major) if c_dtype else None,
-        (d_dtype or default_output(DTYPES[wider].stored_as or wider), d_major),
-    )
-    if block_scaled:
-        return replace(problem, a_scale="1x128", b_scale="128x128", promote=4)
-    return replace(problem, promote=4 if promoted else 0)

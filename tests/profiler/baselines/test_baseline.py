@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.cases.problems import plain as of_formats
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import UnsupportedProblemError
@@ -110,7 +111,7 @@ def from_memory(tensor: Any, seen: Stored, batch: int) -> Any:
 @pytest.mark.parametrize("majors", [(a, b, d) for a in ("k", "mn") for b in ("k", "mn") for d in ("n", "m")])
 def test_cublaslt_finds_every_element_column_by_column(extents: Any, majors: Any) -> None:
     a, b, d = majors
-    asked = GemmProblem.packed(extents, ("f64", a), ("f64", b), "f64", ("f64", d), ("f64", d))
+    asked = of_formats(extents, ("f64", a), ("f64", b), "f64", ("f64", d), ("f64", d))
     (operands,) = make_operands(asked, 1, "cpu", sets=1)
     swapped, o = column_major(asked, operands)
     seen_a, seen_b = stored(o.a, swapped.a_major == "k"), stored(o.b, swapped.b_major == "mn")
@@ -146,7 +147,7 @@ def served() -> list[GemmProblem]:
         ab: Any, accumulator: DTypeName, d: Any, extents: Any = (256, 384, 512, 1), c: Any = None
     ) -> GemmProblem:
         a, b = ab if isinstance(ab, tuple) else (ab, ab)
-        return GemmProblem.packed(extents, (a, "k"), (b, "k"), accumulator, c, (d, "n"))
+        return of_formats(extents, (a, "k"), (b, "k"), accumulator, c, (d, "n"))
 
     plain = [
         *(packed(t, "f32", d) for t in ("bf16", "f16") for d in (t, "f32")),
@@ -164,12 +165,12 @@ def served() -> list[GemmProblem]:
         replace(packed("e4m3", "f32", "bf16"), promote=4, a_scale="1x128", b_scale="128x128"),
         replace(packed("e4m3", "f32", "bf16"), promote=4, a_scale="1x128", b_scale="1x128"),
         *(
-            GemmProblem.packed((256, 384, 512, 1), ("bf16", a), ("bf16", b), "f32", None, ("bf16", d))
+            of_formats((256, 384, 512, 1), ("bf16", a), ("bf16", b), "f32", None, ("bf16", d))
             for a in ("k", "mn")
             for b in ("k", "mn")
             for d in ("n", "m")
         ),
-        GemmProblem.packed((256, 384, 512, 1), ("e4m3", "k"), ("e5m2", "k"), "f32", None, ("bf16", "m")),
+        of_formats((256, 384, 512, 1), ("e4m3", "k"), ("e5m2", "k"), "f32", None, ("bf16", "m")),
         batched,
         *(replace(p, c_dtype=p.d_dtype, c_major=p.d_major) for p in (bf16, batched, packed("f64", "f64", "f64"))),
         packed("bf16", "f32", "bf16", (1, 384, 512, 1)),
@@ -182,7 +183,7 @@ def tiled() -> list[GemmProblem]:
 
     def packed(dtype: Any, d: Any, major: Any = "n") -> GemmProblem:
         sums: DTypeName = "s32" if dtype == "s8" else "f32"
-        return GemmProblem.packed((336, 208, 416, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, major))
+        return of_formats((336, 208, 416, 1), (dtype, "k"), (dtype, "k"), sums, None, (d, major))
 
     types = [("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("e4m3", "bf16"), ("e5m2", "f16"), ("s8", "s32")]
     return [*(packed(*pair) for pair in types), packed("bf16", "bf16", "m"), packed("e4m3", "f32", "m")]
@@ -222,6 +223,6 @@ def test_baselines_are_right_on_every_operand_set_also_in_a_graph(name: str, ask
 @pytest.mark.gpu
 def test_cublaslt_says_what_it_has_no_algorithm_for() -> None:
     pytest.importorskip("nvmath")
-    asked = GemmProblem.packed((256, 384, 512, 1), ("e4m3", "mn"), ("e4m3", "k"), "f32", None, ("bf16", "n"))
+    asked = of_formats((256, 384, 512, 1), ("e4m3", "mn"), ("e4m3", "k"), "f32", None, ("bf16", "n"))
     with pytest.raises(UnsupportedProblemError, match="cuBLASLt"):
         BASELINES[CUBLASLT](asked, make_operands(asked, 1, sets=1))

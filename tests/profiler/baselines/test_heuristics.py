@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 from tests.cases.manifests import shipped_kernels
+from tests.cases.problems import plain
 
 from gemmill.library.config.names import parse_name
-from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.heuristics import heuristic_pick, layout, missing, precision
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 H200 = "NVIDIA H200"
 CONFIGS = shipped_kernels("bf16")
-LARGE = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+LARGE = plain((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.cases.problems import plain
 from tests.cli.test_cli import gemmill, ok, process
 from tests.profiler.analysis.test_report import SCALED
 
 from gemmill.library.errors import RecordError
-from gemmill.library.problem import GemmProblem
 from gemmill.library.records import read_records
 from gemmill.profiler.measure.peak_rates import PeakRates, Rate, read_peak_rates
 
-SQUARE = GemmProblem.packed((4000, 4000, 4000, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+SQUARE = plain((4000, 4000, 4000, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
 
 def rate(median: float) -> Rate:

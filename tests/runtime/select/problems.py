@@ -14,4 +14,4 @@ KERNELS = (
 
 
 def problem(m: int, n: int, k: int, batch: int = 1) -> GemmProblem:
-    return GemmProblem(m, n, k, batch, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
+    return GemmProblem(m, n, k, batch, a_align=16, b_align=16, c_align=16, d_align=16)

@@ -45,7 +45,7 @@ def everything() -> dict[str, GemmConfig]:
 
 
 def problem(m: int, n: int, k: int, types: str = "bf16") -> GemmProblem:
-    return GemmProblem(m, n, k, 1, types, "k", types, "k", "f32", types, "n")  # type: ignore[arg-type]
+    return GemmProblem(m, n, k, 1, types, "k", types, "k", "f32", types, "n")
 
 
 UNMEASURED = problem(1234, 4096, 4608)

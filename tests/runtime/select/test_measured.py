@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cases.manifests import shipped_kernels
+from tests.cases.problems import plain
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
@@ -20,7 +21,7 @@ from gemmill.runtime.select.measured import FORMATS
 from gemmill.runtime.select.selector import Selector
 
 FILES = sorted(models.FOLDER.glob("*.measured.json"))
-PROBLEM = GemmProblem.packed((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+PROBLEM = plain((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 ELSEWHERE = replace(PROBLEM, k=4224)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +147,6 @@ def registry() -> Registry:
 def test_a_problem_that_there_cannot_be_is_refused(
     registry: Registry, changes: dict[str, Any], sm_count: Any, says: str
 ) -> None:
-    problem = replace(GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n"), **changes)
+    problem = GemmProblem(512, 512, 512).but(**changes)
     with pytest.raises(UnsupportedProblemError, match=says):
         registry.select(problem, sm_count)

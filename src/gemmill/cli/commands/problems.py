@@ -30,9 +30,9 @@ from gemmill.cli.options import (
     kernel_set,
     manifest_path,
     shape_suite,
-    takes_problem,
 )
 from gemmill.cli.output import Status
+from gemmill.cli.problem_options import takes_problem
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import UnsupportedProblemError
@@ -102,6 +102,8 @@ def select(
       gemmill select --mnkl 1234,4096,4096 --quick --why
       gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
       gemmill select --mnkl 4096,4096,4096 --model models --why
+      gemmill select --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128"
+      gemmill select --mnkl 64,4096,4096 --b u4 --b-scale 1x128 --b-zero --epilogue "d = silu(acc)"
     """
     if batch_invariant:
         if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
@@ -166,6 +168,7 @@ def run(
     else:
         chosen = registry(manifest, [], records)
         configs = [parse_name(name) for name in best(chosen.select(problem), top)]
+    problem = problem.with_narrow_a
     if upconverts_a(problem.b_dtype, problem.a_dtype):
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
     with tempfile.TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def test_every_family_has_a_cost(kernels: list[GemmConfig]) -> None:
 def test_a_kernel_costs_in_a_table_what_it_costs_alone(
     kernels: list[GemmConfig], size: tuple[int, int, int], swap_ab: bool, batching: str
 ) -> None:
-    asked = GemmProblem(*size, 4, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching=batching)  # type: ignore[arg-type]
+    asked = GemmProblem(*size, 4, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching=batching)
     alone = [FeatureTable.of([config], swap_ab) for config in kernels]
     for table in (FeatureTable.of(kernels, swap_ab), FeatureTable.joined(alone)):
         figures, others = analytic(table, asked, H200)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.manifests import shipped_set
+from tests.cases.problems import plain
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS
-from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import models
 from gemmill.runtime.select.cost import model, residual
 from gemmill.runtime.select.cost.residual import ResidualModel
@@ -22,7 +22,7 @@ from gemmill.runtime.select.cost.residual import ResidualModel
 NAMES = ("M", "N", "waves")
 KERNELS = list(shipped_set("bf16").expand(preset="quick"))
 PLAIN = [c for c in KERNELS if (c.a.major, c.b.major, c.d.major, c.c, c.d.dtype) == ("k", "k", "n", None, "bf16")]
-PROBLEM = GemmProblem.packed((256, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+PROBLEM = plain((256, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 
 
 NUMBERS = st.floats(-8, 8, width=32)
@@ -95,7 +95,7 @@ def test_kernels_that_no_tree_knows_lose_what_the_fastest_lose(of_s8: model.Feat
     gpu = GPUS["NVIDIA H100 80GB HBM3"]  # whose memory is slower for them than the model has
     lost = []
     for m in (1, 16, 64, 256, 1024):
-        problem = GemmProblem.packed((m, 15840, 6672, 1), ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
+        problem = plain((m, 15840, 6672, 1), ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
         us = model.estimate(of_s8, problem, gpu).us
         apart = us / model.analytic(of_s8, problem, gpu)[0].us
         assert of_s8.fitted[us.argmin()]
@@ -109,7 +109,7 @@ def test_kernels_that_no_tree_knows_lose_what_the_fastest_lose(of_s8: model.Feat
 )
 def test_aligned_problems_go_to_wgmma(of_s8: model.FeatureTable, gpu: str, size: tuple[int, int, int, int]) -> None:
     """Measured: WGMMA takes 19.2 and 6.3 us there, mma.sync 31.6 and 7.6."""
-    problem = GemmProblem.packed(size, ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
+    problem = plain(size, ("s8", "k"), ("s8", "k"), "s32", None, ("s32", "n"))
     us = model.estimate(of_s8, problem, GPUS[gpu]).us
     assert of_s8.fitted[us.argmin()]
 

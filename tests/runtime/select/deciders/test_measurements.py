@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from tests.cases.manifests import shipped_kernels
+from tests.cases.problems import plain
 from tests.runtime.select.problems import H200, KERNELS, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.rules import legal
-from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
@@ -69,7 +69,7 @@ def test_a_measured_kernel_runs_as_it_was_measured() -> None:
     ],
 )
 def test_a_measured_kernel_that_keeps_more_of_the_sums_is_turned_where_d_is(name: str, rows: int) -> None:
-    asked = GemmProblem.packed((rows, 4096, 4096, 1), ("e4m3", "k"), ("e4m3", "k"), "f16", None, ("bf16", "n"))
+    asked = plain((rows, 4096, 4096, 1), ("e4m3", "k"), ("e4m3", "k"), "f16", None, ("bf16", "n"))
     selector = Selector({name: parse_name(name)}, H200, [Decision(problem=asked, gpu=H200.name, kernel=name, us=7.0)])
     for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
         assert (found.name, found.swap_ab) == (name, rows == 16)
@@ -103,8 +103,8 @@ def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a:
     accumulator: Any = "s32" if own == "int8" else "f32"
     first, second, output = formats
     shape = (16, 4096, 4096, 1)
-    shipped = GemmProblem.packed(shape, (first, "mn"), (second, "mn"), accumulator, None, (output, "n"))
-    asked = GemmProblem.packed(shape, (a, "mn"), (b, "mn"), accumulator, None, (d, "n"))
+    shipped = plain(shape, (first, "mn"), (second, "mn"), accumulator, None, (output, "n"))
+    asked = plain(shape, (a, "mn"), (b, "mn"), accumulator, None, (d, "n"))
     selector = Selector(configs, H200, varies=True)
     measured, choice = selector.select(shipped), selector.select(asked)
     assert (measured.source, choice.source) == ("measured", "measured")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.cases.problems import plain
 from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.names import parse_name
@@ -47,7 +48,7 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
         asked = GemmProblem(
             *(257, 129, 65, 2, dtype, majors[0], dtype, majors[1], accumulator, d, majors[2]),
             c_dtype=d if c else None,
-            c_major=c,  # type: ignore[arg-type]
+            c_major=c,
             **operands,
         )
         choice = everything.select(asked)
@@ -68,7 +69,7 @@ def test_aligned_operands_go_to_mma_sync_where_nothing_else_serves(
     everything: Selector, size: tuple[int, int, int]
 ) -> None:
     """Its model had it 1 to 5% ahead at these; it takes 1.2 to 1.33 times as long (tf32-aligned-mma-20261125*)."""
-    asked = GemmProblem.packed((*size, 1), ("tf32", "k"), ("tf32", "k"), "f32", None, ("f32", "n"))
+    asked = plain((*size, 1), ("tf32", "k"), ("tf32", "k"), "f32", None, ("f32", "n"))
     assert everything.select(asked).config.family == "wgmma"
     others = {name: config for name, config in everything.configs.items() if config.family in ("mma", "simt")}
     assert Selector(others, everything.gpu).select(asked).config.family == "mma"
@@ -114,9 +115,7 @@ def test_few_rows_of_weights_that_tma_cannot_move_are_read_once(
     align = max(align, DTYPES[dtype].bytes)
     k = 4096 + align // DTYPES[dtype].bytes
     d = default_output(dtype)
-    asked = GemmProblem.packed(
-        (rows, 4096, k, 1), (dtype, "k"), (dtype, "k"), default_accumulator(dtype), None, (d, "n")
-    )
+    asked = plain((rows, 4096, k, 1), (dtype, "k"), (dtype, "k"), default_accumulator(dtype), None, (d, "n"))
     assert asked.b_align == align
     choice = everything.select(asked)
     assert choice.config.family == "mma"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.cases.manifests import shipped_kernels
+from tests.cases.problems import plain
 from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.model import GemmConfig
@@ -15,7 +16,6 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.rules import legal
-from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.kernels.variations import with_epilogue
@@ -41,7 +41,7 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
         d_dtype=d_dtype,
         c_dtype=c_dtype,
         c_major="n" if c_dtype else None,
-        c_align=16 if c_dtype else 0,
+        c_align=16,
     )
     fixed = Selector(kernels, H200)
     choice = varied.select(asked)
@@ -50,7 +50,7 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
     assert choice.name == kernel_name(choice.config) not in kernels
     assert choice.predicted_us < fixed.select(asked).predicted_us
     assert fixed.times(asked).keys() < varied.times(asked).keys()
-    fused = replace(asked, c_dtype=None, c_major=None, c_align=0, epilogue="d = relu(acc)")
+    fused = replace(asked, c_dtype=None, c_major=None, c_align=16, epilogue="d = relu(acc)")
     assert varied.select(fused).config.epilogue == fused.epilogue
     # Formats of which the set has none stay out of it.
     with pytest.raises(UnsupportedProblemError):
@@ -68,7 +68,7 @@ def test_kernels_of_a_set_are_taken_with_another_c_and_d(
 )
 def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d: DTypeName) -> None:
     configs = shipped_kernels(own)
-    asked = GemmProblem.packed((64, 7168, 2048, 1), a, b, "s32" if d == "s32" else "f32", None, (d, "n"))
+    asked = plain((64, 7168, 2048, 1), a, b, "s32" if d == "s32" else "f32", None, (d, "n"))
     choice = Selector(configs, H200, varies=True).select(asked)
     assert choice.name == kernel_name(choice.config) not in configs
     assert choice.config.family == "wgmma"
@@ -82,7 +82,7 @@ def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d
 
 
 def test_a_registry_makes_kernels_of_types_alike() -> None:
-    asked = GemmProblem.packed((16, 4096, 4096, 1), ("u8", "k"), ("u8", "k"), "s32", None, ("s32", "n"))
+    asked = plain((16, 4096, 4096, 1), ("u8", "k"), ("u8", "k"), "s32", None, ("s32", "n"))
     choice = Registry(manifests=["int8"], gpu=H200).select(asked)
     assert (choice.config.a.dtype, choice.config.b.dtype) == ("u8", "u8")
     assert choice.config.tile.n < 128, "the manifest has a tile of 128 x 128"
@@ -123,7 +123,7 @@ def test_a_declared_epilogue_is_served(kernels: dict[str, GemmConfig]) -> None:
     wgmma = next(config for config in kernels.values() if config.family == "wgmma" and config.c is None)
     declared = replace(wgmma, epilogue="d = relu(acc)")
     selector = Selector({kernel_name(declared): declared}, H200)
-    wanted = GemmProblem.packed(
+    wanted = plain(
         (512, 512, 512, 1),
         (declared.a.dtype, declared.a.major),
         (declared.b.dtype, declared.b.major),

@@ -1,0 +1,276 @@
+"""Problems as people write them: keywords with defaults, checked, and one line of text.
+
+``4096x7168x2048 e4m3*e5m2 tn d=f16 grouped=64 epilogue='d = silu(acc)'``: M, N, K and, of strided batches, how many;
+the types of A and B (one where they are equal); their majors as BLAS has them (A is K-major where it is ``t``, B where
+it is ``n``); then what differs from what would be taken anyhow.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping
+from math import gcd
+from operator import index
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
+
+from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
+from gemmill.library.dtypes import DTYPES, DTypeName, called, default_accumulator, default_output, unknown
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
+from gemmill.library.errors import ExpressionError, ProblemError
+from gemmill.library.wording import one_of, suggest
+
+if TYPE_CHECKING:
+    from gemmill.library.problem import GemmProblem
+
+MAX_EXTENT = (1 << 31) - 4096
+"""Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
+_LAYOUTS: Mapping[str, tuple[MajorAB, MajorAB]] = MappingProxyType(
+    {"tn": ("k", "k"), "tt": ("k", "mn"), "nn": ("mn", "k"), "nt": ("mn", "mn")}
+)
+"""Majors of A and B, as BLAS and CUTLASS write them."""
+_SHORT = MappingProxyType({"a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype", "acc": "accumulator"})
+"""Keywords that people write for fields."""
+_GROUPS = ("grouped", "masked", "kgrouped", "array")
+_MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType(
+    {
+        "a_major": (get_args(MajorAB), {"m": "mn"}),
+        "b_major": (get_args(MajorAB), {"n": "mn"}),
+        "c_major": (get_args(MajorCD), {}),
+        "d_major": (get_args(MajorCD), {}),
+    }
+)
+"""What each may be, and other words for it."""
+FIELDS = (
+    *("m", "n", "k", "batch", "a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"),
+    *("c_dtype", "c_major", "a_align", "b_align", "c_align", "d_align", "a_scale", "b_scale", "promote"),
+    *("batching", "epilogue"),
+)
+"""Fields of a problem, in its order."""
+KEYWORDS = (*FIELDS, *_SHORT, "groups")
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of keywords; those that are left out, or None, have defaults.
+
+    Raises:
+        ProblemError: names a keyword, its value and what is allowed.
+    """
+    if unknown_words := [word for word in given if word not in KEYWORDS]:
+        word = unknown_words[0]
+        hint = suggest(word, KEYWORDS) or ";"
+        raise ProblemError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
+    words = {word: value for word, value in given.items() if value is not None}
+    for short, field in _SHORT.items():
+        if short in words:
+            if field in words:
+                raise ProblemError(f"{short} and {field} are the same: give one")
+            words[field] = words.pop(short)
+    fields: dict[str, Any] = {name: _extent(name, words.get(name)) for name in ("m", "n", "k")}
+    fields["batching"] = _word("batching", words.get("batching", "strided"), get_args(BatchingName))
+    if "groups" in words:
+        if "batch" in words or fields["batching"] == "strided":
+            raise ProblemError(
+                f"groups is {words['groups']!r}; it is for batching grouped, masked, kgrouped or array, "
+                "in place of batch"
+            )
+        words["batch"] = words["groups"]
+    fields["batch"] = _extent("batch", words.get("batch", 1))
+    fields |= _types(words)
+    fields |= _majors(words, fields)
+    for operand in "ab":
+        scale = words.get(f"{operand}_scale", "none")
+        fields[f"{operand}_scale"] = _word(f"{operand}_scale", scale, get_args(ScaleName))
+    is_scaled = "none" not in (fields["a_scale"], fields["b_scale"])
+    fields["promote"] = words.get("promote", 4 if is_scaled else 0)
+    if type(fields["promote"]) is not int or fields["promote"] not in (0, 4):
+        raise ProblemError(f"promote is {fields['promote']!r}; it must be 0 or 4")
+    fields["epilogue"] = _epilogue(words.get("epilogue", LINEAR))
+    aligned = aligns(fields)
+    for name, align in aligned.items():
+        fields[name] = words.get(name, align)
+        if type(fields[name]) is not int or fields[name] not in (1, 2, 4, 8, 16):
+            raise ProblemError(f"{name} is {fields[name]!r}; it must be 1, 2, 4, 8 or 16: bytes that divide addresses")
+    return {name: fields[name] for name in FIELDS}
+
+
+def merged(words: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords, with others that stand for them where they say the same thing."""
+    taken = {_SHORT.get(word, word) for word in over} | ({"batch"} if "groups" in over else set())
+    return {word: value for word, value in words.items() if _SHORT.get(word, word) not in taken} | dict(over)
+
+
+def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Alignments of operands without padding, which lie anywhere that is a multiple of 16 bytes."""
+    m, n, k, batch = (fields[name] for name in ("m", "n", "k", "batch"))
+    columns = n // 2 if is_gated(fields["epilogue"]) else n
+    places = {"a": (m, k), "b": (n, k), "c": (m, columns), "d": (m, columns)}
+    found = {}
+    for operand, (row, column) in places.items():
+        dtype = fields[f"{operand}_dtype"]
+        contiguous, strided = (column, row) if fields[f"{operand}_major"] in ("k", "n") else (row, column)
+        has_strides = dtype is not None and (strided > 1 or batch > 1)
+        bits = contiguous * DTYPES[dtype].bits if has_strides else 0
+        found[f"{operand}_align"] = (
+            gcd(16 * 8, bits) // 8 or 1
+        )  # a row of an odd number of 4-bit elements ends in a byte
+    return found
+
+
+def words_of(problem: GemmProblem) -> dict[str, Any]:
+    """The keywords that make a problem, without those that have their defaults; all can be written as JSON."""
+    fields = {name: getattr(problem, name) for name in FIELDS}
+    usual = _usual(fields)
+    words: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    names = {field: short for short, field in _SHORT.items() if short != "acc"}
+    for name in FIELDS[3:]:
+        if fields[name] != usual[name]:
+            word = "groups" if name == "batch" and problem.batching != "strided" else names.get(name, name)
+            words[word] = fields[name]
+    return words
+
+
+def text_of(problem: GemmProblem) -> str:
+    """The line of a problem."""
+    words = words_of(problem)
+    extents = [words.pop(name) for name in "mnk"]
+    if "batch" in words:
+        extents.append(words.pop("batch"))
+    a, b = words.pop("a", problem.a_dtype), words.pop("b", problem.b_dtype)
+    parts = ["x".join(map(str, extents)), a if a == b else f"{a}*{b}"]
+    majors = problem.a_major, problem.b_major
+    if layout := [name for name, of in _LAYOUTS.items() if of == majors]:
+        parts += layout
+        words.pop("a_major", None), words.pop("b_major", None)
+    if (batching := words.pop("batching", None)) is not None:
+        parts.append(f"{batching}={words.pop('groups', problem.batch)}")
+    parts += [f"{name}={shlex.quote(str(value))}" for name, value in words.items()]
+    return " ".join(parts)
+
+
+def read_text(text: str) -> dict[str, Any]:
+    """The keywords of a line.
+
+    Raises:
+        ProblemError: names the part of the line that cannot be.
+    """
+    try:
+        extents, *rest = shlex.split(text)
+    except ValueError as error:
+        says = "is empty" if "unpack" in str(error) else f"cannot be read: {error}"
+        raise ProblemError(f"a problem that {says}; it must be such as '4096x4096x4096 bf16 tn'") from None
+    if not re.fullmatch(r"\d{1,10}(x\d{1,10}){2,3}", extents):
+        raise ProblemError(f"{extents!r} is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096")
+    words: dict[str, Any] = dict(zip(("m", "n", "k", "batch"), map(int, extents.split("x")), strict=False))
+    for part in rest:
+        name, equals, value = part.partition("=")
+        found = _part(part) if not equals else {"batching": name, "groups": value} if name in _GROUPS else {name: value}
+        for word, given in found.items():
+            if word in words:
+                raise ProblemError(f"{part!r} says {word} a second time")
+            is_number = isinstance(given, str) and given.isdecimal() and len(given) < 12
+            words[word] = int(given) if is_number else given
+    return words
+
+
+def _part(part: str) -> dict[str, Any]:
+    """What a part without a name says: types or majors."""
+    if part in _LAYOUTS:
+        return dict(zip(("a_major", "b_major"), _LAYOUTS[part], strict=True))
+    a, _, b = part.partition("*")
+    if called(a) and (not b or called(b)):
+        return {"a": a, "b": b or a}
+    raise ProblemError(
+        f"{part!r} is neither a type such as bf16 or s4*bf16, nor one of {', '.join(_LAYOUTS)}, nor NAME=VALUE with "
+        f"a name such as d, c, accumulator, a_scale, grouped or epilogue"
+    )
+
+
+def _usual(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What each field is if it is left out, the others being as they are."""
+    wider = _wider(fields["a_dtype"], fields["b_dtype"])
+    is_scaled = "none" not in (fields["a_scale"], fields["b_scale"])
+    return {
+        "batch": 1,
+        "a_dtype": "bf16",
+        "a_major": "k",
+        "b_dtype": fields["a_dtype"],
+        "b_major": "k",
+        "accumulator": default_accumulator(wider),
+        "d_dtype": default_output(DTYPES[wider].stored_as or wider),
+        "d_major": "n",
+        "c_dtype": None,
+        "c_major": fields["d_major"] if fields["c_dtype"] else None,
+        "a_scale": "none",
+        "b_scale": "none",
+        "promote": 4 if is_scaled else 0,
+        "batching": "strided",
+        "epilogue": LINEAR,
+        **aligns(fields),
+    }
+
+
+def _wider(a: DTypeName, b: DTypeName) -> DTypeName:
+    return max(a, b, key=lambda dtype: DTYPES[dtype].bits)
+
+
+def _types(words: Mapping[str, Any]) -> dict[str, Any]:
+    a = _dtype("a", words.get("a_dtype", "bf16"))
+    b = _dtype("b", words.get("b_dtype", a))
+    wider = _wider(a, b)
+    return {
+        "a_dtype": a,
+        "b_dtype": b,
+        "accumulator": _dtype("accumulator", words.get("accumulator", default_accumulator(wider))),
+        "c_dtype": _dtype("c", words["c_dtype"]) if "c_dtype" in words else None,
+        "d_dtype": _dtype("d", words.get("d_dtype", default_output(DTYPES[wider].stored_as or wider))),
+    }
+
+
+def _majors(words: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    majors: dict[str, Any] = {}
+    for name, usual in (("a_major", "k"), ("b_major", "k"), ("d_major", "n")):
+        majors[name] = _major(name, words.get(name, usual))
+    if "c_major" in words and fields["c_dtype"] is None:
+        raise ProblemError(f"c_major is {words['c_major']!r}, but there is no C: name its type, c, or leave it out")
+    majors["c_major"] = _major("c_major", words.get("c_major", majors["d_major"])) if fields["c_dtype"] else None
+    return majors
+
+
+def _extent(name: str, value: object) -> int:
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool) or not 0 <= index(value) <= MAX_EXTENT:
+        bits = value.bit_length() if isinstance(value, int) else 0  # Python writes no number of more than 4,300 digits
+        written = f"a number of {bits} bits" if bits > 64 else f"{value!r:.80}"
+        raise ProblemError(f"{name} is {written}; it must be a whole number from 0 to {MAX_EXTENT:,}")
+    return index(value)
+
+
+def _dtype(name: str, value: object) -> DTypeName:
+    if isinstance(value, str) and (found := called(value)):
+        return found
+    text = str(value)
+    if not isinstance(value, str) and (found := called(text)):  # torch.bfloat16
+        return found
+    raise ProblemError(f"{name} is {value!r:.80}{unknown(text) or ';'} it must be {one_of([*DTYPES])}")
+
+
+def _major(name: str, value: object) -> str:
+    allowed, others = _MAJORS[name]
+    return _word(name, others.get(value, value) if isinstance(value, str) else value, allowed)
+
+
+def _word(name: str, value: object, allowed: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        hint = suggest(value, allowed) if isinstance(value, str) else ""
+        raise ProblemError(f"{name} is {value!r:.80}{hint or ';'} it must be {one_of([*allowed])}")
+    return value
+
+
+def _epilogue(value: object) -> str:
+    if not isinstance(value, str):
+        raise ProblemError(f"epilogue is {value!r:.80}; it must be a text such as 'd = silu(acc + bias[n])'")
+    try:
+        return LINEAR if value == LINEAR else spelling(parse(value))
+    except ExpressionError as error:
+        raise ProblemError(f"epilogue is {value!r:.200}: {error}") from None
