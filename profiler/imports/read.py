@@ -20,6 +20,7 @@ MAX_BYTES = 64 << 20
 MAX_UNPACKED = 256 << 20
 """Most bytes that a compressed file may unpack to."""
 _GZIP = b"\x1f\x8b"
+_MOST_LINES = 2_000_000
 _LONGEST = 20_000
 """Characters of a line that is read; of longer ones, patterns could take forever."""
 _LOGGED = re.compile(r'\s*\[[^\[\]{}",]{0,200}\]\s*[^\s,\]]')
@@ -75,6 +76,8 @@ def _of_json(path: Path, text: str, k: Sequence[int]) -> Imported | None:
 
 
 def _of_text(path: Path, text: str, m: Sequence[int]) -> Imported | None:
+    if text.count("\n") > _MOST_LINES:
+        raise RecordError(f"{path}:1: has more than {_MOST_LINES:,} lines; split it")
     lines = [line if len(line) <= _LONGEST else "" for line in text.split("\n")]
     if cublas_log.looks_like_lt(text):
         return cublas_log.read_lt(path, lines)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gemmill.profiler.imports.problems import Collector, Imported, LeftOut, extent, whole
-from gemmill.profiler.imports.torch_ops import BALANCED, LEAVES, Tensor, problem
+from gemmill.profiler.imports.torch_ops import BALANCED, LEAVES, UNREAD, Tensor, problem
 
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _SPACE = re.compile(r"[\s,]*")
@@ -34,7 +34,10 @@ def read_trace(path: Path, text: str) -> Imported:
         name = event.get("name")
         if event.get("cat") not in ("cpu_op", "Operator") or not isinstance(name, str):
             continue
-        if (operator := name.removeprefix("aten::")) not in LEAVES or operator == name:
+        operator = name.removeprefix("aten::")
+        if operator in UNREAD:
+            into.note(line, f"aten::{operator} is not read")
+        if operator not in LEAVES or operator == name:
             continue
         with into.at(line):
             args = event.get("args")

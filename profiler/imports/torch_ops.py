@@ -9,8 +9,10 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.profiler.imports.problems import Fields, LeftOut, shown
 from gemmill.profiler.imports.words import dtype, epilogue
 
-LEAVES = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm")
+LEAVES = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm")
 """Operators that compute a product; linear, matmul and einsum call one of them."""
+UNREAD = ("_scaled_grouped_mm", "_addmm_activation", "addbmm")
+"""Others that compute one."""
 _SCALAR_TYPES: Mapping[str, DTypeName] = {
     "0": "u8",
     "1": "s8",
@@ -50,6 +52,8 @@ def problem(name: str, tensors: Sequence[Tensor | None], output: str = "") -> Fi
     fields |= {"a": dtype(a.type, "A"), "b": dtype(b.type, "B"), "d_major": "n"} | _majors(a, b)
     if output in _SCALAR_TYPES:
         fields["d"] = _SCALAR_TYPES[output]
+    elif name == "_int_mm":
+        fields["d"] = "s32"
     elif name not in ("_scaled_mm", "_grouped_mm"):
         fields["d"] = fields["a"]
     if adds:

@@ -15,10 +15,13 @@ from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftO
 from gemmill.profiler.imports.words import dtype
 
 _ASSIGNED = re.compile(r"^\w{0,60}?SHAPES\w{0,60}[ \t]*(?::[^={}\n]{0,200})?=[ \t]*(?=\{)", re.MULTILINE)
-_TOKEN = re.compile(r"""\s+|\#[^\n]*|"[^"\\\n]*"|'[^'\\\n]*'|[0-9][0-9_]{0,18}(?![\w.])|[\[{(]|[\]})]|[,:]""")
+_TOKEN = re.compile(r"""\s+|\#[^\n]*|"[^"\\\n]*"|'[^'\\\n]*'|[0-9][0-9_]{0,18}(?![\w.])|[\[{(]|[\]})]|[,:]|//""")
+_QUOTIENT = re.compile(r"\b(\d{1,18})[ \t]*//[ \t]*(\d{1,18})\b")
+"""What tables have for a part of a weight, as in ``14336 // 2``."""
 _MOST_CHARACTERS = 1 << 20
 _DEEPEST = 10
 _OF_EXPERTS = re.compile(r"E=(\d{1,9}),N=(\d{1,9})(?:,|\.json)")
+_OF_GROUPS = "weights of experts are taken as listed, K x N each, and tokens as spread evenly over them"
 _MAX_GIVEN = 10_000
 
 
@@ -36,15 +39,12 @@ def read_shapes(path: Path, text: str, m: Sequence[int]) -> Imported:
             continue
         line, last = line + text.count("\n", last, found.start()), found.start()
         end = _end(into, text, found.end())
-        try:
-            table = ast.literal_eval(text[found.end() : end])
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            raise into.error(line, "the table is no dict of names, lists and numbers; write it as one") from None
-        for name, weights in table.items() if isinstance(table, dict) else ():
-            for weight in weights if isinstance(weights, list | tuple) else [weights]:
-                with into.at(line):
-                    for fields in _of_weight(name, weight, m):
-                        into.add(fields, line)
+        for place, name, weight in _weights(into, text[found.end() : end], line):
+            with into.at(place):
+                for fields in _of_weight(name, weight, m):
+                    into.add(fields, place)
+                    if "groups" in fields:
+                        into.note(place, _OF_GROUPS)
     return into.result()
 
 
@@ -60,6 +60,20 @@ def _end(into: Collector, text: str, start: int) -> int:
             break
     line = text.count("\n", 0, place) + 1
     raise into.error(line, "the table is not closed, too large, or has more than names, lists and numbers")
+
+
+def _weights(into: Collector, literal: str, line: int) -> Iterator[tuple[int, object, object]]:
+    """Line, model and weight of what a literal lists, which is evaluated, not run."""
+    try:
+        plain = _QUOTIENT.sub(lambda found: str(int(found[1]) // int(found[2])), literal)
+        table = ast.parse(plain, mode="eval").body
+        if not isinstance(table, ast.Dict):
+            raise ValueError("no dict")
+        for key, value in zip(table.keys, table.values, strict=True):
+            for item in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
+                yield line + item.lineno - 1, ast.literal_eval(key) if key else None, ast.literal_eval(item)
+    except (ValueError, TypeError, ArithmeticError, SyntaxError, MemoryError, RecursionError):
+        raise into.error(line, "the table is no dict of names, lists and numbers; write it as one") from None
 
 
 def _of_weight(name: object, weight: object, m: Sequence[int]) -> Iterator[Fields]:

@@ -8,5 +8,5 @@ WEIGHT_SHAPES = {
 }
 
 WEIGHT_SHAPES_MOE = {
-    "acme/experts": [[8, 2, 4096, 28672]],
+    "acme/experts": [[8, 2, 4096, 28672 // 2]],
 }

@@ -69,12 +69,12 @@ EXPECTED = {
     "weight_shapes.py": (
         "a table of vLLM's weight shapes",
         [
-            (1, 2, "k=4096 m=16 n=6144"),
-            (2, 2, "k=4096 m=16 n=4096"),
-            (1, 2, "k=256 m=16 n=512"),
-            (1, 10, "batching=grouped groups=8 k=4096 m=32 n=28672"),
+            (1, 4, "k=4096 m=16 n=6144"),
+            (2, 5, "k=4096 m=16 n=4096"),
+            (1, 7, "k=256 m=16 n=512"),
+            (1, 11, "batching=grouped groups=8 k=4096 m=32 n=14336"),
         ],
-        [],
+        ["11: weights of experts are taken as listed"],
     ),
     EXPERTS: (
         "a config of vLLM's fused mixture of experts",
@@ -220,7 +220,7 @@ def test_what_lacks_an_extent_says_so(tmp_path: Path) -> None:
     weights = read_problems(DATA / "weight_shapes.py")
     assert weights is not None
     assert not weights.problems
-    said = "weight_shapes.py:2: the table has weights, [K, N]; M, the tokens, is for you to say (5 times)"
+    said = "weight_shapes.py:4: the table has weights, [K, N]; M, the tokens, is for you to say (5 times)"
     assert weights.left_out[0].endswith(said)
     experts = read_problems(DATA / EXPERTS)
     assert experts is not None
@@ -234,6 +234,14 @@ def test_what_lacks_an_extent_says_so(tmp_path: Path) -> None:
 def test_weights_are_taken_with_every_m() -> None:
     found = understood('WEIGHT_SHAPES = {"a/b": [([256, 512], 1)]}', m=(1, 16))
     assert short(found) == ["k=256 m=1 n=512", "k=256 m=16 n=512"]
+
+
+def test_plain_weights_and_quotients() -> None:
+    found = understood('X_SHAPES: dict = {"a/TP2": [[5120, 13824 // 2]], "b": "?"}', m=(1,))
+    assert short(found) == ["k=5120 m=1 n=6912"]
+    assert found.left_out == ("x:1: 'b': '?' is no weight; one is ([K, N], dimension)",)
+    with pytest.raises(RecordError, match="x:1: the table is no dict"):
+        understood('X_SHAPES = {"a": [[1 // 0, 2]]}', m=(1,))
 
 
 def test_lists_in_other_forms() -> None:
@@ -275,6 +283,15 @@ def test_command_lines_of_benches() -> None:
     assert found.left_out == ("x:4: the function is 'gemv'; only GEMMs are read", "x:5: k missing")
 
 
+def test_products_of_integers_and_those_that_are_not_read() -> None:
+    args = {"Input Dims": [[32, 64], [64, 16]], "Input type": ["signed char", "signed char"]}
+    names = ("aten::_int_mm", "aten::_scaled_grouped_mm", "aten::relu")
+    events = [{"cat": "cpu_op", "name": name, "args": args} for name in names]
+    found = understood(json.dumps([*events, {"ph": "X"}]))
+    assert short(found) == ["a=s8 b=s8 d=s32 d_major=n k=64 m=32 n=16"]
+    assert found.left_out == ("x:1: aten::_scaled_grouped_mm is not read",)
+
+
 def test_a_trace_without_shapes_says_how_to_record_them() -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1}}
     found = understood(json.dumps({"traceEvents": [event, event]}))
@@ -299,6 +316,7 @@ def test_reasons_are_named_once_and_counted() -> None:
         ("std::vector<std::tuple<int>> s = {\nstd::make_tuple(1, 2,", "x:2: a tuple is not closed"),
         ('WEIGHT_SHAPES = {\n"a": [([f(1), 2], 1)]}', "x:2: the table is not closed, too large, or has more than"),
         ('WEIGHT_SHAPES = {"a": [([1 2], 1)]}', "x:1: the table is no dict"),
+        ('WEIGHT_SHAPES = {"a", "b"}', "x:1: the table is no dict"),
         ("- {transA: N, matrix_size: [{M: 1\n", r"x:2:1: YAML"),
         ("[x][cublasLt][1][Trace][cublasLtMatmul] A=0X1 Adesc=[type=R_16F rows=1", "x:1: the line lacks A, B, D, comp"),
         ("Operator: aten.mm.default\ncnt: 49, ((T([8192, 7", "x:2: no `cnt: 1, "),
@@ -335,7 +353,7 @@ def test_suites_of_ours_are_left_to_others() -> None:
     assert problems_of(b"\xff\xfe", Path("x")) is None
 
 
-ABSURD = {
+ABSURD: dict[str, tuple[str | bytes, str]] = {
     "more problems than a file may have": (
         "m,n,k\n" + "".join(f"{i},1,1\n" for i in range(1, MAX_PROBLEMS + 2)),
         f"x:{MAX_PROBLEMS + 2}: there are more than 100,000 different problems",
@@ -346,6 +364,7 @@ ABSURD = {
         f"- {{transA: [N, T], M: {[*range(1, 400)]}, N: {[*range(1, 400)]}, K: {[*range(1, 400)]}}}\n",
         "x:1: a file may stand for 100,000 problems",
     ),
+    "more lines than a text may have": ("\n" * 2_000_001 + "x", "x:1: has more than 2,000,000 lines"),
     "a deep table": (f"WEIGHT_SHAPES = {'{' * 100_000}", "x:1: the table is not closed"),
     "signs": (f"WEIGHT_SHAPES = {{'a': {'-' * 100_000}1}}", "x:1: the table is not closed"),
     "a bomb": (gzip.compress(bytes(257 << 20), 1), "x:1: unpacks to more than 268,435,456 bytes"),
@@ -382,40 +401,8 @@ def test_mutated_files_are_understood_or_refused(path: Path, chance: random.Rand
     content = path.read_bytes()
     packed = content.startswith(b"\x1f\x8b")
     data = bytearray(gzip.decompress(content) if packed else content)
-    odd = (
-        b"",
-        b"[",
-        b"{",
-        b"]",
-        b"}",
-        b'"',
-        b"'",
-        b",",
-        b":",
-        b"(",
-        b")",
-        b"\n",
-        b"-",
-        b"9" * 30,
-        b"1e999",
-        b"\xff",
-        b"\0",
-    )
-    odd = (
-        *odd,
-        b"null",
-        b"true",
-        b"[]",
-        b"{}",
-        b"*a",
-        b"&a ",
-        b"NaN",
-        "²".encode(),
-        b"x",
-        b"=",
-        b"0",
-        bytes(data[:60]),
-    )
+    odd = [b"", b"\n", b"\xff", b"\0", b"9" * 30, b"1e999", b"null", b"NaN", b"*a", b"&a ", bytes(data[:60])]
+    odd += [character.encode() for character in "[]{}()\"',:=-#0x²"]
     for _ in range(edits):
         start = chance.randrange(len(data) + 1)
         data[start : start + chance.choice([0, 1, 5, 40])] = chance.choice(odd)
