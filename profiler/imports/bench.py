@@ -72,9 +72,9 @@ def read_yaml(path: Path, text: str) -> Imported | None:
         return _read_logged(into, lines)
     if len(text) > MAX_BYTES:
         raise into.error(1, f"has {len(text):,} characters, more than the {MAX_BYTES:,} YAML may have; split it")
-    for found in _INCLUDE.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        into.note(line, f"include: {shown(found[1])} is not followed; what it defines is not known")
+    for number, written in enumerate(lines, 1):
+        if found := _INCLUDE.match(written):
+            into.note(number, f"include: {shown(found[1])} is not followed; what it defines is not known")
     known = set(_ANCHOR.findall(text))
     plain = _INCLUDE.sub("#", text)
     plain = _ALIAS.sub(lambda alias: alias[0] if alias[1] in known else f'"*{alias[1]}"', plain)
@@ -121,12 +121,8 @@ def _calls(into: Collector, test: Mapping[str, object], line: int, most: int) ->
     """The calls of a test: every combination of what its keys list."""
     choices: list[list[Call]] = []
     for key, value in test.items():
-        if key == "function" and isinstance(value, dict):
-            value = [types for name, types in value.items() if "gemm" in name or "matmul" in name]
-        listed = value if isinstance(value, list) else [value]
-        flat = itertools.chain.from_iterable(item if isinstance(item, list) else [item] for item in listed)
         found: dict[str, Call] = {}
-        for item in flat:
+        for item in _functions(value) if key == "function" else _flat(value):
             call = {name: item[name] for name in item if name in _KEYS} if isinstance(item, dict) else {key: item}
             if key in _KEYS or isinstance(item, dict):
                 found[repr(call)] = call
@@ -135,6 +131,23 @@ def _calls(into: Collector, test: Mapping[str, object], line: int, most: int) ->
     if math.prod(map(len, choices)) > most:
         raise into.error(line, f"a file may stand for {MAX_PROBLEMS:,} problems, and this has more; split it")
     return [{key: value for part in parts for key, value in part.items()} for parts in itertools.product(*choices)]
+
+
+def _flat(value: object) -> list[object]:
+    """A value, or those of a list and of the lists in it."""
+    listed = value if isinstance(value, list) else [value]
+    return [part for item in listed for part in (item if isinstance(item, list) else [item])]
+
+
+def _functions(value: object) -> list[object]:
+    """Functions, by name or as ``name: types``, as a call for each of their types."""
+    found: list[object] = []
+    for item in _flat(value):
+        named = item if isinstance(item, dict) else {str(item): {}}
+        for name, types in named.items():
+            each = (given if isinstance(given, dict) else {} for given in _flat(types))
+            found += [{**given, "function": name} for given in each]
+    return found
 
 
 def _problem(call: Call) -> Fields:
@@ -149,8 +162,8 @@ def _problem(call: Call) -> Fields:
     letter = _LETTER.match(function)
     if letter and letter[1] not in blas.LETTERS:
         raise LeftOut(f"{shown(function)}: numbers are complex, or of a type that is not here")
-    whole_call = call.get("precision") or (blas.LETTERS[letter[1]] if letter else None)
-    types = {name: _known(call.get(f"{name}_type") or whole_call) for name in "abcd"}
+    common = call.get("precision") or (blas.LETTERS[letter[1]] if letter else None)
+    types = {name: _known(call.get(f"{name}_type") or common) for name in "abcd"}
     return blas.problem(
         {"m": call.get("M"), "n": call.get("N"), "k": call.get("K"), "batch": call.get("batch_count")},
         transposed_a=blas.is_transposed("transA", call.get("transA", "N")),

@@ -82,7 +82,8 @@ def _of_matmul(parts: Mapping[str, Mapping[str, str]], beta: str | None) -> Fiel
     if name not in _FUNCTIONS:
         raise LeftOut(f"the epilogue is {shown(name)}; those that are read are {', '.join(_FUNCTIONS)}")
     function, has_bias = _FUNCTIONS[name]
-    bias = dtype(call.get("biasDataType", d.get("type")), "the bias") if has_bias else None
+    default = "R_16BF" if "_8F_" in d.get("type", "") else d.get("type")  # of fp8 D as of others where nothing is said
+    bias = dtype(call.get("biasDataType", default), "the bias") if has_bias else None
     if text := epilogue(function, bias, adds_c="c" in fields):
         fields["epilogue"] = text
     return fields

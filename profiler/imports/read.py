@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import re
@@ -42,6 +43,8 @@ def read_problems(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -
         content = read_given(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.EFBIG:
+            reason = f"{reason}; pack it with gzip, or split it"
         raise RecordError(f"{path}:1: cannot be read: {reason}") from None
     return problems_of(content, path, m=m, k=k)
 

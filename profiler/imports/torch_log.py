@@ -112,7 +112,7 @@ def read_operators(path: Path, lines: list[str]) -> Imported:
         if line.startswith("Operator:"):
             found = _OPERATOR.match(line)
             operator = found[1] if found else ""
-        elif operator in LEAVES and line.strip():
+        elif operator in LEAVES and line.startswith("cnt:"):
             if (counted := _COUNTED.match(line)) is None:
                 raise into.error(number, "no `cnt: 1, ((T([..], f16), ..), {})`; remove or complete the line")
             with into.at(number):

@@ -23,7 +23,7 @@ _CALLED: Mapping[DTypeName, str] = {
     "u4": "uint4 u4 4u u4_r",
 }
 _MEANT: Mapping[str, DTypeName] = MappingProxyType(
-    {word: name for name, all_ in _CALLED.items() for word in all_.split()}
+    {word: name for name, words in _CALLED.items() for word in words.split()}
 )
 _PREFIXES = ("torch.", "c10::", "cuda_", "hip_", "r_")
 

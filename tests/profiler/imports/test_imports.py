@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import RecordError
 from gemmill.profiler.imports.problems import MAX_PROBLEMS, Imported
-from gemmill.profiler.imports.read import problems_of, read_problems
+from gemmill.profiler.imports.read import MAX_BYTES, problems_of, read_problems
 from gemmill.profiler.sweep.shapes import shipped_suites
 
 DATA = Path(__file__).parents[2] / "data" / "shapes"
@@ -292,6 +292,38 @@ def test_products_of_integers_and_those_that_are_not_read() -> None:
     assert found.left_out == ("x:1: aten::_scaled_grouped_mm is not read",)
 
 
+def test_logs_of_hipblaslt_and_of_two_levels() -> None:
+    pairs = "Adesc=[type=R_16BF rows=48 cols=1024 ld=48] B=0x2 Bdesc=[type=R_16BF rows=176 cols=1024 ld=176] "
+    pairs += "C=0x3 Cdesc=[type=R_16BF rows=48 cols=176 ld=48] D=0x4 Ddesc=[type=R_8F_E4M3 rows=48 cols=176 ld=48] "
+    pairs += "computeDesc=[computeType=COMPUTE_32F transA=OP_N transB=OP_T epilogue=EPILOGUE_RELU_BIAS] alpha=1 beta=0"
+    lines = [
+        f"[2026-02-28 11:24:46][HIPBLASLT][1][{level}][rocblaslt_matmul] A=0x1 {pairs}" for level in ("Api", "Trace")
+    ]
+    found = understood("\n".join(lines))
+    assert [(dict(each.fields), each.count, each.where) for each in found.problems] == [
+        (
+            written("a=bf16 a_major=mn accumulator=f32 b=bf16 b_major=mn d=e4m3 d_major=n k=1024 m=176 n=48")
+            | {"epilogue": "d = relu(alpha * acc + bias.bf16[n])"},
+            1,
+            "x:2",
+        )
+    ]
+
+
+def test_functions_of_a_test_and_their_types() -> None:
+    found = understood(
+        "Definitions:\n- &single {a_type: f32_r, b_type: f32_r, d_type: f32_r}\n- &half {a_type: h, b_type: h}\n"
+        "Tests:\n- {matrix_size: {M: 1, N: 2, K: 3}, function: [{gemm: [*single, *half]}, {gemv: *half}, sgemm]}\n"
+        "- {matrix_size: {M: 4, N: 5, K: 1..9}}\n"
+    )
+    assert short(found) == [
+        "a=f32 a_major=k b=f32 b_major=mn d=f32 d_major=n k=3 m=2 n=1",
+        "a=f16 a_major=k b=f16 b_major=mn d_major=n k=3 m=2 n=1",
+    ]
+    assert [each.count for each in found.problems] == [2, 1]
+    assert found.left_out == ("x:5: the function is 'gemv'; only GEMMs are read", "x:6: k is '1..9', no whole number")
+
+
 def test_a_trace_without_shapes_says_how_to_record_them() -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1}}
     found = understood(json.dumps({"traceEvents": [event, event]}))
@@ -336,6 +368,10 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         read_problems(tmp_path / "none.csv")
     with pytest.raises(RecordError, match="is a folder"):
         read_problems(tmp_path)
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(RecordError, match="more than the 67,108,864 it may have; pack it with gzip, or split it"):
+        read_problems(tmp_path / "large.json")
 
 
 @pytest.mark.parametrize(
