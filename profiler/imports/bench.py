@@ -1,0 +1,180 @@
+"""What hipBLASLt's and rocBLAS's benches are given: YAML, lines that logs have of it, and command lines."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gemmill.library.errors import ManifestError, RecordError
+from gemmill.library.manifest.document import MAX_BYTES, read_document
+from gemmill.profiler.imports import blas
+from gemmill.profiler.imports.problems import MAX_PROBLEMS, Collector, Fields, Imported, LeftOut, extent, shown
+
+_COMMAND = re.compile(r"(?:hipblaslt|rocblas)-bench\s(.*)")
+_LOGGED = re.compile(r"\s*-\s*\{\s*rocblas_function\s*:")
+_PAIR = re.compile(r"\b(\w{1,40})\s{0,9}:\s{0,9}(?:\"([^\"]*)\"|'([^']*)'|([^,{}\s]+))")
+_INCLUDE = re.compile(r"^include:[ \t]*(\S*).*$", re.MULTILINE)
+_ALIAS = re.compile(r"(?<=[\s\[,:])\*([A-Za-z_][\w-]*)")
+_ANCHOR = re.compile(r"(?<=[\s\[,:])&([A-Za-z_][\w-]*)")
+_OPTIONS: Mapping[str, str] = {
+    **{f"-{name}": name.upper() for name in "mnk"},
+    **{f"--size{name}": name.upper() for name in "mnk"},
+    **dict.fromkeys(("--transA", "--transposeA"), "transA"),
+    **dict.fromkeys(("--transB", "--transposeB"), "transB"),
+    **dict.fromkeys(("--batch", "--batch_count"), "batch_count"),
+    **dict.fromkeys(("-f", "--function"), "function"),
+    **dict.fromkeys(("-r", "--precision"), "precision"),
+    **{f"--{name}": name for name in ("compute_type", "beta", "activation_type", "grouped_gemm")},
+    **{f"--{name}_type": f"{name}_type" for name in "abcd"},
+}
+_KEYS = {*_OPTIONS.values(), "rocblas_function", "call_count"}
+_LETTER = re.compile(r"(?:rocblas_)?([a-z])gemm")
+
+Call = Mapping[str, object]
+
+
+def looks_like_commands(text: str) -> bool:
+    """Whether a text has command lines of a bench."""
+    return ("hipblaslt-bench" in text or "rocblas-bench" in text) and (" -m " in text or "--sizem" in text)
+
+
+def read_commands(path: Path, lines: Iterable[str]) -> Imported | None:
+    """Problems of command lines, wherever they stand in a line; those behind # are left alone. None where none is."""
+    into = Collector(path, "command lines of hipBLASLt's or rocBLAS's bench")
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("#") or (found := _COMMAND.search(line)) is None:
+            continue
+        words = found[1].split()
+        call = {
+            _OPTIONS[option]: value.strip("'\"") for option, value in itertools.pairwise(words) if option in _OPTIONS
+        }
+        if "M" in call or "N" in call:
+            with into.at(number):
+                into.add(_problem(call), number)
+    result = into.result()
+    return result if result.problems or result.left_out else None
+
+
+def looks_like_yaml(text: str) -> bool:
+    """Whether a text is YAML of a bench."""
+    return "rocblas_function" in text or "matrix_size" in text or "transA" in text
+
+
+def read_yaml(path: Path, text: str) -> Imported | None:
+    """Problems of a bench's YAML: a mapping a line, as logs have them, or definitions and tests. None for others."""
+    into = Collector(path, "YAML of hipBLASLt's or rocBLAS's bench")
+    lines = text.split("\n")
+    logged = [line for line in lines if _LOGGED.match(line)]
+    if logged and "Tests:" not in lines and all("}" in line for line in logged[:-1]):
+        return _read_logged(into, lines)
+    if len(text) > MAX_BYTES:
+        raise into.error(1, f"has {len(text):,} characters, more than the {MAX_BYTES:,} YAML may have; split it")
+    for number, written in enumerate(lines, 1):
+        if found := _INCLUDE.match(written):
+            into.note(number, f"include: {shown(found[1])} is not followed; what it defines is not known")
+    known = set(_ANCHOR.findall(text))
+    plain = _INCLUDE.sub("#", text)
+    plain = _ALIAS.sub(lambda alias: alias[0] if alias[1] in known else f'"*{alias[1]}"', plain)
+    try:
+        document = read_document(path, lambda *_: plain.encode())
+    except ManifestError as error:
+        if not logged and "matrix_size" not in text:  # a text of another kind
+            return None
+        raise RecordError(str(error)) from None
+    root = document.data
+    tests = root if isinstance(root, list) else root.get("Tests") if isinstance(root, dict) else None
+    if not isinstance(tests, list) or not any(
+        isinstance(test, dict) and {*test} & {*_KEYS, "matrix_size"} for test in tests
+    ):
+        return None
+    left = MAX_PROBLEMS
+    for index, test in enumerate(tests):
+        location = (index,) if isinstance(root, list) else ("Tests", index)
+        line = document.values[location][0]
+        with into.at(line):
+            if not isinstance(test, dict):
+                raise LeftOut("a test that is no mapping")
+            calls = _calls(into, test, line, left)
+            left -= len(calls)
+            for call in calls:
+                with into.at(line):
+                    into.add(_problem(call), line, extent("call_count", call.get("call_count", 1)))
+    return into.result()
+
+
+def _read_logged(into: Collector, lines: list[str]) -> Imported:
+    for number, line in enumerate(lines, 1):
+        if not _LOGGED.match(line):
+            continue
+        if "}" not in line:
+            raise into.error(number, "the mapping is not closed; remove or complete the line")
+        call = {key: double or single or bare for key, double, single, bare in _PAIR.findall(line) if key in _KEYS}
+        with into.at(number):
+            into.add(_problem(call), number, extent("call_count", call.get("call_count", 1)))
+    return into.result()
+
+
+def _calls(into: Collector, test: Mapping[str, object], line: int, most: int) -> list[Call]:
+    """The calls of a test: every combination of what its keys list."""
+    choices: list[list[Call]] = []
+    for key, value in test.items():
+        found: dict[str, Call] = {}
+        for item in _functions(value) if key == "function" else _flat(value):
+            call = {name: item[name] for name in item if name in _KEYS} if isinstance(item, dict) else {key: item}
+            if key in _KEYS or isinstance(item, dict):
+                found[repr(call)] = call
+        if any(found.values()):
+            choices.append([*found.values()])
+    if math.prod(map(len, choices)) > most:
+        raise into.error(line, f"a file may stand for {MAX_PROBLEMS:,} problems, and this has more; split it")
+    return [{key: value for part in parts for key, value in part.items()} for parts in itertools.product(*choices)]
+
+
+def _flat(value: object) -> list[object]:
+    """A value, or those of a list and of the lists in it."""
+    listed = value if isinstance(value, list) else [value]
+    return [part for item in listed for part in (item if isinstance(item, list) else [item])]
+
+
+def _functions(value: object) -> list[object]:
+    """Functions, by name or as ``name: types``, as a call for each of their types."""
+    found: list[object] = []
+    for item in _flat(value):
+        named = item if isinstance(item, dict) else {str(item): {}}
+        for name, types in named.items():
+            each = (given if isinstance(given, dict) else {} for given in _flat(types))
+            found += [{**given, "function": name} for given in each]
+    return found
+
+
+def _problem(call: Call) -> Fields:
+    """The problem of a call by the names that the benches have; LeftOut for what is no GEMM of real numbers."""
+    function = str(call.get("rocblas_function") or call.get("function") or "gemm")
+    if "gemm" not in function and function != "matmul" and not function.startswith("*"):
+        raise LeftOut(f"the function is {shown(function)}; only GEMMs are read")
+    if str(call.get("grouped_gemm", "0")) not in ("0", "false"):
+        raise LeftOut("a grouped GEMM, whose groups are not read")
+    if call.get("activation_type", "none") != "none":
+        raise LeftOut(f"the activation is {shown(call['activation_type'])}; none is read")
+    letter = _LETTER.match(function)
+    if letter and letter[1] not in blas.LETTERS:
+        raise LeftOut(f"{shown(function)}: numbers are complex, or of a type that is not here")
+    common = call.get("precision") or (blas.LETTERS[letter[1]] if letter else None)
+    types = {name: _known(call.get(f"{name}_type") or common) for name in "abcd"}
+    return blas.problem(
+        {"m": call.get("M"), "n": call.get("N"), "k": call.get("K"), "batch": call.get("batch_count")},
+        transposed_a=blas.is_transposed("transA", call.get("transA", "N")),
+        transposed_b=blas.is_transposed("transB", call.get("transB", "N")),
+        types=types,
+        computes_in=str(_known(call.get("compute_type")) or ""),
+        beta=call.get("beta"),
+        batching="array" if "batched" in function and "strided" not in function else "",
+    )
+
+
+def _known(word: object) -> object:
+    """A type, or None where it is what an included file defines."""
+    return None if isinstance(word, str) and word.startswith("*") else word

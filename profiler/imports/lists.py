@@ -1,0 +1,160 @@
+"""Lists of problems: JSON, JSON Lines and YAML, of mappings or of ``[m, n, k]`` and ``[m, n, k, batch]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import get_args
+
+from gemmill.library.config.model import BatchingName, ScaleName
+from gemmill.library.errors import ManifestError, RecordError
+from gemmill.library.input import strict_json
+from gemmill.library.manifest.document import MAX_BYTES, read_document
+from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftOut, extent, shown, whole
+from gemmill.profiler.imports.words import dtype
+
+MAX_JSON = 16 << 20
+"""Most bytes of a JSON text that is read at once: a hundred thousand problems take less."""
+_CALLED: Mapping[str, str] = MappingProxyType(
+    {key: key for key in ("m", "n", "k", "batch", "groups")}
+    | {"l": "batch", "batch_count": "batch", "batch_size": "batch", "batchcount": "batch", "num_groups": "groups"}
+)
+_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {name: (name,) for name in "abcd"}
+    | {f"{name}_{word}": (name,) for name in "abcd" for word in ("dtype", "type")}
+    | {"dtype": ("a", "b"), "in_dtype": ("a", "b"), "input_dtype": ("a", "b"), "precision": ("a", "b")}
+    | {"out_dtype": ("d",), "output_dtype": ("d",)}
+    | dict.fromkeys(("accumulator", "acc_dtype", "accum", "acc"), ("accumulator",))
+)
+_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"a_major": ("k", "mn"), "b_major": ("k", "mn"), "c_major": ("n", "m"), "d_major": ("n", "m")}
+    | {"a_scale": get_args(ScaleName), "b_scale": get_args(ScaleName), "batching": get_args(BatchingName)}
+)
+_COUNTS = ("count", "counts", "calls", "num_calls", "call_count", "cnt", "freq", "frequency", "occurrences")
+_UNREAD = ("transa", "transb", "trans_a", "trans_b", "ta", "tb", "layout", "bias", "activation")
+"""What would change a problem if a list said what it means by it."""
+
+
+def looks_like_one(item: object) -> bool:
+    """Whether an item of a list is a problem."""
+    if isinstance(item, list):
+        return len(item) in (3, 4) and all(whole(value) is not None for value in item)
+    return isinstance(item, dict) and {"m", "n", "k"} <= {key.lower() for key in item if isinstance(key, str)}
+
+
+def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
+    """Take a problem whose keys are m, n, k and what else people write, in any case."""
+    fields: dict[str, int | str] = {}
+    count = 1
+    for written, value in item.items():
+        key = written.strip().lower()
+        if value is None or value == "":
+            continue
+        if key in _CALLED or (key == "b" and whole(value) is not None):
+            fields[_CALLED.get(key, "batch")] = extent(_CALLED.get(key, "batch"), value)
+        elif key in _TYPES:
+            for name in _TYPES[key]:
+                if name not in fields or len(_TYPES[key]) == 1:
+                    fields[name] = dtype(value, name.upper() if len(name) == 1 else "sums")
+        elif key in _WORDS:
+            if value not in _WORDS[key]:
+                raise LeftOut(f"{key} is {shown(value)}; allowed: {', '.join(_WORDS[key])}")
+            fields[key] = str(value)
+        elif key == "epilogue" and isinstance(value, str):
+            fields[key] = value
+        elif key in _COUNTS:
+            count = extent("count", value)
+        elif key in _UNREAD:
+            into.note(line, f"{written} is not read: write a_major, b_major or epilogue")
+    into.add(fields, line, count)
+
+
+def _add(into: Collector, items: Iterable[tuple[int, object]]) -> Imported:
+    for line, item in items:
+        with into.at(line):
+            if not looks_like_one(item):
+                raise LeftOut("no problem: neither [m, n, k], [m, n, k, batch] nor a mapping with m, n and k")
+            if isinstance(item, dict):
+                add_mapping(into, item, line)
+            elif isinstance(item, list):
+                into.add(_listed(item), line)
+    return into.result()
+
+
+def _listed(item: list[object]) -> Fields:
+    return {key: extent(key, value) for key, value in zip(("m", "n", "k", "batch"), item, strict=False)}
+
+
+def read_json(path: Path, text: str) -> Imported | None:
+    """Problems of a JSON text or of JSON Lines; None where it is neither, or holds none."""
+    into = Collector(path, "a list of JSON")
+    if len(text) > MAX_JSON:
+        raise into.error(1, f"has more than the {MAX_JSON:,} characters that a list may have; split it")
+    lines = text.split("\n")
+    first = next(line for line in lines if line.strip())
+    try:
+        value = strict_json.parse(text.encode())
+    except ValueError as error:
+        if not _is_json(first):
+            return _yaml_or(path, text, into.error(getattr(error, "lineno", 1), f"no JSON: {error}"))
+        return _read_lines(Collector(path, "JSON Lines"), lines)
+    if looks_like_one(value) and isinstance(value, dict):
+        return _add(Collector(path, "JSON Lines"), [(1, value)])
+    if not isinstance(value, list) or not any(map(looks_like_one, value)):
+        return None
+    return _add(into, ((line, item) for line, item in zip(_lines_of(lines, len(value)), value, strict=True)))
+
+
+def _lines_of(lines: list[str], items: int) -> list[int]:
+    """Lines of the items of a list: of one item each where there are as many that open one, else all the first."""
+    opening = [number for number, line in enumerate(lines, 1) if line.strip()[:1] in "[{" and line.strip()[1:]]
+    return opening if len(opening) == items else [1] * items
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(strict_json.parse(line.encode()), dict | list)
+    except ValueError:
+        return False
+
+
+def _read_lines(into: Collector, lines: list[str]) -> Imported | None:
+    items = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                items.append((number, strict_json.parse(line.encode())))
+            except ValueError as error:
+                raise into.error(number, f"no JSON: {error}; remove or complete the line") from None
+    return _add(into, items) if any(looks_like_one(item) for _, item in items) else None
+
+
+def _yaml_or(path: Path, text: str, error: RecordError) -> Imported | None:
+    """What a text in brackets holds that is no JSON: a list of YAML, another document of it, or damaged JSON."""
+    document = text if len(text) <= MAX_BYTES else ""
+    try:
+        read_document(path, lambda *_: document.encode()).check()
+    except ManifestError:
+        if text.lstrip().startswith(("[", '{"')):
+            raise error from None
+        return None
+    return read_yaml(path, text)
+
+
+def read_yaml(path: Path, text: str) -> Imported | None:
+    """Problems of a bare YAML list; None where the text is none."""
+    if len(text) > MAX_BYTES:
+        return None
+    try:
+        document = read_document(path, lambda *_: text.encode())
+    except ManifestError:
+        return None
+    if not isinstance(document.data, list) or not any(map(looks_like_one, document.data)):
+        return None
+    try:
+        document.check()
+    except ManifestError as error:
+        raise RecordError(str(error)) from None
+    lines = (document.values[index,][0] for index in range(len(document.data)))
+    return _add(Collector(path, "a list of YAML"), zip(lines, document.data, strict=True))

@@ -1,0 +1,139 @@
+"""Tables with a line of names: plain ones, those of CUTLASS's profiler, and of hipBLASLt's and rocBLAS's bench."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from gemmill.profiler.imports import blas
+from gemmill.profiler.imports.lists import add_mapping
+from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftOut, extent, shown
+from gemmill.profiler.imports.words import dtype
+
+_LINES_BEFORE = 100_000
+"""Lines that may stand before the names: a program prints other things, too."""
+_LONGEST = 20_000
+"""Characters of a line that is a row."""
+_MAJORS: Mapping[str, Mapping[str, str]] = {
+    "a": {"row": "k", "column": "mn"},
+    "b": {"row": "mn", "column": "k"},
+    "c": {"row": "n", "column": "m"},
+    "d": {"row": "n", "column": "m"},
+}
+"""What CUTLASS's layouts of M x K, K x N and M x N make contiguous."""
+
+Row = Mapping[str, str]
+
+
+def read(path: Path, lines: list[str]) -> Imported | None:
+    """Problems of a table; None where no line names m, n and k."""
+    if (found := _names(lines)) is None:
+        return None
+    start, delimiter, names = found
+    if "operation" in names and "provider" in names:
+        return _cutlass(Collector(path, "a table of CUTLASS's profiler"), _rows(lines, start, delimiter, names))
+    if {"transa", "transb"} <= set(names):
+        return _bench(Collector(path, "a table of hipBLASLt's or rocBLAS's bench"), lines, start, delimiter, names)
+    into = Collector(path, "a table")
+    for number, row in _rows(lines, start, delimiter, names):
+        if row is None:
+            raise into.error(number, f"the row has not the {len(names)} columns of the table; complete or remove it")
+        with into.at(number):
+            add_mapping(into, row, number)
+    return into.result()
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """What stands between delimiters; csv.Error where quotes are wrong."""
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter, strict=True), [])]
+
+
+def _names(lines: list[str]) -> tuple[int, str, list[str]] | None:
+    """Index of the line of names, the delimiter, and the names in small letters."""
+    for index, line in enumerate(islice(lines, _LINES_BEFORE)):
+        for delimiter in ",;\t":
+            if delimiter in line and len(line) <= _LONGEST and (names := _named(line, delimiter)):
+                return index, delimiter, names
+    return None
+
+
+def _named(line: str, delimiter: str) -> list[str]:
+    """The names in a line, in small letters; empty unless m, n and k are among them."""
+    names = [cell.strip().strip('"').lower() for cell in re.sub(r"^\s*\[\d+\]:", "", line).split(delimiter)]
+    return names if {"m", "n", "k"} <= set(names) else []
+
+
+def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Iterator[tuple[int, Row | None]]:
+    """The rows below the names, with their lines; None for one with other columns."""
+    for number, line in enumerate(islice(lines, start + 1, None), start + 2):
+        if not line.strip() or line.startswith("#") or _named(line, delimiter):
+            continue
+        try:
+            cells = _cells(line, delimiter) if len(line) <= _LONGEST else []
+        except csv.Error:
+            cells = []
+        yield number, dict(zip(names, cells, strict=True)) if len(cells) == len(names) else None
+
+
+def _cutlass(into: Collector, rows: Iterator[tuple[int, Row | None]]) -> Imported:
+    """Each problem once, however many kernels were run on it."""
+    seen: set[tuple[tuple[str, int | str], ...]] = set()
+    for number, row in rows:
+        if row is None:  # what else the profiler prints
+            continue
+        with into.at(number):
+            fields = _cutlass_problem(row)
+            if (identity := tuple(sorted(fields.items()))) not in seen:
+                into.add(fields, number)
+                seen.add(identity)
+    return into.result()
+
+
+def _cutlass_problem(row: Row) -> Fields:
+    kind = row.get("operationkind", "gemm")
+    if kind != "gemm":
+        raise LeftOut(f"the operation is {shown(kind)}; only gemm is read")
+    if "grouped" in row.get("gemm_kind", ""):
+        raise LeftOut("a grouped GEMM, whose groups the table does not have")
+    fields: dict[str, int | str] = {key: extent(key, row[key]) for key in ("m", "n", "k")}
+    if row.get("batch_count"):
+        fields["batch"] = extent("batch", row["batch_count"])
+    with_c = blas.adds_c(row.get("beta"))
+    for name, majors in _MAJORS.items():
+        word, _, layout = row.get(name, row.get("c", "")).partition(":")  # D had no column before CUTLASS 3
+        if not word or (name == "c" and (word == "void" or not with_c)):
+            continue
+        if layout not in majors:
+            raise LeftOut(f"the layout of {name.upper()} is {shown(layout)}; allowed: row or column")
+        fields |= {name: dtype(word, name.upper()), f"{name}_major": majors[layout]}
+    if row.get("accum"):
+        fields["accumulator"] = dtype(row["accum"], "sums")
+    return fields
+
+
+def _bench(into: Collector, lines: list[str], start: int, delimiter: str, names: list[str]) -> Imported:
+    """Rows have N or T first; other lines are what else the program prints."""
+    for number, row in _rows(lines, start, delimiter, names):
+        if row is None:
+            if re.match(r"\s*[NTC],[NTC],", lines[number - 1]):
+                into.note(number, f"the row has not the {len(names)} columns of the table")
+            continue
+        with into.at(number):
+            if row.get("grouped_gemm", "0") not in ("0", "false"):
+                raise LeftOut("a grouped GEMM, whose groups the table does not have")
+            extents = {key: row.get(key) for key in ("m", "n", "k")} | {"batch": row.get("batch_count")}
+            fields = blas.problem(
+                extents,
+                transposed_a=blas.is_transposed("transA", row["transa"]),
+                transposed_b=blas.is_transposed("transB", row["transb"]),
+                types={name: row.get(f"{name}_type") for name in "abcd"},
+                computes_in=row.get("compute_type", ""),
+                beta=row.get("beta"),
+            )
+            if row.get("activation_type", "none") != "none" or row.get("bias_vector", "0") != "0":
+                into.note(number, "activation and bias are not read")
+            into.add(fields, number)
+    return into.result()
