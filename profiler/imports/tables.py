@@ -43,7 +43,8 @@ def read(path: Path, lines: list[str]) -> Imported | None:
             raise into.error(number, f"the row has not the {len(names)} columns of the table; complete or remove it")
         with into.at(number):
             add_mapping(into, row, number)
-    return into.result()
+    result = into.result()
+    return result if result.problems or result.left_out else None  # a line that only looks like names
 
 
 def _cells(line: str, delimiter: str) -> list[str]:

@@ -1,50 +1,79 @@
-"""Shape suites: YAML files that name the problems a sweep measures.
+"""Shapes that a sweep measures, a pack serves, a selection is asked for: suites, and the lists that people have.
 
 A suite is ``{name: large, shapes: [[4096, 4096, 4096], [128, 128, 4096, 16], {m: 1000, n: 3000, k: 1024}]}``. Each
-shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. In a
-mapping, lists are cross products, as in manifests: ``{m: [1, 16, 4096], n: 6144, k: 4096}`` is three shapes.
+shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. A mapping
+may have the other keywords of a problem, too (library/input/problem_words.py), and a ``count``; lists in it are cross
+products, as in manifests: ``{m: [1, 16, 4096], n: 6144, k: 4096, a: [bf16, f16]}`` is six shapes. One that stands twice
+counts as often. Lists of other tools are told apart by what they hold (profiler/imports).
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gemmill.library.errors import ManifestError, RecordError
+from gemmill.library.errors import ManifestError, ProblemError, RecordError
+from gemmill.library.files import read_given
+from gemmill.library.input.problem_words import KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
-from gemmill.library.problem import MAX_EXTENT
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.profiler.imports.problems import Asked, Imported
+from gemmill.profiler.imports.read import MAX_BYTES, problems_of
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
+KEYS = (*KEYWORDS, "count")
+"""Keys of a shape's mapping."""
 MAX_SHAPES = 100_000
 """Most shapes of a file."""
 FORMS = "a shape is [m, n, k], [m, n, k, batch] or a mapping with those keys"
+MAX_COUNT = 1 << 62
+_OURS = "a shape suite"
+_LIKE_OURS = "a suite of ours is YAML: {name: mine, shapes: [[4096, 4096, 4096], {m: 16, n: 4096, k: 7168, a: e4m3}]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Extents of a GEMM, without formats."""
+    """Extents of a GEMM, and what is said of its formats."""
 
     m: int
     n: int
     k: int
     batch: int = 1
+    said: tuple[tuple[str, Any], ...] = ()
+    """Other keywords of its problem, sorted by name; what is not among them, whoever measures it chooses."""
+
+    @property
+    def problem(self) -> GemmProblem:
+        """Its problem, with defaults for what is not said; ProblemError where what is said cannot be."""
+        words = dict(self.said)
+        return GemmProblem(self.m, self.n, self.k, **({} if "groups" in words else {"batch": self.batch}), **words)
 
     def __str__(self) -> str:
-        """``MxNxK``, and ``xBATCH`` where there is more than one."""
+        """``MxNxK``, and ``xBATCH`` where there is more than one; its problem where more is said."""
+        if self.said:
+            return str(self.problem)
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeSuite:
-    """Shapes measured together, in the order of the file, without duplicates."""
+    """Shapes of a file, in its order, each once."""
 
     name: str
     shapes: tuple[Shape, ...]
+    counts: Mapping[Shape, int] = field(default_factory=dict)
+    """How often each ran, or is listed."""
+    format: str = _OURS
+    """The format of the file, in words."""
+    left_out: tuple[str, ...] = ()
+    """What the file has beside them, or leaves open, and why."""
 
 
 def shipped_suites() -> dict[str, Path]:
@@ -52,19 +81,59 @@ def shipped_suites() -> dict[str, Path]:
     return {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
 
 
-def load_shapes(path: Path) -> ShapeSuite:
-    """Read a shape suite.
+def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
+    """Read a shape suite, or the list of another tool; ``m`` and ``k`` are for lists that lack these extents.
 
     Raises:
         RecordError: the file cannot be read or is wrong; one ``file:line:column: field: ...`` line for each fault.
     """
     try:
-        document = read_document(path)
+        content = read_given(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}:1:1: file: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        if (found := problems_of(content, path, m=m, k=k)) is not None:
+            return _imported(path, found)
+    except RecordError as error:
+        raise RecordError(f"{error}; {_LIKE_OURS}") from None
+
+    def again(path: Path, limit: int) -> bytes:
+        if len(content) > limit:
+            has = f"has {len(content):,} bytes, more than the {limit:,} it may have"
+            raise OSError(errno.EFBIG, has, str(path))
+        return content
+
+    try:
+        document = read_document(path, again)
         suite = _suite(document)
         document.check()
     except ManifestError as error:
         raise RecordError(str(error)) from None
     return suite
+
+
+def _imported(path: Path, found: Imported) -> ShapeSuite:
+    """The shapes of another tool's list."""
+    counts: dict[Shape, int] = {}
+    left_out = [*found.left_out]
+    for asked in found.problems:
+        shape = _of_asked(asked)
+        try:
+            shape.problem  # noqa: B018 (is checked when made)
+        except ProblemError as error:
+            left_out.append(f"{asked.where}: {error}")
+            continue
+        counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + asked.count)
+    if not counts:
+        why = f": {left_out[0]}" if left_out else ""
+        raise RecordError(f"{path}: {found.format}, with no problem that can be served{why}")
+    return ShapeSuite(path.stem, tuple(counts), counts, found.format, tuple(left_out))
+
+
+def _of_asked(asked: Asked) -> Shape:
+    words: dict[str, Any] = dict(asked.fields)
+    extents = {key: words.pop(key) for key in EXTENTS if key in words}
+    return Shape(**extents, said=tuple(sorted(words.items())))
 
 
 def _suite(document: Document) -> ShapeSuite:
@@ -80,25 +149,23 @@ def _suite(document: Document) -> ShapeSuite:
         if items is not INVALID:
             document.fault(("shapes",), f"must be a list with at least one shape; {FORMS}")
         return ShapeSuite(str(name), ())
-    first: dict[Shape, int] = {}
+    counts: dict[Shape, int] = {}
     for index, item in enumerate(items):
-        for shape in _shapes(document, ("shapes", index), item, MAX_SHAPES - len(first)):
-            if shape in first:
-                document.fault(("shapes", index), f"{shape} stands twice; it is shapes[{first[shape]}] already")
-            first.setdefault(shape, index)
-    return ShapeSuite(str(name), tuple(first))
+        for shape, count in _shapes(document, ("shapes", index), item, MAX_SHAPES - len(counts)):
+            counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + count)
+    return ShapeSuite(str(name), tuple(counts), counts)
 
 
-def _shapes(document: Document, location: Location, item: object, most: int) -> Iterator[Shape]:
-    """The shapes of an item; none where it is wrong, or they are more than ``most``."""
+def _shapes(document: Document, location: Location, item: object, most: int) -> Iterator[tuple[Shape, int]]:
+    """The shapes of an item, and how often each counts; none where it is wrong, or they are more than ``most``."""
     given: Mapping[str, object]
     places: dict[str, Location]
     if isinstance(item, list) and len(item) in (3, 4):
         given = dict(zip(EXTENTS, item, strict=False))
         places = {key: (*location, index) for index, key in enumerate(given)}
     elif isinstance(item, dict):
-        _refuse_unknown(document, location, item, EXTENTS)
-        given = {key: item[key] for key in EXTENTS if key in item}
+        _refuse_unknown(document, location, item, KEYS)
+        given = {key: item[key] for key in KEYS if key in item}
         places = {key: (*location, key) for key in given}
     else:
         if item is not INVALID:
@@ -106,23 +173,32 @@ def _shapes(document: Document, location: Location, item: object, most: int) -> 
         return
     if missing := [key for key in EXTENTS[:3] if key not in given]:
         document.fault(location, f"{', '.join(missing)} missing; {FORMS}")
-    extents: dict[str, list[int]] = {}
+    found: dict[str, list[Any]] = {}
     for key, value in given.items():
         values: dict[Location, object] = {places[key]: value}
         if isinstance(item, dict) and isinstance(value, list):
-            values = {(*places[key], index): extent for index, extent in enumerate(value)}
+            values = {(*places[key], index): one for index, one in enumerate(value)}
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")
-        for place, extent in values.items():
-            if type(extent) is int and 1 <= extent <= MAX_EXTENT:
-                extents.setdefault(key, []).append(extent)
-            elif extent is not INVALID:
-                document.fault(place, f"{key} is {extent!r}; allowed: a whole number from 1 to {MAX_EXTENT}")
-    if (count := math.prod(map(len, extents.values()))) > most:
-        document.fault(location, f"stands for {count:,} shapes; a file may for {MAX_SHAPES:,}")
-    elif len(extents) == len(given) and not missing:
-        for combination in itertools.product(*extents.values()):
-            yield Shape(**dict(zip(extents, combination, strict=True)))
+        for place, one in values.items():
+            if key not in (*EXTENTS, "count") or (type(one) is int and 1 <= one <= MAX_EXTENT):
+                found.setdefault(key, []).append(one)
+            elif one is not INVALID:
+                document.fault(place, f"{key} is {one!r}; allowed: a whole number from 1 to {MAX_EXTENT}")
+    if (product := math.prod(map(len, found.values()))) > most:
+        document.fault(location, f"stands for {product:,} shapes; a file may for {MAX_SHAPES:,}")
+    elif len(found) == len(given) and not missing and INVALID not in itertools.chain(*found.values()):
+        for combination in itertools.product(*found.values()):
+            words = dict(zip(found, combination, strict=True))
+            count = words.pop("count", 1)
+            extents = {key: words.pop(key) for key in EXTENTS if key in words}
+            try:
+                shape = Shape(**extents, said=tuple(sorted(words.items())))
+                shape.problem  # noqa: B018 (is checked when made)
+            except (ProblemError, TypeError) as error:  # the latter: a mapping in place of a word
+                document.fault(location, str(error))
+                return
+            yield shape, count
 
 
 def _refuse_unknown(document: Document, location: Location, mapping: dict[str, object], known: tuple[str, ...]) -> None:

@@ -47,6 +47,24 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     )
 
 
+_SWAPPED = {"a": "b", "b": "a"}
+_MEANS = {"acc": "accumulator", "a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype"}
+
+
+def is_meant(shape: Shape, problem: GemmProblem) -> bool:
+    """Whether a problem on the extents of a shape is what is said of its formats."""
+    if not shape.said:
+        return True
+    asked = shape.problem.with_narrow_a
+    swapped = asked.m != shape.m or asked.a_dtype != shape.problem.a_dtype
+    if upconverts_a(asked.b_dtype, asked.a_dtype):
+        asked, swapped = asked.transposed, True
+    fields = [_MEANS.get(word, word) for word, _ in shape.said if word not in ("groups", "promote")]
+    if swapped:
+        fields = [_SWAPPED[name[0]] + name[1:] if name[:2] in ("a_", "b_") else name for name in fields]
+    return all(getattr(problem, name) == getattr(asked, name) for name in fields)
+
+
 NOT_MEASURED = "they are for groups or arrays, or have an expression"
 """Why kernels are not that :func:`is_measured` tells."""
 
@@ -66,7 +84,8 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
     configs = list(filter(is_measured, configs))
     groups: dict[GemmProblem, list[GemmConfig]] = {}
     for shape in shapes:
-        own = {config: problem_of(config, shape) for config in configs}
+        made = ((config, problem_of(config, shape)) for config in configs)
+        own = {config: problem for config, problem in made if is_meant(shape, problem)}
         for config, problem in own.items():
             groups.setdefault(problem, []).append(config)
         for config, problem in own.items() if shape.m <= TRANSPOSED_ROWS else ():
@@ -74,6 +93,12 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
             if swapped != problem and swapped in groups and needs_swap(config, swapped):
                 groups[swapped].append(config)
     return [Unit(problem, tuple(members)) for problem, members in groups.items()]
+
+
+def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Shape]:
+    """Shapes that say of their formats what no kernel that :func:`units` takes has."""
+    configs = list(filter(is_measured, configs))
+    return [shape for shape in shapes if not any(is_meant(shape, problem_of(config, shape)) for config in configs)]
 
 
 def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] = ()) -> Unit:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.cases.manifests import ONE
 from tests.cases.problems import plain
 from typer.testing import CliRunner, Result
 
@@ -664,3 +665,71 @@ def test_profile_appends_records_that_select_prefers_and_measures_nothing_twice(
     assert json.loads(ok(*arguments)) == []
     choice = json.loads(ok("select", "--mnkl", "512,512,512", "--manifest", manifest, "--records", records, "--json"))
     assert choice["source"] == "measured"
+
+
+def test_shapes_prints_a_suite_that_says_the_same(tmp_path: Path) -> None:
+    trace = Path(__file__).parents[1] / "data" / "shapes" / "trace.json.gz"
+    done = gemmill("shapes", trace)
+    assert done.exit_code == 0
+    assert "the sizes of groups are not recorded" in done.stderr
+    (path := tmp_path / "s.yaml").write_text(done.stdout)
+    again = json.loads(gemmill("shapes", path, "--json").stdout)
+    first = json.loads(gemmill("shapes", trace, "--json").stdout)
+    assert again["shapes"] == first["shapes"]
+    assert gemmill("shapes", path, "--m", "16,x").exit_code == 2
+
+
+def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
+    (path := tmp_path / "l.json").write_text('[{"m": 64, "n": 4096, "k": 4096, "a": "fp16"}, [128, 4096, 4096]]')
+    found = json.loads(gemmill("select", "--shapes", path, "--json").stdout)
+    assert [row["text"] for row in found] == ["64x4096x4096 f16 tn", "128x4096x4096 bf16 tn"]
+    assert "_f16k16_" in found[0]["name"]
+    done = gemmill("select", "--shapes", path, "--epilogue", "d = silu(acc + bias[n])")
+    assert done.exit_code == 0
+    assert done.stdout.count("xdEsiluP") == 2
+    (path := tmp_path / "none.json").write_text('[{"m": 64, "n": 64, "k": 64, "a": "s4", "b": "u4"}, [64, 64, 64]]')
+    done = gemmill("select", "--shapes", path)
+    assert done.exit_code == 1
+    assert "error: no kernel serves 64x64x64 s4*u4" in done.stderr
+    assert gemmill("select", "--shapes", path, "--mnkl", "1,2,3").exit_code == 2
+    both = json.loads(gemmill("select", "--mnkl", "64,64,64", "--mnkl", "64,64,128", "--json").stdout)
+    assert [row["text"] for row in both] == ["64x64x64 bf16 tn", "64x64x128 bf16 tn"]
+    assert "run takes one" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("select", "--mnkl", "1,2"), "usage", "'1,2' is not M,N,K"),
+        (("select", "--nothing"), "usage", "No such option"),
+        (("validate", "nosuch.yaml"), "usage", "neither a file nor a manifest"),
+        (("list", "{bad}"), "manifest", "bad.yaml:2:1: YAML:"),
+        (("pack", "inspect", "{bad}"), "pack", "is no pack|not a pack|pack"),
+        (("select", "--mnkl", "64,64,64", "--a", "s4", "--b", "u4"), "unsupported_problem", "no kernel serves"),
+    ],
+)
+def test_errors_are_json_too(tmp_path: Path, arguments: tuple[str, ...], code: str, says: str) -> None:
+    (bad := tmp_path / "bad.yaml").write_text("x: [")
+    done = gemmill(*(argument.format(bad=bad) for argument in arguments), "--json")
+    assert done.exit_code in (1, 2)
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == code
+    assert any(part in error["message"] for part in says.split("|"))
+    assert error.keys() == {"code", "message", "where", "hint"}
+    if code == "manifest":
+        assert error["where"].startswith(f"{bad}:2:1")
+
+
+@pytest.mark.slow
+def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: Path) -> None:
+    (path := tmp_path / "m.yaml").write_text(ONE)
+    extents = '"m": 64, "n": 96, "k": 64'
+    (shapes := tmp_path / "l.json").write_text(f'[{{{extents}, "a": "bf16"}}, {{{extents}, "a": "e4m3"}}]')
+    done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack", "--json")
+    assert done.exit_code == 0
+    assert "no kernel here has the formats of 1 of 2 shapes, which are left out: 64x96x64 e4m3 tn" in done.stderr
+    assert [*json.loads(done.stdout)["losses"]] == ["64x96x64 bf16 tn"]
+    shapes.write_text(f'[{{{extents}, "a": "e4m3"}}]')
+    done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
+    assert done.exit_code == 1
+    assert "such as 64x96x64 e4m3 tn. What was understood of the file, as YAML: gemmill shapes FILE" in done.stderr

@@ -26,6 +26,7 @@ def application() -> typer.Typer:
         problems,
         records,
         reports,
+        selecting,
         stores,
         training,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -46,13 +48,31 @@ def _show_each_once() -> Callable[..., None]:
     return show
 
 
+def _code(error: GemmillError) -> str:
+    """What programs compare: ``unsupported_problem`` of UnsupportedProblemError."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+
+
 class Commands(TyperGroup):
     """A group in which no error reaches the user as a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command line; what is wrong with it is shown without control characters, too."""
+        """Run a command line; what is wrong with it is shown without control characters, too, and with --json as JSON
+        as well."""
+        given = kwargs.get("args", args[0] if args else None)
         with output.only_printable():
-            return super().main(*args, **kwargs)
+            if "--json" not in (sys.argv[1:] if given is None else given):
+                return super().main(*args, **kwargs)
+            with output.errors_as_json():
+                try:
+                    status = super().main(*args, **{**kwargs, "standalone_mode": False})
+                except Exception as error:
+                    if not hasattr(error, "format_message"):  # which those about a command line have
+                        raise
+                    error.show()  # type: ignore[attr-defined]
+                    output.tell_as_json("usage", error.format_message())
+                    sys.exit(Status.USAGE)
+                sys.exit(status if isinstance(status, int) else Status.OK)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; turn errors into a message on stderr and an exit code."""
@@ -61,16 +81,19 @@ class Commands(TyperGroup):
             debug = Settings.read().debug
         except GemmillError as error:
             output.complain(f"error: {error}")
+            output.tell_as_json("setting", str(error))
             raise typer.Exit(Status.USAGE) from None
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             output.complain("interrupted")
+            output.tell_as_json("interrupted", "interrupted")
             raise typer.Exit(Status.INTERRUPTED) from None
         except GemmillError as error:
             if debug:
                 raise
             output.complain(f"error: {error}")
+            output.tell_as_json(_code(error), str(error))
             missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
             raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
         except BrokenPipeError:  # the reader has what it wanted, as `head` does
@@ -79,6 +102,7 @@ class Commands(TyperGroup):
             if debug:
                 raise
             output.complain(f"error: {told(error)}")
+            output.tell_as_json("system", told(error))
             raise typer.Exit(Status.WRONG) from None
         except Exception as error:
             # Exit, Abort and usage errors are typer's own business.
@@ -86,6 +110,7 @@ class Commands(TyperGroup):
                 raise
             output.complain(f"error: {type(error).__name__}: {error}")
             output.complain("This is a bug in gemmill; GEMMILL_DEBUG=1 shows the traceback.")
+            output.tell_as_json("bug", f"{type(error).__name__}: {error}")
             raise typer.Exit(Status.WRONG) from None
 
 

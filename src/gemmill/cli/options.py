@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gemmill.cli import output
 from gemmill.library.arch import GPUS, Gpu, gpu_called
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import ExpressionError
+from gemmill.library.errors import ExpressionError, UnsupportedProblemError
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
-from gemmill.profiler.sweep.shapes import Shape, load_shapes, shipped_suites
+from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
+from gemmill.profiler.sweep.units import unserved
 
 
 def _filter(text: str | None) -> str | None:
@@ -161,11 +163,41 @@ def kernel(source: str) -> GemmConfig:
     return configs[0]
 
 
-def shape_suite(source: str) -> tuple[Shape, ...]:
-    """The shapes of a file, or of the suite that ships under a name."""
+_MOST_TOLD = 3
+"""Things left out of a list that are told: who wants to know them all asks for them."""
+
+
+def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
+    """The shapes of a file, or of the suite that ships under a name; what else a file has is complained of."""
     if _is_file(source):
-        return load_shapes(Path(source)).shapes
+        suite = load_shapes(Path(source), m=m, k=k)
+        for says in suite.left_out[:_MOST_TOLD]:
+            output.complain(f"left out: {says}")
+        if (more := len(suite.left_out) - _MOST_TOLD) > 0:
+            output.complain(f"left out: {more} things more; all of them: gemmill shapes {source} --json")
+        return suite
     shipped = shipped_suites()
     if source not in shipped:
         raise typer.BadParameter(f"{source!r} is neither a file nor a suite that ships; these do: {', '.join(shipped)}")
-    return load_shapes(shipped[source]).shapes
+    return load_shapes(shipped[source])
+
+
+def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
+    """The shapes whose formats some of the kernels have; that there are others is complained of.
+
+    Raises:
+        UnsupportedProblemError: no kernel has the formats of any.
+    """
+    without = dict.fromkeys(unserved(configs, suite.shapes))
+    some = "; ".join(map(str, itertools.islice(without, 3)))
+    if without and len(without) == len(suite.shapes):
+        raise UnsupportedProblemError(
+            f"no kernel here has the formats of the shapes of {suite.name}, such as {some}. What was understood of the "
+            "file, as YAML: gemmill shapes FILE"
+        )
+    if without:
+        of = f"{len(without):,} of {len(suite.shapes):,} shapes"
+        output.complain(
+            f"no kernel here has the formats of {of}, which are left out: {some}{' ...' * (len(without) > 3)}"
+        )
+    return tuple(shape for shape in suite.shapes if shape not in without)

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
 from enum import IntEnum
 from typing import Any, TextIO, cast
 
@@ -100,6 +101,30 @@ def _watched(stream: TextIO | None) -> bool:
 def print_json(value: object) -> None:
     """One JSON value on stdout; numbers that JSON has no word for, such as NaN, are null."""
     typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+_as_json: ContextVar[bool] = ContextVar("errors_as_json", default=False)
+_PLACE = re.compile(r"(\S+:\d+(?::\d+)?): ")
+
+
+@contextmanager
+def errors_as_json() -> Iterator[None]:
+    """Have errors told on stdout as well, as the one JSON document of the command."""
+    token = _as_json.set(True)
+    try:
+        yield
+    finally:
+        _as_json.reset(token)
+
+
+def tell_as_json(code: str, message: str) -> None:
+    """An error as JSON on stdout, where that is what was asked for: its place, if it is one of a file, and, behind its
+    last semicolon, what to do."""
+    if _as_json.get():
+        place, (_, semicolon, hint) = _PLACE.match(message), message.rpartition("; ")
+        where = place[1] if place else None
+        error = {"code": code, "message": message, "where": where, "hint": hint if semicolon else None}
+        print_json({"error": error})
 
 
 def _finite(value: object) -> object:

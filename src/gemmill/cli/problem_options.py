@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from gemmill.cli.options import shape_suite
 from gemmill.library.config.model import BatchingName, MajorCD
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import ProblemError
@@ -51,7 +52,7 @@ _FORMATS: dict[str, Any] = {
 }
 """Options that say what a problem is beside its extents."""
 _OPTIONS: dict[str, Any] = {
-    "mnkl": _option(str | None, metavar="M,N,K[,L]", help="Extents M,N,K and batch L (1 if left out)."),
+    "mnkl": _option(list[str], metavar="M,N,K[,L]", help="Extents M,N,K and batch L (1 if left out)."),
     "problem": _option(
         str | None, metavar="TEXT", help="All in a line, as commands print it: '4096x7168x2048 e4m3 tn grouped=64'."
     ),
@@ -59,25 +60,44 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+_SHAPES = _option(
+    str | None, metavar="FILE", help="Many problems: a suite, by file or name, or another tool's list (gemmill shapes)."
+)
+
+
+_DEFAULTS: dict[Any, Any] = {bool: False, list[str]: []}
+"""What options of a kind are where they are not given; None for others."""
+
+
 def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that describe a GEMM, in place of its parameter ``problem``."""
+    return _takes(command, "problem", _problem, _OPTIONS)
 
+
+def takes_problems(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that describe one GEMM or many, in place of its parameter ``problems``."""
+    return _takes(command, "problems", _problems, {**_OPTIONS, "shapes": _SHAPES})
+
+
+def _takes(
+    command: Callable[..., None], name: str, make: Callable[..., object], options: Mapping[str, Any]
+) -> Callable[..., None]:
     @wraps(command)
     def with_options(**arguments: Any) -> None:
-        described = {name: arguments.pop(name) for name in _OPTIONS}
-        command(problem=_problem(**described), **arguments)
+        described = {option: arguments.pop(option) for option in options}
+        command(**{name: make(**described)}, **arguments)
 
     hints = get_type_hints(command, include_extras=True)
     own = [
-        parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != "problem"
+        parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.name != name
     ]
     given = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False if kind.__origin__ is bool else None
+            option, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=_DEFAULTS.get(kind.__origin__)
         )
-        for name, kind in _OPTIONS.items()
+        for option, kind in options.items()
     ]
     with_options.__signature__ = inspect.Signature([*given, *own])  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*given, *own)}
@@ -93,27 +113,42 @@ def _extents(text: str) -> dict[str, int]:
     return dict(zip(("m", "n", "k", "batch"), map(int, parts), strict=False))
 
 
-def _problem(*, mnkl: str | None, problem: str | None, **options: Any) -> GemmProblem:
+def _problem(*, mnkl: list[str], **options: Any) -> GemmProblem:
     """The problem of the options."""
-    if mnkl is None and problem is None:
+    if len(mnkl) > 1:
+        raise typer.BadParameter(f"--mnkl is given {len(mnkl)} times, and run takes one problem")
+    return _problems(shapes=None, mnkl=mnkl, **options)[0]
+
+
+def _problems(*, shapes: str | None, mnkl: list[str], problem: str | None, **options: Any) -> list[GemmProblem]:
+    """The problems of the options, or those of the shapes, of which options say what is to be otherwise."""
+    given = [name for name, value in (("--mnkl", mnkl), ("--problem", problem), ("--shapes", shapes)) if value]
+    if not given:
         raise typer.BadParameter("no problem is given: --mnkl M,N,K[,L] or --problem TEXT says what is multiplied")
-    if mnkl is not None and problem is not None:
-        raise typer.BadParameter("--mnkl and --problem both say what is multiplied: give one")
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} both say what is multiplied: give one")
+    try:
+        if shapes:
+            words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
+        else:
+            words = [problem_words.read_text(problem)] if problem else [*map(_extents, mnkl)]
+        return [_made(each, **options) for each in words]
+    except ProblemError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _made(words: Mapping[str, Any], *, promote: bool, block_scaled: bool, **options: Any) -> GemmProblem:
+    """The problem of keywords, and of options that stand for them."""
     for x in "ab":
         if options.pop(f"{x}_zero"):
             if not options[f"{x}_scale"]:
                 raise typer.BadParameter(f"--{x}-zero needs --{x}-scale: zero points are of its groups")
             options[f"{x}_scale"] += "z"
-    promote, block_scaled = options.pop("promote"), options.pop("block_scaled")
     if block_scaled:
         options |= {"a_scale": "1x128", "b_scale": "128x128"}
     options["promote"] = 4 if promote else None
     said = {name: value for name, value in options.items() if value is not None}
-    try:
-        words = problem_words.read_text(problem) if problem is not None else _extents(mnkl or "")
-        described = GemmProblem(**problem_words.merged(words, said))
-    except ProblemError as error:
-        raise typer.BadParameter(str(error)) from None
+    described = GemmProblem(**problem_words.merged(words, said))
     for option, given in (("--promote", promote), ("--block-scaled", block_scaled)):
         if given and not {described.a_dtype, described.b_dtype} <= {"e4m3", "e5m2"}:
             raise typer.BadParameter(f"{option} is for fp8: A and B must be e4m3 or e5m2")

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.library.config.names import parse_name
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import MAX_EXTENT
 from gemmill.profiler.sweep.shapes import Shape, load_shapes
+from gemmill.profiler.sweep.units import units, unserved
 
 EXTENTS = st.integers(1, MAX_EXTENT)
 
@@ -33,6 +35,58 @@ def test_a_suite_is_named_after_its_file_unless_it_says_otherwise(tmp_path: Path
     assert load_shapes(write(tmp_path, "shapes: [[1, 2, 3]]\n")).name == "suite"
 
 
+def test_what_is_said_of_formats_multiplies_and_counts_add_up(tmp_path: Path) -> None:
+    text = """shapes:
+    - {m: 4, n: 8, k: 16, a: [bf16, fp16], epilogue: d = relu(acc), count: 3}
+    - {m: 4, n: 8, k: 16, a: bf16, epilogue: d = relu(acc)}
+    - [4, 8, 16]
+    - [4, 8, 16]
+    - {m: 64, n: 8, k: 16, batching: grouped, groups: 2}
+    """
+    suite = load_shapes(write(tmp_path, text))
+    assert [str(shape) for shape in suite.shapes] == [
+        "4x8x16 bf16 tn epilogue='d = relu(acc)'",
+        "4x8x16 f16 tn epilogue='d = relu(acc)'",
+        "4x8x16",
+        "64x8x16 bf16 tn grouped=2",
+    ]
+    assert [*suite.counts.values()] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"m": 1, "n": 2, "k": 3}, {"M": 4, "N": 5, "K": 6}]',
+        "- [1, 2, 3]\n- [4, 5, 6]\n",
+        "m,n,k\n1,2,3\n4,5,6\n",
+        '{"m": 1, "n": 2, "k": 3}\n{"m": 4, "n": 5, "k": 6}\n',
+    ],
+)
+def test_lists_that_are_no_suites_are_read_as_well(tmp_path: Path, text: str) -> None:
+    assert load_shapes(write(tmp_path, text)).shapes == (Shape(1, 2, 3), Shape(4, 5, 6))
+
+
+def test_a_list_of_nothing_that_can_be_served_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"a list of JSON, with no problem that can be served: .*m is 0"):
+        load_shapes(write(tmp_path, '[{"m": 0, "n": 2, "k": 3}]'))
+
+
+def test_a_kernel_is_measured_on_what_is_said(tmp_path: Path) -> None:
+    """Of two kernels that differ in A's major, each on its own; weights that are a narrow B are a kernel's A."""
+    row, column = (
+        parse_name(f"sm90a_bf16{major}16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s4_m8_k1_linear")
+        for major in ("k", "mn")
+    )
+    narrow = parse_name("sm90a_s8k16_bf16k16_f32_none_bf16m16_64x16x128_1x1_cooperative_s16_m8_k1_linear")
+    configs = (row, column, narrow)
+    text = "shapes: [{m: 2048, n: 64, k: 64, a: bf16, b: bf16, a_major: mn}, {m: 16, n: 4096, k: 64, b: s8}]"
+    suite = load_shapes(write(tmp_path, text))
+    assert [unit.configs for unit in units(configs, suite.shapes)] == [(column,), (narrow,)]
+    assert unserved(configs, suite.shapes) == []
+    assert unserved((row,), suite.shapes) == [*suite.shapes]
+    assert [unit.configs for unit in units((row, column), [Shape(2048, 64, 64)])] == [(row,), (column,)]
+
+
 @given(st.lists(st.tuples(EXTENTS, EXTENTS, EXTENTS, EXTENTS), min_size=1, max_size=5, unique=True))
 def test_every_list_of_extents_is_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, int, int, int]]
@@ -45,7 +99,6 @@ def test_every_list_of_extents_is_read_as_written(
 @pytest.mark.parametrize(
     ("text", "place", "says"),
     [
-        ("- [1, 2, 3]\n", "1:1", "mapping with name and shapes"),
         ("name: s\n", "1:1: shapes", "at least one shape"),
         ("shapes: []\n", "1:9: shapes", "at least one shape"),
         ("shapes: [[1, 2]]\n", "1:10: shapes[0]", "[m, n, k]"),
@@ -54,18 +107,19 @@ def test_every_list_of_extents_is_read_as_written(
         ("shapes:\n- [1, 0, 3]\n", "2:7: shapes[0][1]", "n is 0; allowed: a whole number from 1 to"),
         ("shapes:\n- [1, -4, 3]\n", "2:7: shapes[0][1]", "n is -4"),
         ("shapes:\n- [1, 2, 3000000000]\n", "2:10: shapes[0][2]", "k is 3000000000"),
-        ("shapes:\n- [1, 2, 3]\n- [1, 2, 3, 1]\n", "3:3: shapes[1]", "1x2x3 stands twice"),
         ("shapes:\n- {m: 1, n: 2}\n", "2:3: shapes[0]", "k missing"),
         ("shapes:\n- {m: [1, 0], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is 0"),
         ("shapes:\n- {m: [], n: 2, k: 3}\n", "2:7: shapes[0].m", "m is an empty list"),
         (f"shapes:\n- {{m: &x {[*range(1, 50)]}, n: *x, k: *x}}\n", "2:3: shapes[0]", "stands for 117,649 shapes"),
         ("shapes:\n- {m: [1, [2]], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is [2]"),
-        ("shapes:\n- [1, 2, 3]\n- {m: [5, 1], n: 2, k: 3}\n", "3:3: shapes[1]", "1x2x3 stands twice"),
-        ("shapes:\n- {m: [5, 5], n: 2, k: 3}\n", "2:3: shapes[0]", "5x2x3 stands twice"),
         ("shapes:\n- [[1, 2], 2, 3]\n", "2:4: shapes[0][0]", "m is [1, 2]"),
         ("shapes:\n- {m: 1, n: 2, k: 3, l: 4}\n", "2:22: shapes[0].l", "unknown key; allowed: m, n, k, batch"),
         ("shapes: [[1, 2, 3]]\nshape: 1\n", "2:1: shape", "unknown key; allowed: name, shapes"),
         ("name: 3\nshapes: [[1, 2, 3]]\n", "1:7: name", "3 is not text"),
+        ("shapes:\n- {m: 1, n: 2, k: 3, a: bf17}\n", "2:3: shapes[0]", "a is 'bf17', did you mean bf16"),
+        ("shapes:\n- {m: 1, n: 2, k: 3, count: 0}\n", "2:29: shapes[0].count", "count is 0"),
+        ("shapes:\n- {m: 1, n: 2, k: 3, epilogue: {}}\n", "2:3: shapes[0]", "epilogue is {}"),
+        ("shapes:\n- {m: 1, n: 2, k: 3, groups: 4}\n", "2:3: shapes[0]", "groups is 4; it is for batching"),
         ("shapes: [[1, 2\n", "2:1", ""),
     ],
 )

@@ -88,7 +88,7 @@ def _compile(configs: list[GemmConfig], jobs: int | None, store: Store) -> None:
 def _select(manifest: str, like: GemmConfig) -> None:
     registry = Registry(manifests=[manifest_path(manifest)])
     _heading(4, f"Select a kernel for a handful of shapes on {registry.gpu.name}")
-    for shape in shape_suite("quick"):
+    for shape in shape_suite("quick").shapes:
         choice = registry.select(problem_of(like, shape))
         typer.echo(f"{shape}: {choice.name}\n  {choice.reason}")
 

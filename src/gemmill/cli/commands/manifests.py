@@ -56,7 +56,8 @@ def validate(
         except typer.BadParameter as error:
             absent.append(str(error))
     if as_json:
-        output.print_json([asdict(found) for found in checked])
+        if not absent:  # which is told as JSON itself
+            output.print_json([asdict(found) for found in checked])
     else:
         for found in checked:
             if found.errors:

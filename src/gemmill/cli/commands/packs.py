@@ -25,6 +25,7 @@ from gemmill.cli.options import (
     is_manifest,
     kernel_set,
     refuse_overwriting,
+    served,
     shape_suite,
 )
 from gemmill.cli.output import Status
@@ -200,7 +201,7 @@ def _times(
     found: dict[GemmProblem, dict[str, float]] = {}
     known: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
-    for problem in dict.fromkeys(unit.problem for unit in units(configs, shape_suite(shapes))):
+    for problem in dict.fromkeys(unit.problem for unit in units(configs, served(configs, shape_suite(shapes)))):
         measured = {name: us for us, name in selector.measured_on(problem)}
         found[problem] = _completed(measured, selector.times(problem))
         known[problem] = measured or found[problem]

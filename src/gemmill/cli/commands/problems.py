@@ -1,12 +1,10 @@
-"""select, run, profile: problems, the kernels for them, and how fast those are."""
+"""run, profile: how fast the kernels for problems are."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from math import isnan
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +17,6 @@ from gemmill.cli.options import (
     Json,
     Manifest,
     Manifests,
-    Model,
-    OnGpu,
-    Packs,
     Preset,
     Records,
     StorePath,
@@ -29,6 +24,7 @@ from gemmill.cli.options import (
     kernel,
     kernel_set,
     manifest_path,
+    served,
     shape_suite,
 )
 from gemmill.cli.output import Status
@@ -45,9 +41,8 @@ from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
 from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
-from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import Choice, Rows
+from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.store import Store
 
@@ -67,71 +62,6 @@ Budget = Annotated[
     typer.Option(parser=_duration, metavar="TIME", help="Time to measure for, such as 10m; compilation not counted."),
 ]
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
-
-
-@app.command()
-@takes_problem
-def select(
-    problem: GemmProblem,
-    manifest: Manifests = [],  # noqa: B006 (typer copies it)
-    pack: Packs = [],  # noqa: B006
-    records: Records = [],  # noqa: B006
-    batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
-    ] = False,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
-        ),
-    ] = False,
-    gpu: OnGpu = None,
-    model: Model = None,
-    top: Top = 1,
-    why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Name the kernel that a problem goes to.
-
-    \b
-    Examples:
-      gemmill select --mnkl 4096,4096,4096,1 --why
-      gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
-      gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
-      gemmill select --mnkl 16,4096,4096 --batch-invariant --why
-      gemmill select --mnkl 1234,4096,4096 --quick --why
-      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
-      gemmill select --mnkl 4096,4096,4096 --model models --why
-      gemmill select --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128"
-      gemmill select --mnkl 64,4096,4096 --b u4 --b-scale 1x128 --b-zero --epilogue "d = silu(acc)"
-    """
-    if batch_invariant:
-        if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
-            raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
-        problem = packed_rows(problem)
-        if quick:
-            raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
-    invariant_to: Rows | None = "m" if batch_invariant else None
-    choice = registry(manifest, pack, records, gpu, model).select(problem, None, invariant_to, quick)
-    ranked = [
-        (name, None if isnan(us) else us) for name, us in ((choice.name, choice.predicted_us), *choice.runners_up)
-    ][:top]
-    if as_json:
-        report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swap_ab")}
-        output.print_json(
-            {"problem": asdict(problem), **report, "ranking": [{"name": name, "us": us} for name, us in ranked]}
-        )
-        return
-    if top == 1:
-        typer.echo(choice.name)
-    else:
-        rows = [
-            (name, "" if us is None else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "")
-            for name, us in ranked
-        ]
-        output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
-    if why:
-        typer.echo(choice.reason)
 
 
 @app.command()
@@ -224,7 +154,7 @@ def profile(
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     configs = list(kernel_set(manifest).expand(preset, where))
-    suite = shape_suite(shapes)
+    suite = served(configs, shape_suite(shapes))
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS

@@ -1,0 +1,184 @@
+"""select, shapes: which kernels problems go to, and which problems a file has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isnan
+from typing import Annotated, Any
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.commands.problems import Top, registry
+from gemmill.cli.options import Json, Manifests, Model, OnGpu, Packs, Records, shape_suite
+from gemmill.cli.output import Status
+from gemmill.cli.problem_options import takes_problems
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.profiler.sweep.shapes import Shape, ShapeSuite
+from gemmill.runtime.api.invariance import packed_rows
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import Choice, Rows
+
+
+@app.command()
+@takes_problems
+def select(
+    problems: list[GemmProblem],
+    manifest: Manifests = [],  # noqa: B006 (typer copies it)
+    pack: Packs = [],  # noqa: B006
+    records: Records = [],  # noqa: B006
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
+        ),
+    ] = False,
+    gpu: OnGpu = None,
+    model: Model = None,
+    top: Top = 1,
+    why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Name the kernel that a problem goes to, or each of many: --shapes. Exits with 1 if one has none.
+
+    \b
+    Examples:
+      gemmill select --mnkl 4096,4096,4096,1 --why
+      gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
+      gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
+      gemmill select --mnkl 16,4096,4096 --batch-invariant --why
+      gemmill select --mnkl 1234,4096,4096 --quick --why
+      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
+      gemmill select --mnkl 4096,4096,4096 --model models --why
+      gemmill select --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128"
+      gemmill select --mnkl 64,4096,4096 --b u4 --b-scale 1x128 --b-zero --epilogue "d = silu(acc)"
+      gemmill select --shapes trace.json --json
+    """
+    if batch_invariant:
+        for problem in problems:
+            if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
+                raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
+        problems = [*map(packed_rows, problems)]
+        if quick:
+            raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
+    invariant_to: Rows | None = "m" if batch_invariant else None
+    chosen = registry(manifest, pack, records, gpu, model)
+    if len(problems) > 1:
+        _select_many(problems, chosen, invariant_to, quick, as_json)
+        return
+    [problem] = problems
+    choice = chosen.select(problem, None, invariant_to, quick)
+    if as_json:
+        output.print_json(_report(problem, choice, top))
+        return
+    if top == 1:
+        typer.echo(choice.name)
+    else:
+        rows = [
+            (name, "" if us is None else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "")
+            for name, us in _ranked(choice, top)
+        ]
+        output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
+    if why:
+        typer.echo(choice.reason)
+
+
+def _select_many(
+    problems: Sequence[GemmProblem], chosen: Registry, invariant_to: Rows | None, quick: bool, as_json: bool
+) -> None:
+    """Print the kernel of each problem; exits with 1 if one has none."""
+    choices: list[Choice | UnsupportedProblemError] = []
+    for problem in problems:
+        try:
+            choices.append(chosen.select(problem, None, invariant_to, quick))
+        except UnsupportedProblemError as error:
+            choices.append(error)
+    failed = [error for error in choices if isinstance(error, UnsupportedProblemError)]
+    if as_json:
+        output.print_json(
+            [
+                _report(problem, choice, 1)
+                if isinstance(choice, Choice)
+                else {"problem": asdict(problem), "text": str(problem), "error": str(choice)}
+                for problem, choice in zip(problems, choices, strict=True)
+            ]
+        )
+    else:
+        rows = [
+            (problem, choice.name, "" if isnan(choice.predicted_us) else f"{choice.predicted_us:.1f}")
+            for problem, choice in zip(problems, choices, strict=True)
+            if isinstance(choice, Choice)
+        ]
+        output.print_table(("problem", "kernel", ">us"), rows)
+        for refusal in failed:
+            output.complain(f"error: {refusal}")
+    if failed:
+        raise typer.Exit(Status.WRONG)
+
+
+def _ranked(choice: Choice, top: int) -> list[tuple[str, float | None]]:
+    ranked = ((choice.name, choice.predicted_us), *choice.runners_up)
+    return [(name, None if isnan(us) else us) for name, us in ranked][:top]
+
+
+def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
+    report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swap_ab")}
+    ranking = [{"name": name, "us": us} for name, us in _ranked(choice, top)]
+    return {"problem": asdict(problem), "text": str(problem), **report, "ranking": ranking}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and len(part) < 12 and 1 <= int(part) <= MAX_EXTENT for part in parts):
+        raise typer.BadParameter(f"{text!r} is no list of extents such as 1,16,4096")
+    return tuple(map(int, parts))
+
+
+@app.command()
+def shapes(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A suite, by file or name, or another tool's list.")],
+    m: Annotated[str | None, typer.Option(metavar="M,...", help="Extents M for lists that lack them.")] = None,
+    k: Annotated[str | None, typer.Option(metavar="K,...", help="Extents K for lists that lack them.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the problems that a file has, as a suite of ours, and on stderr what is left out of it, and why.
+
+    Known by what they hold: lists in JSON, JSON Lines, YAML and CSV (the CUTLASS profiler's among them), DeepBench's
+    headers, vLLM's weight shapes (with --m) and fused-MoE configs (with --k), benchmarks and logs of hipBLASLt and
+    rocBLAS, logs of cuBLAS and cuBLASLt, traces of PyTorch's profiler and its logs of operators. Nothing is run.
+
+    \b
+    Examples:
+      gemmill shapes trace.json > shapes.yaml
+      gemmill shapes weight_shapes.py --m 1,16,256,4096
+      gemmill shapes cublaslt.log --json
+    """
+    suite = shape_suite(file, m=_numbers(m) if m else (), k=_numbers(k) if k else ())
+    if as_json:
+        rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
+        output.print_json({"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out})
+        return
+    for line in _as_yaml(suite):
+        typer.echo(line)
+
+
+def _words(shape: Shape) -> dict[str, Any]:
+    extents = {"m": shape.m, "n": shape.n, "k": shape.k} | ({"batch": shape.batch} if shape.batch != 1 else {})
+    return extents | dict(shape.said)
+
+
+def _as_yaml(suite: ShapeSuite) -> list[str]:
+    """A suite as a file of ours; JSON in a line is YAML."""
+    lines = [f"# {suite.format}", f"name: {json.dumps(suite.name)}", "shapes:"]
+    for shape in suite.shapes:
+        count = suite.counts.get(shape, 1)
+        words = _words(shape) | ({"count": count} if count != 1 else {})
+        lines.append(f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in words.items())}}}")
+    return lines
