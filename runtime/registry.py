@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
+from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu, gpu_called, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
@@ -56,8 +56,8 @@ class Registry:
             ships, or none if there are packs.
         packs: files of compiled kernels; the first that has a kernel serves it.
         store: where compiled kernels are kept, or its directory; by default the user's store.
-        gpu: figures of the GPU that problems are selected for; by default those of GPU 0, or of an H200 where there is
-            none.
+        gpu: the GPU that problems are selected for, or its name, such as "H200"; by default GPU 0, or an H200 where
+            there is none.
         records: files of measurements that the selector prefers over its model.
         model: folder of what `gemmill train` made of measurements of the GPU; by default the one that the environment
             names (``GEMMILL_MODEL``), or what ships.
@@ -71,7 +71,7 @@ class Registry:
         manifests: Iterable[str | Path | KernelSet] | None = None,
         packs: Iterable[str | Path] = (),
         store: Store | str | Path | None = None,
-        gpu: Gpu | None = None,
+        gpu: Gpu | str | None = None,
         records: Iterable[str | Path] = (),
         model: str | Path | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Registry:
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
         self._store = store
-        self._gpu = gpu
+        self._gpu = _gpu(gpu) if isinstance(gpu, str) else gpu
         self._model = Path(model) if model is not None else None
         self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
@@ -323,6 +323,14 @@ def detect(device: int = 0) -> Gpu:
         return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
     except DeviceError:
         return DEFAULT_GPU
+
+
+def _gpu(name: str) -> Gpu:
+    """The GPU of a name, as ``--gpu`` takes it."""
+    try:
+        return GPUS[gpu_called(name, GPUS)]
+    except LookupError as error:
+        raise DeviceError(f"no GPU with figures of its own: {error.args[0]}") from None
 
 
 def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:

@@ -113,7 +113,7 @@ def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path,
     lines = [line for line in result.stderr.splitlines() if line.startswith(str(wrong))]
     assert len(lines) >= 2
     assert all(re.match(rf"{re.escape(str(wrong))}:\d+:\d+: \S+: ", line) for line in lines)
-    report = json.loads(gemmill("validate", manifest, wrong, "--json").stdout)
+    report = json.loads(gemmill("validate", manifest, wrong, "--json").stdout)["items"]
     assert [entry["kernels"] for entry in report] == [1, 0]
     assert report[1]["errors"] == lines
 
@@ -270,7 +270,7 @@ def test_no_traceback_where_nothing_can_be_printed(arguments: tuple[str, ...]) -
 def test_list_prints_names_that_parse_and_counts_that_add_up() -> None:
     names = ok("list", "bf16").split()
     assert [kernel_name(parse_name(name)) for name in names] == names
-    assert [entry["name"] for entry in json.loads(ok("list", "bf16", "--json"))] == names
+    assert [entry["name"] for entry in json.loads(ok("list", "bf16", "--json"))["items"]] == names
     count = json.loads(ok("list", "bf16", "--count", "--json"))
     assert count["legal"] == len(names)
     refused = sum(count["refused_by_rule"].values())
@@ -321,7 +321,7 @@ def test_build_compiles_once(manifest: Path, tmp_path: Path) -> None:
     build = ("build", manifest, "--preset", "quick", "--store", tmp_path / "store")
     assert "1 compiled, 0 already in the store" in ok(*build)
     assert "0 compiled, 1 already in the store" in ok(*build)
-    (kernel,) = json.loads(ok(*build, "--json"))
+    (kernel,) = json.loads(ok(*build, "--json"))["items"]
     assert kernel["name"] == SMALL
     assert kernel["cached"]
     assert kernel["spill_stores"] == kernel["spill_loads"] == 0
@@ -431,7 +431,7 @@ def test_store_lists_verifies_and_clears(tmp_path: Path) -> None:
     store = tmp_path / "store"
     artifact = Registry(manifests=()).get(SMALL)
     Store(store).put(artifact.key, artifact)
-    (entry,) = json.loads(ok("store", "list", "--json", "--store", store))
+    (entry,) = json.loads(ok("store", "list", "--json", "--store", store))["items"]
     assert entry["name"] == SMALL
     ok("store", "verify", "--store", store)
     (file,) = (path for path in store.rglob("*") if entry["key"] in path.name and path.is_file())
@@ -623,7 +623,7 @@ def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
 
 @pytest.mark.heavy
 def test_doctor_lists_the_toolchain_and_finds_a_store_that_cannot_be(tmp_path: Path) -> None:
-    found = {finding["what"]: finding for finding in json.loads(gemmill("doctor", "--json").stdout)}
+    found = {finding["what"]: finding for finding in json.loads(gemmill("doctor", "--json").stdout)["items"]}
     assert {"nvrtc", "cutlass", "cccl", "cudart", "store"} <= found.keys()
     (tmp_path / "file").touch()
     result = gemmill("doctor", "--store", tmp_path / "file" / "store")
@@ -643,7 +643,7 @@ def test_the_demo_goes_all_the_way(which: str, manifest: Path) -> None:
 @pytest.mark.gpu
 def test_run_verifies_and_times_beside_cublas() -> None:
     for extents in ("512,512,512,1", "16,512,512,1"):  # the latter transposed
-        rows = json.loads(ok("run", "--mnkl", extents, "--json"))
+        rows = json.loads(ok("run", "--mnkl", extents, "--json"))["items"]
         found = {",".join(str(row["problem"][x]) for x in ("m", "n", "k", "batch")) for row in rows}
         assert found == {extents}
         assert {row["problem"]["d_major"] for row in rows} == {"n"}
@@ -659,10 +659,10 @@ def test_profile_appends_records_that_select_prefers_and_measures_nothing_twice(
     shapes, records = tmp_path / "shapes.yaml", tmp_path / "records.jsonl"
     shapes.write_text("shapes: [[512, 512, 512]]")
     arguments = ("profile", manifest, "--shapes", shapes, "--records", records, "--json")
-    rows = json.loads(ok(*arguments))
+    rows = json.loads(ok(*arguments))["items"]
     assert [row["kernel"] for row in rows if row["kernel"] not in BASELINES] == [rows[0]["kernel"]]
     assert "cublas" in {row["kernel"] for row in rows}
-    assert json.loads(ok(*arguments)) == []
+    assert json.loads(ok(*arguments))["items"] == []
     choice = json.loads(ok("select", "--mnkl", "512,512,512", "--manifest", manifest, "--records", records, "--json"))
     assert choice["source"] == "measured"
 
@@ -681,7 +681,7 @@ def test_shapes_prints_a_suite_that_says_the_same(tmp_path: Path) -> None:
 
 def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
     (path := tmp_path / "l.json").write_text('[{"m": 64, "n": 4096, "k": 4096, "a": "fp16"}, [128, 4096, 4096]]')
-    found = json.loads(gemmill("select", "--shapes", path, "--json").stdout)
+    found = json.loads(gemmill("select", "--shapes", path, "--json").stdout)["items"]
     assert [row["text"] for row in found] == ["64x4096x4096 f16 tn", "128x4096x4096 bf16 tn"]
     assert "_f16k16_" in found[0]["name"]
     done = gemmill("select", "--shapes", path, "--epilogue", "d = silu(acc + bias[n])")
@@ -692,7 +692,7 @@ def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "error: no kernel serves 64x64x64 s4*u4" in done.stderr
     assert gemmill("select", "--shapes", path, "--mnkl", "1,2,3").exit_code == 2
-    both = json.loads(gemmill("select", "--mnkl", "64,64,64", "--mnkl", "64,64,128", "--json").stdout)
+    both = json.loads(gemmill("select", "--mnkl", "64,64,64", "--mnkl", "64,64,128", "--json").stdout)["items"]
     assert [row["text"] for row in both] == ["64x64x64 bf16 tn", "64x64x128 bf16 tn"]
     assert "run takes one" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
 

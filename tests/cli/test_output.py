@@ -51,12 +51,16 @@ def test_tables_show_control_characters(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_json_has_no_words_of_its_own(value: float, capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_json({"us": [value, 1.5], "row": (value,)})
+    output.print_json("test", {"us": [value, 1.5], "row": (value,)})
 
     def refuse(word: str) -> Any:
         raise AssertionError(word)
 
-    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {"us": [None, 1.5], "row": [None]}
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {
+        "schema": "gemmill.test/1",
+        "us": [None, 1.5],
+        "row": [None],
+    }
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])

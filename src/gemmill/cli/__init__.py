@@ -67,7 +67,9 @@ def main() -> None:
     except KeyboardInterrupt:
         status = 130
     except OSError as error:
-        status = f"error: {error}"
+        from gemmill.library.files import told
+
+        status = f"error: {told(error)}"
     except SystemExit as end:
         status = end.code
     lost = _lost()

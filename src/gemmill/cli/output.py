@@ -6,8 +6,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from enum import IntEnum
 from typing import Any, TextIO, cast
@@ -98,9 +98,16 @@ def _watched(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def print_json(value: object) -> None:
-    """One JSON value on stdout; numbers that JSON has no word for, such as NaN, are null."""
-    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+JSON_VERSION = 1
+"""Grows when a form of JSON loses or renames something."""
+
+
+def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
+    """One JSON document on stdout, which says its form and version; a list stands under ``items``. Numbers that JSON
+    has no word for, such as NaN, are null."""
+    content = value if isinstance(value, Mapping) else {"items": value}
+    document = {"schema": f"gemmill.{form}/{JSON_VERSION}", **content}
+    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 
 _as_json: ContextVar[bool] = ContextVar("errors_as_json", default=False)
@@ -124,7 +131,8 @@ def tell_as_json(code: str, message: str) -> None:
         place, (_, semicolon, hint) = _PLACE.match(message), message.rpartition("; ")
         where = place[1] if place else None
         error = {"code": code, "message": message, "where": where, "hint": hint if semicolon else None}
-        print_json({"error": error})
+        with suppress(OSError):  # stdout may be what failed, and stderr has it already
+            print_json("error", {"error": error})
 
 
 def _finite(value: object) -> object:

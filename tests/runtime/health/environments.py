@@ -83,7 +83,7 @@ class Environment:
         """Exit code and findings by what they are of."""
         done = self.run("doctor", "--json")
         assert not done.stderr, done.stderr
-        return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)}
+        return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)["items"]}
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_findings_are_a_table_of_texts(tmp_path: Path) -> None:
     env = Environment(tmp_path / "env")
     env.remove("cutlass_library")
     done = env.run("doctor", "--json")
-    rows = json.loads(done.stdout)
+    rows = json.loads(done.stdout)["items"]
     assert all(row.keys() == {"what", "state", "detail", "advice"} for row in rows)
     assert {row["state"] for row in rows} <= {"ok", "missing", "wrong"}
     assert next(row for row in rows if row["what"] == "kernels")["detail"].endswith("is wrong: cutlass")

@@ -57,7 +57,7 @@ def emit(
     if as_json:
         report = {"name": source.name, "entry": source.entry, "launch": asdict(source.launch)}
         digests = {"digest": source.digest, "headers_digest": source.headers_digest}
-        output.print_json({**report, **digests, "text": text})
+        output.print_json("emit", {**report, **digests, "text": text})
     elif to is None:
         typer.echo(text, nl=False)
 
@@ -88,7 +88,7 @@ def build(
         why = kept.problem or f"the store holds at most {kept.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
         raise StoreError(f"compiled, but not kept: {lost} of {len(made)} kernels; {why}")
     if as_json:
-        output.print_json([_outcome(outcome) for outcome in outcomes])
+        output.print_json("build", [_outcome(outcome) for outcome in outcomes])
     else:
         print_resources(outcomes)
         typer.echo(tally(outcomes))

@@ -28,7 +28,7 @@ def doctor(store: StorePath = None, as_json: Json = False) -> None:
     """
     found = list(examination(store))
     if as_json:
-        output.print_json([asdict(finding) for finding in found])
+        output.print_json("doctor", [asdict(finding) for finding in found])
     else:
         output.print_table(("", "state", "detail"), [(f.what, f.state, f.detail) for f in found])
         for finding in found:

@@ -57,7 +57,7 @@ def validate(
             absent.append(str(error))
     if as_json:
         if not absent:  # which is told as JSON itself
-            output.print_json([asdict(found) for found in checked])
+            output.print_json("validate", [asdict(found) for found in checked])
     else:
         for found in checked:
             if found.errors:
@@ -130,7 +130,7 @@ def list_(
     elif refused:
         _list_refused(kernels, preset, where, as_json)
     elif as_json:
-        output.print_json([{"name": kernel_name(c), **fields_of(c)} for c in kernels.expand(preset, where)])
+        output.print_json("list", [{"name": kernel_name(c), **fields_of(c)} for c in kernels.expand(preset, where)])
     else:
         for config in kernels.expand(preset, where):
             typer.echo(kernel_name(config))
@@ -140,7 +140,9 @@ def _list_shipped(as_json: bool) -> None:
     sets = {name: load_manifest(name) for name in shipped_manifests()}
     rows = [(name, kernels.count().legal, list(kernels.presets), kernels.description) for name, kernels in sets.items()]
     if as_json:
-        output.print_json([dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows])
+        output.print_json(
+            "list", [dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows]
+        )
     else:
         cells = [(name, legal, ", ".join(presets), description) for name, legal, presets, description in rows]
         output.print_table(("manifest", ">kernels", "presets", "description"), cells)
@@ -150,7 +152,7 @@ def _print_coverage(as_json: bool) -> None:
     views = tables()
     if as_json:
         rows = {table.title: [{**row.given, "schedules": dict(row.cells)} for row in table.rows] for table in views}
-        output.print_json(rows)
+        output.print_json("list", rows)
         return
     for table in views:
         output.print_table((*table.columns, *schedules()), table.merged(), title=table.title)
@@ -161,11 +163,12 @@ def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_
     if as_json:
         refused = ((config, verdicts(config)) for config in every)
         output.print_json(
+            "list",
             [
                 {"name": kernel_name(config), "verdicts": [_verdict(v) for v in found]}
                 for config, found in refused
                 if found
-            ]
+            ],
         )
         return
     for config in every:
@@ -175,7 +178,7 @@ def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_
 
 def _print_count(count: Count, as_json: bool) -> None:
     if as_json:
-        output.print_json({**asdict(count), "refused_by_rule": dict(count.refused_by_rule)})
+        output.print_json("list", {**asdict(count), "refused_by_rule": dict(count.refused_by_rule)})
         return
     refused = [(f"refused by {rule}", number) for rule, number in count.refused_by_rule.items()]
     rows = [
@@ -202,7 +205,7 @@ def explain(name_or_file: Kernel, as_json: Json = False) -> None:
     if as_json:
         report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
         needs = {"needs": resource_table(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
-        output.print_json({**report, **needs})
+        output.print_json("explain", {**report, **needs})
     else:
         typer.echo(explanation(config, broken))
     if broken:

@@ -150,7 +150,7 @@ def make(
     size = write_pack(to, artifacts, own)
     if as_json:
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
-        output.print_json({**_summary(to, size, artifacts, own), "losses": losses_by_problem})
+        output.print_json("pack.make", {**_summary(to, size, artifacts, own), "losses": losses_by_problem})
         return
     typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
     _tell_losses(lost)
@@ -237,7 +237,7 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
     pack = Pack.open(file)
     artifacts = [pack.get(name) for name in pack.names()]
     if as_json:
-        output.print_json(_summary(file, pack.bytes, artifacts, pack.decisions))
+        output.print_json("pack.inspect", _summary(file, pack.bytes, artifacts, pack.decisions))
         return
     rows = [
         (a.name, a.resources.registers, f"{len(a.cubin):,}", a.provenance.nvrtc_version, a.provenance.cutlass_version)
@@ -258,7 +258,7 @@ def verify(file: PackFile, as_json: Json = False) -> None:
     pack = Pack.open(file)
     faults = pack.verify()
     if as_json:
-        output.print_json({"file": str(file), "kernels": len(pack.names()), "faults": faults})
+        output.print_json("pack.verify", {"file": str(file), "kernels": len(pack.names()), "faults": faults})
     else:
         for fault in faults.values():
             output.complain(fault)

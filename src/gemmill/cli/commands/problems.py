@@ -242,7 +242,7 @@ def report_measurements(found: Iterable[Measurement], as_json: bool = False) -> 
     """Print measurements, and exit with 1 if a kernel failed."""
     found = list(found)
     if as_json:
-        output.print_json([measurement.model_dump(mode="json") for measurement in found])
+        output.print_json("measurements", [measurement.model_dump(mode="json") for measurement in found])
     else:
         output.print_table(
             ("problem", "kernel", ">us", ">TFLOP/s", ">x cuBLAS", ">error/bound", ""), [_row(m) for m in found]

@@ -70,7 +70,7 @@ def pack(
     except OSError as error:
         raise RecordError(f"{to}: cannot be written: {error.strerror or error}") from None
     if as_json:
-        output.print_json({"path": str(to), "measurements": len(measurements), "runs": len(files)})
+        output.print_json("records.pack", {"path": str(to), "measurements": len(measurements), "runs": len(files)})
     else:
         typer.echo(f"{to}: {len(measurements):,} measurements of {len(files)} sweeps, {to.stat().st_size:,} bytes")
 

@@ -151,7 +151,7 @@ def roofline(
     here = [f for f in found if f.run.gpu == peak_rates.gpu]
     if as_json:
         problems = [_reached(f, peak_rates) for f in here]
-        output.print_json({"peak_rates": peak_rates.model_dump(mode="json"), "problems": problems})
+        output.print_json("roofline", {"peak_rates": peak_rates.model_dump(mode="json"), "problems": problems})
     else:
         _print_peak_rates(peak_rates)
         if here:

@@ -76,7 +76,7 @@ def select(
     [problem] = problems
     choice = chosen.select(problem, None, invariant_to, quick)
     if as_json:
-        output.print_json(_report(problem, choice, top))
+        output.print_json("select", _report(problem, choice, top))
         return
     if top == 1:
         typer.echo(choice.name)
@@ -103,12 +103,13 @@ def _select_many(
     failed = [error for error in choices if isinstance(error, UnsupportedProblemError)]
     if as_json:
         output.print_json(
+            "select",
             [
                 _report(problem, choice, 1)
                 if isinstance(choice, Choice)
                 else {"problem": asdict(problem), "text": str(problem), "error": str(choice)}
                 for problem, choice in zip(problems, choices, strict=True)
-            ]
+            ],
         )
     else:
         rows = [
@@ -163,7 +164,9 @@ def shapes(
     suite = shape_suite(file, m=_numbers(m) if m else (), k=_numbers(k) if k else ())
     if as_json:
         rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
-        output.print_json({"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out})
+        output.print_json(
+            "shapes", {"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out}
+        )
         return
     for line in _as_yaml(suite):
         typer.echo(line)

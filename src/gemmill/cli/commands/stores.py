@@ -79,7 +79,7 @@ def list_(store: StorePath = None, as_json: Json = False) -> None:
         used = datetime.fromtimestamp(entry.used).astimezone().isoformat(timespec="seconds")
         rows.append({"name": name, "key": entry.key, "bytes": entry.bytes, "used": used})
     if as_json:
-        output.print_json(rows)
+        output.print_json("store.list", rows)
     else:
         cells = [(row["name"], f"{row['bytes']:,}", row["used"], str(row["key"])[:12]) for row in rows]
         output.print_table(("kernel", ">bytes", "last used", "key"), cells)
@@ -95,7 +95,7 @@ def stats(store: StorePath = None, as_json: Json = False) -> None:
     """
     found = _open(store).stats()
     if as_json:
-        output.print_json({**asdict(found), "path": str(found.path)})
+        output.print_json("store.stats", {**asdict(found), "path": str(found.path)})
     else:
         typer.echo(f"{found.path}: {found.entries} kernels, {found.bytes:,} of at most {found.max_bytes:,} bytes")
 
@@ -111,7 +111,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
     opened = _open(store)
     faults = opened.verify()
     if as_json:
-        output.print_json({str(file): fault for file, fault in faults.items()})
+        output.print_json("store.verify", {"faults": {str(file): fault for file, fault in faults.items()}})
     else:
         for file, fault in faults.items():
             output.complain(f"{file}: {fault}")
