@@ -28,6 +28,7 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.fields import config_of, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
@@ -729,6 +730,13 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     assert done.exit_code == 0
     assert "no kernel here has the formats of 1 of 2 shapes, which are left out: 64x96x64 e4m3 tn" in done.stderr
     assert [*json.loads(done.stdout)["losses"]] == ["64x96x64 bf16 tn"]
+    shapes.write_text(f'[{{{extents}, "a": "bf16"}}, {{{extents}, "epilogue": "d = acc + bias.bf16[n]", "a": "bf16"}}]')
+    done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
+    assert done.exit_code == 0, done.stderr
+    assert "left out" not in done.stderr
+    packed = Registry(packs=[tmp_path / "o.pack"])
+    for problem in ("64x96x64 bf16 tn", "64x96x64 bf16 tn epilogue='d = acc + bias.bf16[n]'"):
+        assert packed.select(GemmProblem.from_text(problem)).name in packed.packs[0].names()
     shapes.write_text(f'[{{{extents}, "a": "e4m3"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1

@@ -189,15 +189,18 @@ def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...
         UnsupportedProblemError: no kernel has the formats of any.
     """
     without = dict.fromkeys(unserved(configs, suite.shapes))
-    some = "; ".join(map(str, itertools.islice(without, 3)))
-    if without and len(without) == len(suite.shapes):
+    if without:
+        tell_unserved([*without], suite)
+    return tuple(shape for shape in suite.shapes if shape not in without)
+
+
+def tell_unserved(without: Sequence[Shape], suite: ShapeSuite) -> None:
+    """Complain of shapes whose formats no kernel has; UnsupportedProblemError where those are all."""
+    some = "; ".join(map(str, without[:3]))
+    if len(without) == len(suite.shapes):
         raise UnsupportedProblemError(
             f"no kernel here has the formats of the shapes of {suite.name}, such as {some}. What was understood of the "
             "file, as YAML: gemmill shapes FILE"
         )
-    if without:
-        of = f"{len(without):,} of {len(suite.shapes):,} shapes"
-        output.complain(
-            f"no kernel here has the formats of {of}, which are left out: {some}{' ...' * (len(without) > 3)}"
-        )
-    return tuple(shape for shape in suite.shapes if shape not in without)
+    of, more = f"{len(without):,} of {len(suite.shapes):,} shapes", " ..." if len(without) > 3 else ""
+    output.complain(f"no kernel here has the formats of {of}, which are left out: {some}{more}")

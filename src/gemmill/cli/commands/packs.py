@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +26,8 @@ from gemmill.cli.options import (
     is_manifest,
     kernel_set,
     refuse_overwriting,
-    served,
     shape_suite,
+    tell_unserved,
 )
 from gemmill.cli.output import Status
 from gemmill.library.arch import Gpu
@@ -35,8 +36,10 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units, unserved
 from gemmill.runtime.registry import detect
+from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.selector import Selector
@@ -107,10 +110,11 @@ def make(
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
 
     With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
-    the pack has about as few kernels as solve every shape of a suite within --regret of the fastest of the manifest:
-    by the measurements of --records where there are some, by those that ship with gemmill where it has some of the
-    shape, which go along too, and elsewhere by the model, for the GPU of --gpu; kernels for groups or arrays, or with
-    an expression, are left out, since shapes alone say nothing of them. With --budget, those come first that serve the
+    the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within --regret of the
+    fastest of the manifest: by the measurements of --records where there are some, by those that ship with gemmill
+    where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu. A shape that
+    says an expression or groups gets the kernel that a registry over the manifest would take; without such shapes,
+    kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that serve the
     most shapes, as many as fit; what shapes then lose is printed.
 
     \b
@@ -160,15 +164,42 @@ def _needed(
     configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu, regret: float
 ) -> tuple[list[GemmConfig], dict[GemmProblem, dict[str, float]], list[Decision]]:
     """About as few kernels as solve every shape of a suite nearly as fast as all; what kernels take on each problem,
-    and what of that ships."""
-    if others := sum(not is_measured(config) for config in configs):
-        output.complain(f"{others} kernels are left out: {NOT_MEASURED}")
-    configs = list(filter(is_measured, configs))
-    if not configs:
-        raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
-    needs, known, shipped = _times(configs, shapes, decisions, gpu)
-    by_name = {kernel_name(config): config for config in configs}
-    return [by_name[name] for name in set_cover(known, regret)], needs, shipped
+    and what of that ships. Shapes that say more than kernels of matrices alone do, an epilogue or groups, get the
+    kernel each that a registry over the manifest would take."""
+    plain = list(filter(is_measured, configs))
+    suite = shape_suite(shapes)
+    others = dict.fromkeys(unserved(plain, suite.shapes))
+    special = _special(configs, [shape.problem for shape in others], decisions, gpu)
+    if missing := [shape for shape in others if shape.problem not in special]:
+        tell_unserved(missing, suite)
+    if left := sum(not is_measured(config) for config in configs) and not others:
+        output.complain(f"{left} kernels are left out: {NOT_MEASURED}")
+    needs: dict[GemmProblem, dict[str, float]] = {}
+    chosen: list[GemmConfig] = []
+    shipped: list[Decision] = []
+    if rest := [shape for shape in suite.shapes if shape not in others]:
+        if not plain:
+            raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
+        needs, known, shipped = _times(plain, rest, decisions, gpu)
+        by_name = {kernel_name(config): config for config in plain}
+        chosen = [by_name[name] for name in set_cover(known, regret)]
+    needs |= {problem: {choice.name: choice.predicted_us} for problem, choice in special.items()}
+    return [*dict.fromkeys([*chosen, *(choice.config for choice in special.values())])], needs, shipped
+
+
+def _special(
+    configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], decisions: Sequence[Decision], gpu: Gpu
+) -> dict[GemmProblem, Choice]:
+    """What a registry over these kernels would take for each problem that it can serve: with an expression that none
+    of them has, the nearest one with it."""
+    if not problems:
+        return {}
+    selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions, varies=True)
+    found = {}
+    for problem in problems:
+        with suppress(UnsupportedProblemError):
+            found[problem] = selector.select(problem.with_narrow_a)
+    return found
 
 
 def _tell_losses(lost: Mapping[GemmProblem, float | None]) -> None:
@@ -192,7 +223,7 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 
 def _times(
-    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu
+    configs: Sequence[GemmConfig], shapes: Sequence[Shape], decisions: Sequence[Decision], gpu: Gpu
 ) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
     """Times on a GPU of the kernels on every problem that a suite makes of them: of all kernels; of those alone that
     were measured on it, if any were; and which measurements are none of the decisions."""
@@ -201,7 +232,7 @@ def _times(
     found: dict[GemmProblem, dict[str, float]] = {}
     known: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
-    for problem in dict.fromkeys(unit.problem for unit in units(configs, served(configs, shape_suite(shapes)))):
+    for problem in dict.fromkeys(unit.problem for unit in units(configs, shapes)):
         measured = {name: us for us, name in selector.measured_on(problem)}
         found[problem] = _completed(measured, selector.times(problem))
         known[problem] = measured or found[problem]
