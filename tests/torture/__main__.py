@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -155,6 +156,8 @@ def main() -> int:
         PAGE.write_text(before + MARKS[0] + table() + MARKS[1] + rest.partition(MARKS[1])[2])
         return 0
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # what was counted so far is kept, also of one in the background
+        signal.signal(number, signal.default_int_handler)
     plan.build(FOLDER)
     with tempfile.TemporaryDirectory(prefix="gemmill-torture-") as folder:
         template = Path(folder) / "template"
