@@ -64,6 +64,10 @@ Budget = Annotated[
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
 
 
+_NOT_RUN = ("batching", "epilogue", "a_align", "b_align", "c_align", "d_align")
+"""Keywords of problems that take more than packed matrices."""
+
+
 @app.command()
 @takes_problem
 def run(
@@ -79,8 +83,8 @@ def run(
 ) -> None:
     """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
 
-    Operands are random and packed; the operands of one launch are not in the L2 cache when the next one starts. Needs a
-    Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
+    Operands are random and packed, without groups or expressions; the operands of one launch are not in the L2 cache
+    when the next one starts. Needs a Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
 
     \b
     Examples:
@@ -88,6 +92,11 @@ def run(
       gemmill run --mnkl 4096,4096,4096,1 --top 5
       gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
     """
+    if others := [word for word in _NOT_RUN if word in problem.to_dict()]:
+        raise UnsupportedProblemError(
+            f"{problem}: run makes packed matrices and no more of its own, which says nothing of {', '.join(others)}; "
+            "gemmill select names the kernel, and gemmill.matmul runs it"
+        )
     if kernel_ is not None:
         if manifest or records or top != 1:
             raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records and --top")
