@@ -5,7 +5,8 @@
     python -m tests.torture --try faults 1234          # one try again, with all that it said
     python -m tests.torture --publish                  # counts so far, into docs/robustness.md
 
-A campaign goes on where the last one with its seed stopped; what was counted is kept in build/torture/counts.jsonl.
+A campaign goes on where the last one with its seed stopped; what was counted is kept in build/torture/counts.jsonl, and
+once it is published in tests/torture/counts.jsonl.
 Exits with 1 if anything was wrong.
 """
 
@@ -38,6 +39,8 @@ CAMPAIGNS = {
 """The campaigns, each with its part of the time, and what is counted."""
 FOLDER = Path("build/torture").absolute()
 COUNTS = FOLDER / "counts.jsonl"
+"""Of campaigns since the last that were published."""
+PUBLISHED = Path("tests/torture/counts.jsonl")
 PAGE = Path("docs/robustness.md")
 MARKS = ("<!-- counts -->\n", "<!-- end of counts -->\n")
 
@@ -103,8 +106,9 @@ def _ask(worker: subprocess.Popen[str], number: int) -> dict[str, Any] | None:
 
 
 def counted() -> list[dict[str, Any]]:
-    """What was counted in campaigns so far."""
-    return [json.loads(line) for line in COUNTS.read_text().splitlines()] if COUNTS.exists() else []
+    """What was counted in campaigns so far, published or not."""
+    lines = [line for path in (PUBLISHED, COUNTS) if path.exists() for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
 
 
 def campaign(name: str, seed: int, seconds: float, jobs: int, template: Path, digests: dict[str, str]) -> int:
@@ -152,6 +156,9 @@ def main() -> int:
     parser.add_argument("--publish", action="store_true", help="write the counts so far into the docs")
     options = parser.parse_args()
     if options.publish:
+        with PUBLISHED.open("a") as file:
+            file.write(COUNTS.read_text())
+        COUNTS.unlink()
         before, _, rest = PAGE.read_text().partition(MARKS[0])
         PAGE.write_text(before + MARKS[0] + table() + MARKS[1] + rest.partition(MARKS[1])[2])
         return 0
