@@ -60,7 +60,8 @@ class StoreFolder:
         Stores of before bear none: those that hold nothing else pass.
         """
         with self._root() as root:
-            if not self._is_marked() and (foreign := _foreign(root)):
+            # The mark is looked for last: another process may just be putting it there, and it is among the names.
+            if (foreign := _foreign(root)) and not self._is_marked():
                 raise OSError(
                     errno.ENOTEMPTY,
                     f"is no store of gemmill's, and holds {foreign}; name a folder that is empty or not there yet",

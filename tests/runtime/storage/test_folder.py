@@ -10,9 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from gemmill.library.errors import StoreError
 from gemmill.runtime.storage import locks
 from gemmill.runtime.storage import store as store_module
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.folder import MARK
+from gemmill.runtime.storage.folder import MARK, StoreFolder
 from gemmill.runtime.storage.store import Store, StoreWarning
 
 ROOT = os.getuid() == 0
@@ -314,3 +316,16 @@ def test_a_lock_that_is_let_go_is_free_though_a_forked_process_has_inherited_it(
         child.kill()
     assert again is not None
     locks.release(again)
+
+
+def test_whoever_marks_a_folder_at_the_same_time_finds_it_ours(tmp_path: Path) -> None:
+    start = threading.Barrier(8, timeout=10)
+
+    def make(number: int) -> None:
+        for i in range(40):
+            start.wait()
+            with StoreFolder(tmp_path / str(i)).made("locks"):
+                pass
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(8)))
