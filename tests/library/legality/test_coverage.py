@@ -65,7 +65,7 @@ def test_equal_rows_are_merged_and_none_is_lost(views: dict[str, Table]) -> None
 
 
 def test_the_command_line_names_a_rule_for_every_hole() -> None:
-    views = json.loads(ok("list", "--coverage", "--json"))["items"]
+    views = json.loads(ok("list", "--coverage", "--json"))
     tf32 = [row for row in views["Operands"] if row["a.dtype"] == "tf32"]
     assert {(row["a.major"], row["schedules"]["cooperative"]) for row in tf32} >= {("k", "ok"), ("any", "tma-majors")}
     assert "mma-majors" in ok("list", "--coverage")
