@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu, gpu_called, serving
+from gemmill.library.arch import DEFAULT_GPU, Gpu, gpu_named, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
@@ -328,9 +328,9 @@ def detect(device: int = 0) -> Gpu:
 def _gpu(name: str) -> Gpu:
     """The GPU of a name, as ``--gpu`` takes it."""
     try:
-        return GPUS[gpu_called(name, GPUS)]
+        return gpu_named(name)
     except LookupError as error:
-        raise DeviceError(f"no GPU with figures of its own: {error.args[0]}") from None
+        raise DeviceError(error.args[0]) from None
 
 
 def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:

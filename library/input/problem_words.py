@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import gcd
 from operator import index
 from types import MappingProxyType
@@ -68,30 +68,19 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise ProblemError(f"{short} and {field} are the same: give one")
             words[field] = words.pop(short)
     fields: dict[str, Any] = {name: _extent(name, words.get(name)) for name in ("m", "n", "k")}
-    fields["batching"] = _word("batching", words.get("batching", "strided"), get_args(BatchingName))
     if "groups" in words:
-        if "batch" in words or fields["batching"] == "strided":
+        if "batch" in words or words.get("batching", "strided") == "strided":
             raise ProblemError(
                 f"groups is {words['groups']!r}; it is for batching grouped, masked, kgrouped or array, "
                 "in place of batch"
             )
         words["batch"] = words["groups"]
-    fields["batch"] = _extent("batch", words.get("batch", 1))
-    fields |= _types(words)
-    fields |= _majors(words, fields)
-    for operand in "ab":
-        scale = words.get(f"{operand}_scale", "none")
-        fields[f"{operand}_scale"] = _word(f"{operand}_scale", scale, get_args(ScaleName))
-    is_scaled = "none" not in (fields["a_scale"], fields["b_scale"])
-    fields["promote"] = words.get("promote", 4 if is_scaled else 0)
-    if type(fields["promote"]) is not int or fields["promote"] not in (0, 4):
-        raise ProblemError(f"promote is {fields['promote']!r}; it must be 0 or 4")
-    fields["epilogue"] = _epilogue(words.get("epilogue", LINEAR))
-    aligned = aligns(fields)
-    for name, align in aligned.items():
-        fields[name] = words.get(name, align)
-        if type(fields[name]) is not int or fields[name] not in (1, 2, 4, 8, 16):
-            raise ProblemError(f"{name} is {fields[name]!r}; it must be 1, 2, 4, 8 or 16: bytes that divide addresses")
+    for name, usual in _USUAL.items():
+        fields[name] = _READ[name](name, words[name]) if name in words else usual(fields)
+    if fields["c_major"] and not fields["c_dtype"]:
+        raise ProblemError(f"c_major is {words['c_major']!r}, but there is no C: name its type, c, or leave it out")
+    for name, usual_align in aligns(fields).items():
+        fields[name] = _align(name, words.get(name, usual_align))
     return {name: fields[name] for name in FIELDS}
 
 
@@ -112,16 +101,15 @@ def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
         contiguous, strided = (column, row) if fields[f"{operand}_major"] in ("k", "n") else (row, column)
         has_strides = dtype is not None and (strided > 1 or batch > 1)
         bits = contiguous * DTYPES[dtype].bits if has_strides else 0
-        found[f"{operand}_align"] = (
-            gcd(16 * 8, bits) // 8 or 1
-        )  # a row of an odd number of 4-bit elements ends in a byte
+        # A row of an odd number of 4-bit elements ends in a byte.
+        found[f"{operand}_align"] = gcd(16 * 8, bits) // 8 or 1
     return found
 
 
 def words_of(problem: GemmProblem) -> dict[str, Any]:
     """The keywords that make a problem, without those that have their defaults; all can be written as JSON."""
     fields = {name: getattr(problem, name) for name in FIELDS}
-    usual = _usual(fields)
+    usual = {name: usual(fields) for name, usual in _USUAL.items()} | aligns(fields)
     words: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
     names = {field: short for short, field in _SHORT.items() if short != "acc"}
     for name in FIELDS[3:]:
@@ -187,57 +175,6 @@ def _part(part: str) -> dict[str, Any]:
     )
 
 
-def _usual(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What each field is if it is left out, the others being as they are."""
-    wider = _wider(fields["a_dtype"], fields["b_dtype"])
-    is_scaled = "none" not in (fields["a_scale"], fields["b_scale"])
-    return {
-        "batch": 1,
-        "a_dtype": "bf16",
-        "a_major": "k",
-        "b_dtype": fields["a_dtype"],
-        "b_major": "k",
-        "accumulator": default_accumulator(wider),
-        "d_dtype": default_output(DTYPES[wider].stored_as or wider),
-        "d_major": "n",
-        "c_dtype": None,
-        "c_major": fields["d_major"] if fields["c_dtype"] else None,
-        "a_scale": "none",
-        "b_scale": "none",
-        "promote": 4 if is_scaled else 0,
-        "batching": "strided",
-        "epilogue": LINEAR,
-        **aligns(fields),
-    }
-
-
-def _wider(a: DTypeName, b: DTypeName) -> DTypeName:
-    return max(a, b, key=lambda dtype: DTYPES[dtype].bits)
-
-
-def _types(words: Mapping[str, Any]) -> dict[str, Any]:
-    a = _dtype("a", words.get("a_dtype", "bf16"))
-    b = _dtype("b", words.get("b_dtype", a))
-    wider = _wider(a, b)
-    return {
-        "a_dtype": a,
-        "b_dtype": b,
-        "accumulator": _dtype("accumulator", words.get("accumulator", default_accumulator(wider))),
-        "c_dtype": _dtype("c", words["c_dtype"]) if "c_dtype" in words else None,
-        "d_dtype": _dtype("d", words.get("d_dtype", default_output(DTYPES[wider].stored_as or wider))),
-    }
-
-
-def _majors(words: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    majors: dict[str, Any] = {}
-    for name, usual in (("a_major", "k"), ("b_major", "k"), ("d_major", "n")):
-        majors[name] = _major(name, words.get(name, usual))
-    if "c_major" in words and fields["c_dtype"] is None:
-        raise ProblemError(f"c_major is {words['c_major']!r}, but there is no C: name its type, c, or leave it out")
-    majors["c_major"] = _major("c_major", words.get("c_major", majors["d_major"])) if fields["c_dtype"] else None
-    return majors
-
-
 def _extent(name: str, value: object) -> int:
     if not isinstance(value, SupportsIndex) or isinstance(value, bool) or not 0 <= index(value) <= MAX_EXTENT:
         bits = value.bit_length() if isinstance(value, int) else 0  # Python writes no number of more than 4,300 digits
@@ -252,7 +189,9 @@ def _dtype(name: str, value: object) -> DTypeName:
     text = str(value)
     if not isinstance(value, str) and (found := called(text)):  # torch.bfloat16
         return found
-    raise ProblemError(f"{name} is {value!r:.80}{unknown(text) or ';'} it must be {one_of([*DTYPES])}")
+    raise ProblemError(
+        f"{name.removesuffix('_dtype')} is {value!r:.80}{unknown(text) or ';'} it must be {one_of([*DTYPES])}"
+    )
 
 
 def _major(name: str, value: object) -> str:
@@ -267,10 +206,77 @@ def _word(name: str, value: object, allowed: Collection[str]) -> str:
     return value
 
 
-def _epilogue(value: object) -> str:
+def _scale(name: str, value: object) -> str:
+    return _word(name, value, get_args(ScaleName))
+
+
+def _batching(name: str, value: object) -> str:
+    return _word(name, value, get_args(BatchingName))
+
+
+def _promote(name: str, value: object) -> int:
+    if type(value) is not int or value not in (0, 4):
+        raise ProblemError(f"{name} is {value!r:.80}; it must be 0 or 4")
+    return value
+
+
+def _align(name: str, value: object) -> int:
+    if type(value) is not int or value not in (1, 2, 4, 8, 16):
+        raise ProblemError(f"{name} is {value!r:.80}; it must be 1, 2, 4, 8 or 16: bytes that divide addresses")
+    return value
+
+
+def _epilogue(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ProblemError(f"epilogue is {value!r:.80}; it must be a text such as 'd = silu(acc + bias[n])'")
+        raise ProblemError(f"{name} is {value!r:.80}; it must be a text such as 'd = silu(acc + bias[n])'")
     try:
         return LINEAR if value == LINEAR else spelling(parse(value))
     except ExpressionError as error:
-        raise ProblemError(f"epilogue is {value!r:.200}: {error}") from None
+        raise ProblemError(f"{name} is {value!r:.200}: {error}") from None
+
+
+def _wider(fields: Mapping[str, Any]) -> DTypeName:
+    """The wider of A's and B's types."""
+    a: DTypeName
+    b: DTypeName
+    a, b = fields["a_dtype"], fields["b_dtype"]
+    return b if DTYPES[b].bits > DTYPES[a].bits else a
+
+
+def _output(fields: Mapping[str, Any]) -> DTypeName:
+    wider = _wider(fields)
+    return default_output(DTYPES[wider].stored_as or wider)
+
+
+_USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
+    {
+        "batching": lambda _: "strided",
+        "batch": lambda _: 1,
+        "a_dtype": lambda _: "bf16",
+        "b_dtype": lambda fields: fields["a_dtype"],
+        "c_dtype": lambda _: None,
+        "accumulator": lambda fields: default_accumulator(_wider(fields)),
+        "d_dtype": _output,
+        "a_major": lambda _: "k",
+        "b_major": lambda _: "k",
+        "d_major": lambda _: "n",
+        "c_major": lambda fields: fields["d_major"] if fields["c_dtype"] else None,
+        "a_scale": lambda _: "none",
+        "b_scale": lambda _: "none",
+        "promote": lambda fields: 0 if "none" in (fields["a_scale"], fields["b_scale"]) else 4,
+        "epilogue": lambda _: LINEAR,
+    }
+)
+"""What a field is if it is left out, by those before it; of alignments, :func:`aligns` tells."""
+_READ: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
+    {
+        "batch": _extent,
+        **dict.fromkeys(("a_dtype", "b_dtype", "c_dtype", "d_dtype", "accumulator"), _dtype),
+        **dict.fromkeys(_MAJORS, _major),
+        **dict.fromkeys(("a_scale", "b_scale"), _scale),
+        "promote": _promote,
+        "batching": _batching,
+        "epilogue": _epilogue,
+    }
+)
+"""Reads what is given for a field; ProblemError where it cannot be."""

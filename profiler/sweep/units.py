@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -11,6 +12,7 @@ from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.input.problem_words import aligns
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.worker import Unit
 from gemmill.profiler.sweep.shapes import Shape
@@ -30,39 +32,54 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """
     a, b, c, d = config.a, config.b, config.c, config.d
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
-    return GemmProblem(
-        *(m, n, shape.k, shape.batch),
-        a=a.dtype,
-        a_major="k" if a.major == "any" else a.major,
-        b=b.dtype,
-        b_major="k" if b.major == "any" else b.major,
-        accumulator=config.accumulator,
-        c=c.dtype if c else None,
-        c_major=("n" if c.major == "any" else c.major) if c else None,
-        d=d.dtype,
-        d_major="n" if d.major == "any" else d.major,
-        a_scale=a.scale,
-        b_scale=b.scale,
-        promote=config.promote,
-    )
+    fields = {
+        "m": m,
+        "n": n,
+        "k": shape.k,
+        "batch": shape.batch,
+        "a_dtype": a.dtype,
+        "a_major": "k" if a.major == "any" else a.major,
+        "b_dtype": b.dtype,
+        "b_major": "k" if b.major == "any" else b.major,
+        "accumulator": config.accumulator,
+        "c_dtype": c.dtype if c else None,
+        "c_major": ("n" if c.major == "any" else c.major) if c else None,
+        "d_dtype": d.dtype,
+        "d_major": "n" if d.major == "any" else d.major,
+        "a_scale": a.scale,
+        "b_scale": b.scale,
+        "promote": config.promote,
+        "epilogue": LINEAR,
+    }
+    return GemmProblem.known(**fields, **aligns(fields))  # a config's fields need no check, and there are thousands
 
 
 _SWAPPED = {"a": "b", "b": "a"}
 _MEANS = {"acc": "accumulator", "a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype"}
 
 
-def is_meant(shape: Shape, problem: GemmProblem) -> bool:
-    """Whether a problem on the extents of a shape is what is said of its formats."""
+def _asked(shape: Shape) -> dict[str, Any]:
+    """What a shape says of the formats of the problem that a kernel solves on it."""
     if not shape.said:
-        return True
-    asked = shape.problem.with_narrow_a
-    swapped = asked.m != shape.m or asked.a_dtype != shape.problem.a_dtype
+        return {}
+    problem = shape.problem
+    asked = problem.with_narrow_a
+    swapped = asked is not problem
     if upconverts_a(asked.b_dtype, asked.a_dtype):
         asked, swapped = asked.transposed, True
     fields = [_MEANS.get(word, word) for word, _ in shape.said if word not in ("groups", "promote")]
     if swapped:
         fields = [_SWAPPED[name[0]] + name[1:] if name[:2] in ("a_", "b_") else name for name in fields]
-    return all(getattr(problem, name) == getattr(asked, name) for name in fields)
+    return {name: getattr(asked, name) for name in fields}
+
+
+def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[GemmConfig, GemmProblem]]:
+    """The kernels whose formats are what a shape says, each with its problem on it."""
+    asked = _asked(shape)
+    for config in configs:
+        problem = problem_of(config, shape)
+        if all(getattr(problem, name) == value for name, value in asked.items()):
+            yield config, problem
 
 
 NOT_MEASURED = "they are for groups or arrays, or have an expression"
@@ -84,8 +101,7 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
     configs = list(filter(is_measured, configs))
     groups: dict[GemmProblem, list[GemmConfig]] = {}
     for shape in shapes:
-        made = ((config, problem_of(config, shape)) for config in configs)
-        own = {config: problem for config, problem in made if is_meant(shape, problem)}
+        own = dict(_problems(configs, shape))
         for config, problem in own.items():
             groups.setdefault(problem, []).append(config)
         for config, problem in own.items() if shape.m <= TRANSPOSED_ROWS else ():
@@ -98,7 +114,7 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
 def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Shape]:
     """Shapes that say of their formats what no kernel that :func:`units` takes has."""
     configs = list(filter(is_measured, configs))
-    return [shape for shape in shapes if not any(is_meant(shape, problem_of(config, shape)) for config in configs)]
+    return [shape for shape in shapes if next(_problems(configs, shape), None) is None]
 
 
 def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] = ()) -> Unit:

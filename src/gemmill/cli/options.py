@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import output
-from gemmill.library.arch import GPUS, Gpu, gpu_called
+from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ExpressionError, UnsupportedProblemError
@@ -60,9 +60,9 @@ StorePath = Annotated[
 def _gpu(text: str) -> Gpu:
     """The row of library/arch.py of this name, whatever the case, with or without the maker's."""
     try:
-        return GPUS[gpu_called(text, GPUS)]
+        return gpu_named(text)
     except LookupError as error:
-        raise typer.BadParameter(f"no GPU with figures of its own: {error.args[0]}") from None
+        raise typer.BadParameter(error.args[0]) from None
 
 
 OnGpu = Annotated[
