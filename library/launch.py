@@ -11,6 +11,8 @@ from gemmill.library.dtypes import DTypeName
 
 TMA_BYTES = 128
 """Size of a ``CUtensorMap``."""
+NESTED_EXTENTS = 3
+"""Most extents of a batch that a kernel with nested batching takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,9 @@ class LaunchSpec:
     what the expression takes begins; ``epilogue.x``, of its operand or output x: an address, and behind it int64
     strides in elements, of a matrix along M, N and the batch, of others along the batch, or of a scalar, which has
     none, the value that it has where its address is 0, as wide as alpha. Where CTAs share K also ``partials flags``
-    (addresses in the workspace) and ``c_stride``."""
+    (addresses in the workspace) and ``c_stride``. Of a nested batch ``inner middle`` (int32: its innermost extent, and
+    the next) and ``x_step_0 x_step_1 x_step_2`` (int32, of A, B, C and D, innermost first: places in the descriptor's
+    batch, or times ``d_batch_stride`` from D's address, from a matrix to the next)."""
 
     @property
     def cluster_ctas(self) -> int:

@@ -177,7 +177,7 @@ class GemmProblem:
     @property
     def can_transpose(self) -> bool:
         """Whether :attr:`transposed` can stand in for it: groups, block scales and gates have no transpose."""
-        plain = self.batching == "strided" and self.a_scale == self.b_scale == "none"
+        plain = self.batching in ("strided", "nested") and self.a_scale == self.b_scale == "none"
         return plain and not is_gated(self.epilogue)
 
     @property

@@ -23,7 +23,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma import ring, shared_memory, subtiles, warpgroups
-from gemmill.library.launch import TMA_BYTES, LaunchSpec, TmaBox
+from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.legality.quantities import align_up, element_bytes, integer, partial_dtype
 
 _TEMPLATE = Template("""\
@@ -74,6 +74,7 @@ _SCHEDULERS = {
     "masked": "RowGroupScheduler<Order, TileK, true>",
     "kgrouped": "KGroupScheduler<Order, TileK>",
     "array": "ArrayScheduler<Order, TileK>",
+    "nested": "NestedScheduler<Order, TileK>",
 }
 """The C++ scheduler of each kind of batch but the strided one, whose scheduler depends on the decomposition of K."""
 
@@ -85,6 +86,9 @@ _PARAMETERS = {
 }
 """Bytes of each scalar of ``GemmParams``, in their order after the descriptors."""
 
+_NESTED = ("inner", "middle", *(f"{x}_step_{i}" for x in "abcd" for i in range(NESTED_EXTENTS)))
+"""What ``gemmill::NestedParams`` adds to them, 4 bytes each."""
+
 _DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
 """The descriptors of ``GemmParams``, in their order."""
 
@@ -95,9 +99,13 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     for name, size in _PARAMETERS.items():
         offsets[name] = align_up(end, size)
         end = offsets[name] + size
-    if decomposition_of(config).has_workspace:
-        derived = align_up(end, 64)  # as aligned as its descriptors
-        offsets |= {name: derived + 8 * i for i, name in enumerate(decomposition.PARAMETERS)}
+    added: tuple[str, ...] = ()
+    if config.scheduler.batching == "nested":
+        added, size = _NESTED, 4
+    elif decomposition_of(config).has_workspace:
+        added, size = decomposition.PARAMETERS, 8
+    derived = align_up(end, 64)  # as aligned as its descriptors
+    offsets |= {name: derived + size * i for i, name in enumerate(added)}
     return offsets
 
 
@@ -114,7 +122,7 @@ def _boxes(fields: Fields, operand: Literal["a", "b"]) -> Iterator[TmaBox]:
     span = ring.operand_swizzle(fields, operand)
     batching = fields["scheduler.batching"]
     # The rows of a group have neighbours, which boxes reach into, and those of arrays and along K are found otherwise.
-    cut = k_major and batching in (("strided",) if operand == "a" else ("strided", "grouped", "masked"))
+    cut = k_major and batching in ("strided", "nested", *(("grouped", "masked") if operand == "b" else ()))
     rows = integer(fields, f"tile.{mn}" if k_major else "tile.k")
     box = TmaBox(
         operand=operand,
@@ -234,6 +242,8 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     constants["offset_epilogue"] = launch.offsets["epilogue"]
     if launch.cluster_k > 1:
         constants["splits"] = launch.cluster_k
+    if "inner" in launch.offsets:
+        constants |= {"offset_inner": launch.offsets["inner"], "offset_steps": launch.offsets["a_step_0"]}
     shared = launch.k_decomposition
     return constants | (decomposition.constants(shared, launch.offsets) if shared else {})
 
@@ -250,6 +260,8 @@ def text(config: GemmConfig) -> str:
         spec = f"Kernel::decomposition_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
     elif launch.cluster_k > 1:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
+    elif config.scheduler.batching == "nested":
+        spec_type, spec = "gemmill::NestedSpec", "Kernel::nested_spec()"
     stored_c = subtiles.stored_dtype(fields, "c")
     producer_registers, consumer_registers = warpgroups.register_budget(fields)
     return _TEMPLATE.substitute(

@@ -23,7 +23,7 @@ ScaleName = Literal["none", "1x128", "128x128", "1x32", "1x64", "1x32z", "1x64z"
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "split", "fused", "stream", "cluster"]
-BatchingName = Literal["strided", "array", "grouped", "masked", "kgrouped"]
+BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped"]
 Promotion = Literal[0, 4]
 
 FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
@@ -163,6 +163,7 @@ class Scheduler:
             doc="How the matrices of a batch are found.",
             means={
                 "strided": "at one stride",
+                "nested": "at a stride for each of up to three batch extents",
                 "array": "at an array of addresses",
                 "grouped": "A and D one after the other along M, at offsets",
                 "masked": "in groups of equal capacity along M, with counts of rows",

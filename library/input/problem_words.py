@@ -32,7 +32,7 @@ _LAYOUTS: Mapping[str, tuple[MajorAB, MajorAB]] = MappingProxyType(
 """Majors of A and B, as BLAS and CUTLASS write them."""
 _SHORT = MappingProxyType({"a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype", "acc": "accumulator"})
 """Keywords that people write for fields."""
-_GROUPS = ("grouped", "masked", "kgrouped", "array")
+_GROUPS = ("grouped", "masked", "kgrouped", "array", "nested")
 _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType(
     {
         "a_major": (get_args(MajorAB), {"m": "mn"}),
@@ -71,8 +71,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if "groups" in words:
         if "batch" in words or words.get("batching", "strided") == "strided":
             raise ProblemError(
-                f"groups is {words['groups']!r}; it is for batching grouped, masked, kgrouped or array, "
-                "in place of batch"
+                f"groups is {words['groups']!r}; it is for batching grouped, masked, kgrouped, array "
+                "or nested, in place of batch"
             )
         words["batch"] = words["groups"]
     for name, usual in _USUAL.items():

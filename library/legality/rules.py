@@ -138,7 +138,7 @@ def _epilogue_family(f: Fields) -> str | None:
     "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
 )
 def _epilogue_groups(f: Fields) -> str | None:
-    """Groups and arrays have epilogues without matrices that TMA moves, arrays the linear one."""
+    """All but strided batches have epilogues without matrices that TMA moves, arrays the linear one."""
     batching, epilogue = f["scheduler.batching"], str(f["epilogue"])
     if epilogue == LINEAR or batching == "strided":
         return None

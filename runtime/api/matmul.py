@@ -47,7 +47,8 @@ def matmul(
 ) -> GemmCall:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
-    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast. Operands are PyTorch tensors or
+    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast, with any strides: views such as
+    attention's (B, S, H, D) transposed to (B, H, S, D) are read where they are. Operands are PyTorch tensors or
     anything with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU, read in place: majorness follows from
     the strides. What is not aligned to 16 bytes may be copied first, into memory that the stream keeps, where that is
     faster. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand. ``beta`` is 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
+from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
@@ -15,7 +18,7 @@ from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
 from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Resets
-from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall, signature
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
@@ -59,20 +62,47 @@ def _prepared(call: GemmCall) -> PreparedCall:
     if sm_count is not None and sm_count >= driver.sm_count(device):
         sm_count = None  # no bound
 
-    def launcher(name: str, swap_ab: bool) -> functools.partial[Launcher]:
+    problem, parts = gemm.problem, 1
+    new: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
+    if gemm.nested and not _takes_nested(call, registry, problem, sm_count):
+        from gemmill.runtime.launch.looped import looped  # as few calls need it
+
+        (gemm, arguments, shifts), new = looped(call, gemm, arguments, memory)
+        parts = len(shifts)
+
+    def launcher(name: str, swap_ab: bool) -> functools.partial[Launches]:
         kernel = _load(registry, name, device, call.stream)
-        return functools.partial(Launcher, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments, memory)
+        return functools.partial(new, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
 
     if options.kernel is not None:
         new_launcher = launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
-        return PreparedCall(gemm.problem, None, memory, new_launcher)
+        return PreparedCall(problem, None, memory, new_launcher)
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
 
         choice = autotuned_call(call, registry, gemm.problem, sm_count, launcher)
     else:
         choice = _selected(call, registry, gemm, sm_count)
-    return PreparedCall(gemm.problem, choice, memory, launcher(choice.name, choice.swap_ab))
+    if parts > 1:
+        strides = f"no kernel here takes a batch of {len(call.bound.gemm.nested)} strides as it is asked for"
+        choice = replace(choice, reason=f"{choice.reason}; in {parts} launches of {gemm.problem.batch}, as {strides}")
+    return PreparedCall(problem, choice, memory, launcher(choice.name, choice.swap_ab))
+
+
+def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_count: int | None) -> bool:
+    """Whether a kernel takes the nested batch of a call whole. Its parts, otherwise, go to kernels whose bits do not
+    depend on the batch."""
+    options = call.options
+    if len(call.bound.gemm.nested) > NESTED_EXTENTS or options.batch_invariant:
+        return False
+    if options.kernel is not None:
+        name = options.kernel if isinstance(options.kernel, str) else kernel_name(options.kernel)
+        return needs_swap(parse_name(name), problem) is not None
+    try:
+        registry.select(problem, sm_count, None, options.quick)
+    except UnsupportedProblemError:
+        return False
+    return True
 
 
 def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:

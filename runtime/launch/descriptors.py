@@ -39,7 +39,7 @@ def encode_descriptors(
         if not box.rows(extents[1]) or (box.operand == "d" and problem.d_align < tma.ALIGNMENT):
             continue
         name = gemm.name(box.operand)
-        batch = problem.batch if operand.batch_stride else 1
+        batch = operand.places(problem.batch, gemm.nested)
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
         described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
         fetched = fetched_bytes(box, problem, described.strides[0])

@@ -59,6 +59,7 @@ class Launcher:
         swap_ab: bool,
         sm_count: int | None,
         arguments: Sequence[BoundArgument],
+        *,
         memory: Callable[[Addresses], None],
     ) -> None:
         self._memory = memory
@@ -133,7 +134,7 @@ def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
     for operand in ("a", "b", "c", "d", "a_scale", "b_scale"):
         if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None:
             yield operand, gemm.name(operand)
-    if gemm.problem.batching != "strided":
+    if gemm.problem.batching in FOUND_BY:
         yield "groups", FOUND_BY[gemm.problem.batching]
 
 
@@ -141,6 +142,6 @@ def _operand_addresses(gemm: Gemm) -> Addresses:
     """The addresses of :data:`OPERANDS`."""
     operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
     addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
-    if gemm.problem.batching != "strided":
+    if gemm.problem.batching in FOUND_BY:
         addresses[FOUND_BY[gemm.problem.batching]] = gemm.groups
     return tuple(addresses.get(name, 0) for name in OPERANDS)

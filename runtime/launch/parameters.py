@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gemmill.library.launch import LaunchSpec
+from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.operands.bound_arguments import BoundArgument
@@ -89,6 +89,15 @@ def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgumen
             if name in "cd":
                 yield f"{name}_stride", "q", operand.stride
     yield "groups_pointer", "Q", gemm.groups
+    if gemm.nested:
+        inner = gemm.nested[::-1]
+        yield "inner", "i", inner[0]
+        yield "middle", "i", inner[1] if len(inner) == NESTED_EXTENTS else 1
+        for name, operand in (("a", gemm.a), ("b", gemm.b), ("c", gemm.c), ("d", gemm.d)):
+            if operand is not None:
+                *first, outermost = operand.batch_steps[::-1]
+                steps = (*first, *(0,) * (NESTED_EXTENTS - len(inner)), outermost)
+                yield from ((f"{name}_step_{i}", "i", step) for i, step in enumerate(steps))
     for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
         if scale is not None:
             yield f"{name}_pointer", "Q", scale.ptr

@@ -11,6 +11,7 @@ from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher
+from gemmill.runtime.launch.looped import Looped
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.reading import as_words, unpacked, view
@@ -29,7 +30,7 @@ class Plan:
     def __init__(self, call: GemmCall, prepared: PreparedCall, stream: Callable[[], int]) -> None:
         prepared.memory(call.addresses)
         launcher = prepared.new_launcher()
-        kernel = launcher if isinstance(launcher, Launcher) else None
+        kernel = launcher.each if isinstance(launcher, Looped) else launcher if isinstance(launcher, Launcher) else None
         self.problem = prepared.problem
         """What it solves."""
         self.choice = prepared.choice

@@ -14,7 +14,7 @@ from gemmill.library.problem import MAX_EXTENT, is_mixed, upconverts_a
 from gemmill.runtime.operands.gemm import Gemm, assemble
 from gemmill.runtime.operands.scales import GroupScales, block_scales, group_scales
 from gemmill.runtime.operands.shapes import d_shape
-from gemmill.runtime.operands.strided import Matrices, broadcast, matrices, stacked, stacks
+from gemmill.runtime.operands.strided import Matrices, broadcast, matrices, merge, stacked, stacks
 from gemmill.runtime.operands.tensors import TensorView
 
 _Matrices = tuple[Matrices, Matrices, Matrices | None, Matrices]
@@ -40,7 +40,7 @@ def bind(
     """The GEMM that writes ``alpha * a @ b + beta * c``, or what ``epilogue`` makes of the sums, to ``d``.
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``d`` as :func:`matmul_shape` says, ``c`` broadcasts to
-    ``d``; scales are as :func:`gemmill.matmul` takes them. Batch extents must collapse to one stride. With
+    ``d``; scales are as :func:`gemmill.matmul` takes them, with batch extents that collapse to one stride. With
     ``may_stack`` a batch that shares ``b`` may become one matrix. OperandError names the operand and the way out.
     """
     others = {"b": b, "c": c, "out": d, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
@@ -57,6 +57,8 @@ def bind(
         None if c is None else matrices("c", spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
         matrices("out", d, batch_shape, m, d_columns, row_axis, column_axis),
     )
+    extents, abcd = merge(batch_shape, abcd)
+    batch, nested = prod(extents), extents if len(extents) > 1 else ()
     groups = scales = None
     if is_mixed(a.dtype, b.dtype):
         narrow, wide = (abcd[0], b) if upconverts_a(a.dtype, b.dtype) else (abcd[1], a)
@@ -66,10 +68,10 @@ def bind(
     else:
         scales = block_scales(a_scale, b_scale, (m, n, k), batch_shape, batch_shape)
 
-    batch = prod(batch_shape)
-    if may_stack and scales is None and (groups is None or groups.name == "b") and _stackable(abcd, m, batch):
+    may_stack = may_stack and not nested and scales is None and (groups is None or groups.name == "b")
+    if may_stack and _stackable(abcd, m, batch):
         abcd, m, batch = _stacked(abcd, m * batch), m * batch, 1
-    gemm = assemble((m, n, k, batch), *abcd, accumulator, tf32=tf32, promote=promote, scales=scales)
+    gemm = assemble((m, n, k, batch), *abcd, accumulator, tf32=tf32, promote=promote, scales=scales, nested=nested)
     if epilogue is not PLAIN:
         gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)

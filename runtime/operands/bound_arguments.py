@@ -103,10 +103,10 @@ def _matrix(
     spread = replace(value, shape=out.shape, strides=broadcast(name, value, out.shape))
     outer = len(out.shape) - row_axis - column_axis
     x = matrices(name, spread, out.shape[:outer], m, n, row_axis, column_axis)
-    strides = x.row_stride, x.column_stride, x.batch_stride
+    strides = x.row_stride, x.column_stride, collapse(name, out.shape[:outer], x.batch_strides)
     batch = prod(out.shape[:outer])
     if output:
-        refuse_overlap(x, batch)
+        refuse_overlap(x, out.shape[:outer])
     major = _major(value, (m, n, batch), strides, output)
     return BoundArgument(name, value.ptr, 0.0, strides, major=major)
 

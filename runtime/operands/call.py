@@ -165,7 +165,8 @@ def _with_majors(gemm: Gemm, call: GemmCall, bound: tuple[BoundArgument, ...]) -
         if epilogue.majors:
             named = " and ".join(epilogue.majors)
             raise OperandError(
-                f"the epilogue names a major of {named}, but TMA moves no matrices of groups: leave it out"
+                f"the epilogue names a major of {named}, but TMA moves no matrices of groups or of a batch with "
+                "several strides: leave it out"
             )
         return gemm
     movable = staged(epilogue, bound)

@@ -39,7 +39,9 @@ class Gemm:
     is_transposed: bool = False
     """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
     groups: int = 0
-    """Address of the offsets or counts of groups or of the addresses of matrices; 0 for a strided batch."""
+    """Address of the offsets or counts of groups or of the addresses of matrices; 0 where strides find them."""
+    nested: tuple[int, ...] = ()
+    """Extents of a nested batch, the outermost first."""
 
     def name(self, operand: str) -> str:
         """What the caller calls the operand in an attribute of this class."""
@@ -74,18 +76,21 @@ def assemble(
     scales: tuple[Scale, Scale] | None = None,
     batching: BatchingName = "strided",
     groups: int = 0,
+    nested: tuple[int, ...] = (),
 ) -> Gemm:
-    """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them."""
+    """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them, ``nested`` those that
+    a batch has of several."""
     m, n, k, batch = extents
+    each = nested or (batch,)
     for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
         if value > MAX_EXTENT:
             raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
-    operand_d = operand(d, batch, "n", "m", first="n")
+    operand_d = operand(d, each, "n", "m", first="n")
     first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K take no other
-    operand_a = operand(a, batch, "k", "mn", first)
-    operand_b = operand(b, batch, "mn", "k", first)
-    operand_c = operand(c, batch, "n", "m", first=operand_d.major) if c else None
-    refuse_overlap(d, 1 if batching in ("grouped", "array") else batch)
+    operand_a = operand(a, each, "k", "mn", first)
+    operand_b = operand(b, each, "mn", "k", first)
+    operand_c = operand(c, each, "n", "m", first=operand_d.major) if c else None
+    refuse_overlap(d, each[: len(d.batch_strides)])
     problem = GemmProblem.known(
         m=m,
         n=n,
@@ -107,10 +112,10 @@ def assemble(
         a_scale="1x128" if scales else "none",
         b_scale="128x128" if scales else "none",
         promote=4 if scales else promote,
-        batching=batching,
+        batching="nested" if nested else batching,
     )
     a_scale, b_scale = scales or (None, None)
-    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups, nested=nested)
 
 
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:

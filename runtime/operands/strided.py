@@ -6,10 +6,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
 
 from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
+from gemmill.library.problem import MAX_EXTENT
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -26,13 +29,21 @@ class Operand:
     stride: int
     """Elements between neighbours along the other extent; without meaning where it is 0 or 1, or for ``any``."""
     batch_stride: int
-    """Elements between matrices; 0 where all of the batch share one."""
+    """Elements between matrices; 0 where all of the batch share one. Of a nested batch what divides all its strides."""
     align: int
     """Largest power of two up to 16 that divides address and strides in bytes."""
     row_stride: int = 0
     """Elements between neighbouring rows (A is M x K, B K x N, C and D M x N); 0 where there is but one."""
     column_stride: int = 0
     """Elements between neighbouring columns; 0 where there is but one."""
+    batch_steps: tuple[int, ...] = ()
+    """Of a nested batch: how many times ``batch_stride`` lies between matrices along each of its extents."""
+
+    def places(self, batch: int, nested: tuple[int, ...]) -> int:
+        """How many places ``batch_stride`` apart the matrices of a batch take up, some of which may hold none."""
+        if nested:
+            return 1 + sum((extent - 1) * step for extent, step in zip(nested, self.batch_steps, strict=True))
+        return batch if self.batch_stride else 1
 
     @property
     def transposed(self) -> Operand:
@@ -51,7 +62,13 @@ class Matrices:
     columns: int
     row_stride: int
     column_stride: int
-    batch_stride: int = 0
+    batch_strides: tuple[int, ...] = ()
+    """Along the extents of the batch: one, or of a nested batch several."""
+
+    @property
+    def batch_stride(self) -> int:
+        """Elements between matrices of a batch with one stride; 0 where they share one."""
+        return self.batch_strides[0] if self.batch_strides else 0
 
 
 def matrices(
@@ -70,8 +87,29 @@ def matrices(
         columns,
         row_stride=matrix_strides[0] if row_axis else 0,
         column_stride=matrix_strides[-1] if column_axis else 0,
-        batch_stride=collapse(name, batch, outer_strides),
+        batch_strides=outer_strides,
     )
+
+
+def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[tuple[int, ...], Any]:
+    """The fewest extents that a batch has for all of some operands, and these with a stride along each."""
+    given = [x.batch_strides for x in operands if x is not None]
+    extents: list[int] = []
+    strides: list[list[int]] = [[] for _ in given]
+    for i, extent in enumerate(batch):
+        if extent == 1:
+            continue
+        joins = extents and all(own[-1] == extent * x[i] for own, x in zip(strides, given, strict=True))
+        if joins or 0 in batch:
+            extents[-1:] = [extents[-1] * extent if extents else extent]
+            for own, x in zip(strides, given, strict=True):
+                own[-1:] = [x[i]]
+        else:
+            extents.append(extent)
+            for own, x in zip(strides, given, strict=True):
+                own.append(x[i])
+    merged = iter(strides)
+    return tuple(extents), tuple(x and replace(x, batch_strides=tuple(next(merged))) for x in operands)
 
 
 def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,43 +150,50 @@ def stacks(matrices: Matrices) -> bool:
 def stacked(matrices: Matrices, rows: int) -> Matrices:
     """The whole batch as one matrix."""
     step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
-    return replace(matrices, rows=rows, row_stride=step, batch_stride=0)
+    return replace(matrices, rows=rows, row_stride=step, batch_strides=())
 
 
-def operand(x: Matrices, batch: int, columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
+def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
     """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
+    strides = x.batch_strides
     tensor, bits = x.tensor, DTYPES[x.tensor.dtype].bits
-    if 0 in (x.rows, x.columns, batch):
+    if 0 in (x.rows, x.columns, *batch):
         # Nothing will be read; kernels run no K tile, or do not run.
         return Operand(tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
-    batch_stride = x.batch_stride if batch > 1 else 0
-    steps = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
+    # One stride, and of a nested batch how many of it lie along each extent.
+    steps: tuple[int, ...] = ()
+    batch_stride = x.batch_stride if batch != (1,) else 0
+    if len(strides) > 1:
+        batch_stride = gcd(*strides)
+        steps = tuple(stride // (batch_stride or 1) for stride in strides)
+    last = sum((extent - 1) * step for extent, step in zip(batch, steps, strict=True)) if steps else 0
+    # An operand with strides that are too long for TMA counts as one without a contiguous extent.
+    movable = all(0 <= stride * bits < 8 * TMA_MAX_STRIDE for stride in (*strides, batch_stride)) and last <= MAX_EXTENT
+    apart = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
 
-    def described(major: str, *strides: int) -> Operand:
-        offsets = (step * bits // 8 for step in (*strides, batch_stride))
+    def described(major: str, *others: int) -> Operand:
+        offsets = (step * bits // 8 for step in (*others, batch_stride))
         aligned = functools.reduce(int.__or__, offsets, tensor.ptr | 16)
-        stride = strides[0] if len(strides) == 1 else 0
-        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *steps)
+        stride = others[0] if len(others) == 1 else 0
+        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *apart, steps)
 
     layouts = []
     for major, inner, inner_stride, outer, stride in (
         (columns_contiguous, x.columns, x.column_stride, x.rows, x.row_stride),
         (rows_contiguous, x.rows, x.row_stride, x.columns, x.column_stride),
     ):
-        # An operand with strides that are too long for TMA counts as one without a contiguous extent.
-        longest = 8 * TMA_MAX_STRIDE
-        regular = (outer == 1 or 0 < stride * bits < longest) and 0 <= batch_stride * bits < longest
-        if (inner == 1 or inner_stride == 1) and regular:
+        regular = outer == 1 or 0 < stride * bits < 8 * TMA_MAX_STRIDE
+        if (inner == 1 or inner_stride == 1) and regular and movable:
             layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:
-        return described("any", *steps)
+        return described("any", *apart)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
-def refuse_overlap(x: Matrices, batch: int) -> None:
+def refuse_overlap(x: Matrices, batch: tuple[int, ...]) -> None:
     """Elements of D, or of another output, that share an address would be written by several CTAs."""
-    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), (batch, x.batch_stride))
-    if 0 in (x.rows, x.columns, batch):
+    extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), *zip(batch, x.batch_strides, strict=True))
+    if 0 in (x.rows, x.columns, *batch):
         return
     reach = 0
     for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):

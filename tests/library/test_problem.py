@@ -36,7 +36,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"a_scale": "1x129"}, "a_scale is '1x129', did you mean 1x128"),
     ({"promote": 1}, "promote is 1; it must be 0 or 4"),
     ({"a_align": 3}, "a_align is 3; it must be 1, 2, 4, 8 or 16"),
-    ({"groups": 4}, "groups is 4; it is for batching grouped, masked, kgrouped or array, in place of batch"),
+    ({"groups": 4}, "groups is 4; it is for batching grouped, masked, kgrouped, array or nested, in place of batch"),
     ({"groups": 4, "batch": 4, "batching": "grouped"}, "in place of batch"),
     ({"batching": "groupd"}, "batching is 'groupd', did you mean grouped"),
     ({"epilogue": "d = silu("}, "epilogue is 'd = silu"),

@@ -117,6 +117,6 @@ FAMILY = Family(
     max_auto_stages=ring.max_auto_stages,
     lacks_for_epilogue=_lacks_nothing,
     decompositions=_DECOMPOSITIONS.__getitem__,
-    batchings=("strided", "array", "grouped", "masked", "kgrouped"),
+    batchings=("strided", "nested", "array", "grouped", "masked", "kgrouped"),
     explained=_explained,
 )

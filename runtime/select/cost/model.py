@@ -36,6 +36,8 @@ never as far."""
 MOST_CORRECTED = 64
 """Of how many kernels at most, the analytically fastest: all of them would have changed the choice for eight of 2,000
 random problems of four types; with 48 it is 19."""
+_FITTED = "strided", "nested"
+"""Batching that the residual model was fitted to, or that costs as much."""
 _LAUNCH_NS = 310.0
 """A launch in a train of launches."""
 
@@ -165,7 +167,7 @@ def estimate(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integ
         serving: indices of those that can; None: all.
     """
     figures, others = analytic(table, problem, gpu)
-    found = residual.fitted(gpu.name, gpu.model) if problem.batching == "strided" else None
+    found = residual.fitted(gpu.name, gpu.model) if problem.batching in _FITTED else None
     us = figures.us if found is None else _corrected(found, table, figures, others, problem, gpu, serving)
     return figures._replace(us=us + memory.realignment_us(table.traffic, problem, gpu))
 
@@ -230,7 +232,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estim
     of the tiles that lies inside the problem. ``steps``: along K, of a tile. ``active``: CTAs that have work.
     ``last wave``: the part of the GPU that it fills.
     """
-    uneven, strided = problem.batching == "grouped", problem.batching == "strided"
+    uneven, strided = problem.batching == "grouped", problem.batching in _FITTED
     k, traffic, problem = table.tiling, table.traffic, problem.typical()
     work = Work.of(k, problem, gpu, uneven)
     sm = table.cost(table.sm.work(k, work, problem, gpu, strided), problem, gpu)

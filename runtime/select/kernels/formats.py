@@ -21,6 +21,7 @@ FIELDS = tuple(row.of_problem for row in _ROWS)
 A, B = FIELDS.index("a_dtype"), FIELDS.index("b_dtype")
 OUTPUTS = slice(FIELDS.index("c_dtype"), FIELDS.index("d_major") + 1)
 EPILOGUE = FIELDS.index("epilogue")
+BATCHING = FIELDS.index("batching")
 
 format_of_problem: Callable[[GemmProblem], Format] = attrgetter(*FIELDS)
 """The formats of a problem."""

@@ -1,6 +1,6 @@
-"""Moves that make a kernel of another: with other types, or another epilogue. One check of legality is behind all, so
-that whoever takes a kernel otherwise than it is declared, by the model, a measurement or a decision tree, takes the
-same one."""
+"""Moves that make a kernel of another: with other types, another epilogue, or for nested batches. One check of legality
+is behind all, so that whoever takes a kernel otherwise than it is declared, by the model, a measurement or a decision
+tree, takes the same one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.epilogues.parse import LINEAR, unstaged
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.formats import (
+    BATCHING,
     EPILOGUE,
     OUTPUTS,
     A,
@@ -72,6 +73,11 @@ def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
     return changed if legal(changed) else None
 
 
+def nested(config: GemmConfig) -> GemmConfig | None:
+    """A kernel for batches with one stride, for those with several; None where rules refuse it."""
+    return _refitted(config, replace(config, scheduler=replace(config.scheduler, batching="nested")))
+
+
 def named(configs: Iterable[GemmConfig | None]) -> dict[str, GemmConfig]:
     """Those that there are, by name."""
     return {kernel_name(config): config for config in configs if config is not None}
@@ -106,8 +112,12 @@ class Variants:
         declared = self._declared.get(formats, {})
         if not self.varies or formats[EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
             return declared
+        found: Mapping[str, GemmConfig]
         if formats not in self._found:
-            if epilogue == LINEAR:
+            if formats[BATCHING] == "nested":
+                one_stride = self.of((*formats[:BATCHING], "strided", *formats[BATCHING + 1 :]), epilogue)
+                found = {**named(nested(config) for config in one_stride.values()), **declared}
+            elif epilogue == LINEAR:
                 found = {**declared, **self._alike(formats)} if types_of(formats) in self._types else declared
             else:
                 linear = self.of((*formats[:EPILOGUE], LINEAR), LINEAR)

@@ -355,7 +355,7 @@ NOT_FOR_PACKS = {
     *(
         "gemmill.runtime.api.autotune",
         "gemmill.runtime.storage.store",
-        "gemmill.runtime.launch.timing",
+        "gemmill.runtime.timing",
         "gemmill.runtime.compile.toolchain",
     ),
 }

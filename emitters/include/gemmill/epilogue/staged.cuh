@@ -82,21 +82,24 @@ struct StagedEpilogue {
   /// Starts loading the first C subtiles of a tile, and what an expression reads; call it before the mainloop, which
   /// hides the latency.
   template <Matrices Found>
-  __device__ void prefetch(int m, int n, int batch) {
+  __device__ void prefetch(int m, int n, int batch, int place_c) {
     if constexpr (Operation::kIsExpression)
       Operation(operation_params).touch(m, Blocks * kSubtileM, params.m, n, TileN, n_end(), batch, threadIdx.x % 128);
     if constexpr (kLoads) {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
-      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance()) load<Found>(i, at.stage, m, n, batch);
+      for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance())
+        load<Found>(i, at.stage, m, n, batch, place_c);
     }
   }
 
   /// Writes the tile at (m, n) of D's matrix `batch`: m is the first row of this warpgroup's part. Matrices that are cut
-  /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D. `spare`:
-  /// kSpareBytes that this warpgroup alone uses, or null. No subtile then waits for another's copy.
+  /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D. A nested
+  /// C's matrix is at `place_c`. `spare`: kSpareBytes that this warpgroup alone uses, or null. No subtile then waits for
+  /// another's copy.
   template <Matrices Found, class Accumulators>
-  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, char* spare) {
+  __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, int place_c,
+                        char* spare) {
     int const m_end = Found == Matrices::Cut ? end : params.m;
     auto operation = begin_tile(group, m_end);
     if constexpr (kCopiesWholeTile) wait_for_copies();
@@ -142,7 +145,7 @@ struct StagedEpilogue {
       }
       if constexpr (!kCopiesWholeTile) at_d.advance();
       if constexpr (kLoads) {
-        if (i + BuffersC < kSubtiles) load<Found>(i + BuffersC, at_c.stage, m, n, batch);
+        if (i + BuffersC < kSubtiles) load<Found>(i + BuffersC, at_c.stage, m, n, batch, place_c);
         at_c.advance();
       }
     }
@@ -202,7 +205,7 @@ struct StagedEpilogue {
   }
 
   template <Matrices Found>
-  __device__ void load(int i, int stage, int m, int n, int batch) {
+  __device__ void load(int i, int stage, int m, int n, int batch, int place_c) {
     if (is_leader() && bytes_to_load() > 0) {
       FullC::arrive_and_expect_tx(&full_c[stage], bytes_to_load());
       char* const subtile_c = buffers_c + stage * kBytesC;
@@ -217,7 +220,8 @@ struct StagedEpilogue {
         SubtileC::load(params.c, full_c[stage], subtile_c, row, column, last_m, last_n, c.low(), c.high());
       } else if constexpr (kHasC) {
         if (Inputs::kBytes == 0 || Operation(operation_params).needs_c())
-          SubtileC::load(params.c, full_c[stage], subtile_c, row, column, kAny, kAny, params.batched & 4 ? batch : 0);
+          SubtileC::load(params.c, full_c[stage], subtile_c, row, column, kAny, kAny,
+                         Found == Matrices::Nested ? place_c : params.batched & 4 ? batch : 0);
       }
       if constexpr (Operation::Inputs::kCount > 0) {
         Inputs::each([&](auto subtile, int index, int offset) {

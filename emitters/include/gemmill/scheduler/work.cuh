@@ -39,8 +39,8 @@ struct SharedWork : Work {
 };
 
 /// How D's matrices, and C's, are found: by their index in the batch; the same, but cut at the last row of a group; by
-/// their address.
-enum class Matrices { Strided, Cut, Array };
+/// their address; by places of their own.
+enum class Matrices { Strided, Cut, Array, Nested };
 
 /// Quotients by one divisor of values that mostly have the quotient of the one before, or the next; unless it `Remembers`
 /// that one, 0 or 1. A division takes some 200 cycles, and three lay between a CTA's start and its first load, and

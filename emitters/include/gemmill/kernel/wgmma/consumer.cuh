@@ -59,7 +59,7 @@ struct WgmmaConsumer {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
       int const n_d = column_of_d(work);
-      if (stores(warpgroup) && is_stored(work)) epilogue.template prefetch<Traits::kMatrices>(m, n_d, work.batch);
+      prefetch(epilogue, work, m, n_d, warpgroup);
 
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
       if constexpr (Traits::kPingpong) storage.turns().wait(warpgroup, turn);
@@ -90,6 +90,16 @@ struct WgmmaConsumer {
  private:
   __device__ static bool is_stored(Work const&) { return true; }
   __device__ static bool is_stored(SharedWork const& work) { return work.split == 0; }
+
+  /// Where C's matrix is, if that is not its index in the batch.
+  __device__ static int place_c(Work const&) { return 0; }
+  __device__ static int place_c(NestedWork const& work) { return work.place_c; }
+
+  /// Starts to load what the epilogue of a warpgroup reads.
+  __device__ static void prefetch(Epilogue& epilogue, Unit const& work, int m, int n, int warpgroup) {
+    if (stores(warpgroup) && is_stored(work))
+      epilogue.template prefetch<Traits::kMatrices>(m, n, work.batch, place_c(work));
+  }
 
   /// Whether a warpgroup stores, where several sum slices of K.
   __device__ static bool stores(int warpgroup) { return Traits::kSlices == 1 || warpgroup == 0; }
@@ -134,10 +144,11 @@ struct WgmmaConsumer {
     }
     if constexpr (Traits::kClusterSplits > 1) {
       auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
-      epilogue.template store<Traits::kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch, spare);
+      epilogue.template store<Traits::kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch, 0, spare);
     } else {
       if (stores(warpgroup))
-        epilogue.template store<Traits::kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch, spare);
+        epilogue.template store<Traits::kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch,
+                                                   place_c(work), spare);
     }
   }
 };

@@ -44,8 +44,9 @@ struct WgmmaProducer {
     bool waits = !Traits::kReadsGroups;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
-      int const batch_a = params.batched & 1 ? work.batch : 0;
-      int const batch_b = params.batched & 2 ? work.batch : 0;
+      int batch_a = params.batched & 1 ? work.batch : 0;
+      int batch_b = params.batched & 2 ? work.batch : 0;
+      if constexpr (Traits::kNested) batch_a = work.place_a, batch_b = work.place_b;
       uint32_t const bytes = load_a.bytes(work.m) + load_b.bytes(work.n) + Groups::kBytes;
       auto const tile_a = load_a.tile(work.m);
       auto const tile_b = load_b.tile(work.n);

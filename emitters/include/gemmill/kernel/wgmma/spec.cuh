@@ -24,6 +24,12 @@ struct ClusterSpec {
   Fact splits;
 };
 
+/// The same of a kernel whose batch is nested.
+struct NestedSpec {
+  KernelSpec kernel;
+  Fact facts[2];
+};
+
 template <class Traits>
 struct WgmmaSpec {
   using Storage = WgmmaStorage<Traits>;
@@ -110,6 +116,10 @@ struct WgmmaSpec {
   }
 
   static constexpr ClusterSpec cluster_spec() { return {spec(), fact("splits", Traits::kClusterSplits)}; }
+
+  static constexpr NestedSpec nested_spec() {
+    return {spec(), fact("offset_inner", offsetof(Params, inner)), fact("offset_steps", offsetof(Params, steps))};
+  }
 };
 
 }  // namespace gemmill

@@ -16,6 +16,7 @@
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/cluster.cuh>
 #include <gemmill/scheduler/groups.cuh>
+#include <gemmill/scheduler/nested.cuh>
 #include <gemmill/scheduler/persistent.cuh>
 #include <gemmill/scheduler/split.cuh>
 #include <gemmill/scheduler/stream.cuh>
@@ -100,6 +101,7 @@ struct WgmmaTraits {
   static constexpr bool kGroupsK = cute::is_same_v<Unit, KGroupWork>;
   static constexpr int kWindowK = kGroupsK ? Config::kTileK : 0;
   static constexpr bool kArray = cute::is_same_v<Unit, ArrayWork>;
+  static constexpr bool kNested = cute::is_same_v<Unit, NestedWork>;
   /// Whether work is found in memory that the kernel before may have written.
   enum : bool { kReadsGroups = kRowGroups || kGroupsK || kArray };
   /// Descriptors of A and B begin outside them. Every box then holds some of their K.
@@ -110,7 +112,10 @@ struct WgmmaTraits {
   static_assert(!kInside || ((RawA::kMajor == MajorIn::MN || RawA::kPanels == 1) &&
                              (RawB::kMajor == MajorIn::MN || RawB::kPanels == 1)),
                 "a panel may lie wholly beyond K");
-  static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut : kArray ? Matrices::Array : Matrices::Strided;
+  static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut
+                                        : kArray   ? Matrices::Array
+                                        : kNested  ? Matrices::Nested
+                                                   : Matrices::Strided;
   static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
   /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
   /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
