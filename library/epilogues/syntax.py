@@ -68,7 +68,8 @@ RESERVED = frozenset(
         ),
     )
 )
-"""Names that no operand, local value or output has: they mean something, here or as arguments of ``matmul``."""
+"""Names that no operand but :data:`SCALES`, local value or output has: they mean something, here or as arguments of
+``matmul``."""
 
 _KINDS: Mapping[tuple[str, ...], Kind] = MappingProxyType(
     {("m",): "row", ("n",): "column", ("batch",): "batch", ("m", "n"): "matrix"}
@@ -91,6 +92,8 @@ _BINARY: Mapping[type[ast.AST], str] = MappingProxyType(
 )
 _MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
 _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+SCALES = ("a_scale", "b_scale")
+"""What scales A and B, as arguments of ``matmul`` and as operands of an expression."""
 _FACTORS = ("alpha", "beta")
 
 
@@ -345,7 +348,7 @@ class _Parser:
             raise self.error(node, f"{name!r} is an index: it stands in brackets, as in bias[n]")
         if _is_function(name):
             raise self.error(node, f"{name!r} is a function, and has no value")
-        if name in RESERVED and name not in _FACTORS:
+        if name in RESERVED and name not in (*_FACTORS, *SCALES):
             raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning")
         if major and kind != "matrix":
             raise self.error(node, f"{name!r} has no [m, n]; only a matrix is {major}-major")

@@ -205,13 +205,3 @@ def test_values_are_missed_misnamed_or_too_large() -> None:
         read_values(epilogue, {"scale": 1e39}, 0)
     with pytest.raises(OperandError, match=r"unknown function 'rulu'(.|\n)*\n    +\^"):
         read_epilogue("d = rulu(acc)")
-
-
-def test_what_does_not_depend_on_rows_lets_a_batch_be_stacked() -> None:
-    def stacks(text: str, **values: TensorView | float) -> bool:
-        return EpilogueArguments(parse(text), values, text).may_stack
-
-    assert stacks("d = acc * s + x[n]", s=1.0, x=tensor(16))
-    assert not stacks("d = acc + x[n]", x=tensor(3, 16))
-    assert not stacks("d = acc + x[m]", x=tensor(8))
-    assert not stacks("d = acc; aux = acc", aux=tensor(3, 8, 16))
