@@ -89,6 +89,7 @@ def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgumen
             if name in "cd":
                 yield f"{name}_stride", "q", operand.stride
     yield "groups_pointer", "Q", gemm.groups
+    yield "groups_stride", "i", gemm.groups_stride
     for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
         if scale is not None:
             yield f"{name}_pointer", "Q", scale.ptr

@@ -40,6 +40,8 @@ class Gemm:
     """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
     groups: int = 0
     """Address of the offsets or counts of groups or of the addresses of matrices; 0 for a strided batch."""
+    groups_stride: int = 1
+    """From one of the offsets or counts to the next, in words of 32 bits."""
 
     def name(self, operand: str) -> str:
         """What the caller calls the operand in an attribute of this class."""
@@ -74,6 +76,7 @@ def assemble(
     scales: tuple[Scale, Scale] | None = None,
     batching: BatchingName = "strided",
     groups: int = 0,
+    groups_stride: int = 1,
 ) -> Gemm:
     """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them."""
     m, n, k, batch = extents
@@ -110,7 +113,17 @@ def assemble(
         batching=batching,
     )
     a_scale, b_scale = scales or (None, None)
-    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups)
+    return Gemm(
+        problem,
+        operand_a,
+        operand_b,
+        operand_c,
+        operand_d,
+        a_scale,
+        b_scale,
+        groups=groups,
+        groups_stride=groups_stride,
+    )
 
 
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:
