@@ -24,8 +24,11 @@ case N or M is contiguous and all else of the tensor a multiple of 16 bytes."""
 
 Type = Literal["number", "condition"]
 
-OPERAND_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
-"""Element types of operands and outputs; the first is what a name without one has."""
+OUTPUT_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
+"""Element types of outputs; the first is what a name without one has."""
+
+OPERAND_DTYPES: tuple[DTypeName, ...] = (*OUTPUT_DTYPES, "ue8m0")
+"""Element types of operands. TMA moves matrices of those that outputs have."""
 
 
 class Function(NamedTuple):

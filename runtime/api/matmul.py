@@ -61,8 +61,8 @@ def matmul(
 
     ``a_scale`` and ``b_scale``, either or both, multiply the sums as part of the epilogue: a number, a tensor of one
     element, (..., M, 1) with one for each row of ``a``, (..., 1, N) or (N,) with one for each column of ``b``, or (...,
-    1, 1) with one for each matrix; each is f32, bf16 or f16. An expression may say where they stand, as in ``"d =
-    relu(acc * b_scale[n]) * a_scale[m]"``; else each of its sums is multiplied. Of fp8 operands they may both be of
+    1, 1) with one for each matrix; each is f32, bf16, f16 or ue8m0. An expression may say where they stand, as in ``"d
+    = relu(acc * b_scale[n]) * a_scale[m]"``; else each of its sums is multiplied. Of fp8 operands they may both be of
     blocks of 1 x 128 and 128 x 128 (DeepSeek-V3): (..., M, K/128) and (..., K/128, N/128), in f32 and rounded up; sums
     are then always promoted. Any strides will do; scales of blocks are read fastest where they are contiguous along M.
 
@@ -75,9 +75,9 @@ def matmul(
 
     ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
     follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
-    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16 or f16, of any strides.
-    Tensors of outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of columns 2 j
-    and 2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
+    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16, f16 or ue8m0, of any
+    strides. Tensors of outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of
+    columns 2 j and 2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
 
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
     may run the transposed problem, D^T = B^T A^T, on the same memory.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
-from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, Epilogue, Kind, with_dtypes
+from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, OUTPUT_DTYPES, Epilogue, Kind, with_dtypes
 from gemmill.library.errors import ExpressionError, OperandError
 from gemmill.library.wording import suggest
 from gemmill.runtime.operands.reading import view
@@ -112,13 +112,13 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     """The epilogue with the element types of the tensors, where it names none."""
     dtypes = {}
     named = {o.name: o.dtype for o in epilogue.arguments}
-    reductions = {o.name for o in epilogue.outputs if o.is_reduction}
+    allowed = dict.fromkeys(named, OPERAND_DTYPES)
+    allowed |= {o.name: ("f32",) if o.is_reduction else OUTPUT_DTYPES for o in epilogue.outputs}
     for name, value in values.items():
         if not isinstance(value, TensorView):
             continue
-        if value.dtype not in OPERAND_DTYPES or (name in reductions and value.dtype != "f32"):
-            allowed = "f32" if name in reductions else ", ".join(OPERAND_DTYPES)
-            raise OperandError(f"{name} is {value.dtype}; here it may be {allowed}")
+        if value.dtype not in allowed[name]:
+            raise OperandError(f"{name} is {value.dtype}; here it may be {', '.join(allowed[name])}")
         if named[name] not in (OPERAND_DTYPES[0], value.dtype):
             raise OperandError(f"{name} is {value.dtype}, but {name}.{named[name]} in the epilogue: leave out the type")
         dtypes[name] = value.dtype

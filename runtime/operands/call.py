@@ -18,7 +18,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator
 from gemmill.library.epilogues.parse import spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
@@ -144,7 +144,8 @@ def _bind(call: GemmCall) -> BoundCall:
     kind, stack = groups_kind(tensors), None
     scales: tuple[str, ...] = ("a_scale", "b_scale", "a_zero", "b_zero")
     if options.alpha == 0 and epilogue.sums_are_scaled and a.shape[-1:] == (b.shape[-2:-1] or b.shape):
-        a, b = _without_k(a, -1), _without_k(b, -2 if len(b.shape) > 1 else -1)
+        one = wider(tensors) if is_mixed(a.dtype, b.dtype) else None  # and nothing to upconvert
+        a, b = _without_k(a, -1, one or a.dtype), _without_k(b, -2 if len(b.shape) > 1 else -1, one or b.dtype)
         scales = ()
     if values:
         shares_d = kind == "offsets" and len(b.shape) == 3
@@ -165,11 +166,11 @@ def _bind(call: GemmCall) -> BoundCall:
     return BoundCall(_with_majors(gemm, epilogue, bound, options.batch_invariant), bound)
 
 
-def _without_k(tensor: TensorView, axis: int) -> TensorView:
+def _without_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
     """A or B of which no element is read: as in BLAS, alpha = 0 makes no NaN of them."""
     shape = list(tensor.shape)
     shape[axis] = 0
-    return replace(tensor, shape=tuple(shape))
+    return replace(tensor, shape=tuple(shape), dtype=dtype)
 
 
 def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], batch_invariant: bool) -> Gemm:

@@ -127,6 +127,19 @@ def test_alpha_of_0_reads_no_a_and_b(given: dict[str, Any], k: int) -> None:
     assert (found.k, found.a_scale) == (k, "none")
 
 
+def test_alpha_of_0_upconverts_nothing() -> None:
+    scale = Array(4, 256, dtype="f16")
+    found = read(
+        Array(64, 512, dtype="f16"),
+        bytes_of(256, 256, strides=(1, 256)),
+        alpha=0,
+        a_dtype=None,
+        b_dtype="s4",
+        b_scale=scale,
+    )
+    assert (found.problem.k, found.problem.a_dtype, found.problem.b_dtype) == (0, "f16", "f16")
+
+
 def test_alpha_of_0_hides_no_mistake() -> None:
     with pytest.raises(OperandError, match="a has K = 512 columns, b has K = 256 rows"):
         _ = read(b=bytes_of(256, 256), alpha=0).problem

@@ -174,6 +174,10 @@ def test_a_row_scaled_problem_is_written_as_its_epilogue() -> None:
 @pytest.mark.slow
 def test_kernels_of_row_scaled_problems_compile() -> None:
     registry = Registry(gpu="NVIDIA H200")
-    for epilogue in ("d = alpha * acc * a_scale[m] * b_scale[n]", "d = alpha * acc * a_scale * b_scale"):
+    for epilogue in (
+        "d = alpha * acc * a_scale[m] * b_scale[n]",
+        "d = alpha * acc * a_scale.ue8m0 * b_scale.ue8m0[m, n]",
+        "d = alpha * acc * a_scale.ue8m0[m] * b_scale.ue8m0[n]",
+    ):
         choice = registry.select(GemmProblem(512, 4096, 4096, a="e4m3", epilogue=epilogue))
         assert registry.get(parse_name(choice.name)).cubin
