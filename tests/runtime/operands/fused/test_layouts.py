@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
 from tests.runtime.operands.fused.test_scales import Array, bytes_of, read
 
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.arguments import EpilogueArguments
+from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.tensors import TensorView
 
 F16 = {"a_dtype": None, "b_dtype": None}
 
@@ -143,3 +151,64 @@ def test_alpha_of_0_upconverts_nothing() -> None:
 def test_alpha_of_0_hides_no_mistake() -> None:
     with pytest.raises(OperandError, match="a has K = 512 columns, b has K = 256 rows"):
         _ = read(b=bytes_of(256, 256), alpha=0).problem
+
+
+Array32 = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def view_of(array: Array32) -> TensorView:
+    steps = tuple(step // 4 for step in array.strides)
+    return TensorView(array.ctypes.data, array.shape, steps, "f32", 0, owner=array)
+
+
+@st.composite
+def laid_out(draw: st.DrawFn, shape: tuple[int, ...]) -> Array32:
+    """Numbers of a shape or one that broadcasts to it, but along the last extent: at strides, expanded, permuted."""
+    own = [extent if draw(st.booleans()) else 1 for extent in shape[:-1]] + [*shape[-1:]]
+    own = own[draw(st.integers(0, max(0, len(own) - 1))) if all(e == 1 for e in own[:-1]) else 0 :]
+    order = draw(st.permutations([*range(len(own))]))
+    memory: Array32 = np.random.default_rng(0).integers(-4, 5, [2 * own[i] for i in order]).astype(np.float32)
+    if not own:
+        return np.array(memory)
+    array = memory[tuple(slice(None, None, 2) if draw(st.booleans()) else slice(own[i]) for i in order)]
+    array = array.transpose(np.argsort(order))
+    return np.broadcast_to(array[..., :1], own) if draw(st.booleans()) else array
+
+
+def loaded(argument: BoundArgument, kind: str, extents: tuple[int, int, int], memory: Array32) -> Array32:
+    """What a kernel reads for each element of a batch of matrices."""
+    steps: tuple[int, ...] = {
+        "scalar": (0, 0, 0),
+        "row": (*argument.strides, 1, 0),
+        "column": (*argument.strides, 0, 1),
+        "batch": (*argument.strides, 0, 0),
+    }.get(kind) or (argument.strides[2], *argument.strides[:2])
+    assert argument.address == memory.ctypes.data
+    return np.lib.stride_tricks.as_strided(memory, extents, [4 * step for step in steps])
+
+
+@given(st.data())
+def test_what_a_kernel_is_told_is_what_the_call_says(data: st.DataObject) -> None:
+    batch = data.draw(st.sampled_from([(), (3,), (2, 3)]))
+    m, n = data.draw(st.sampled_from([1, 4])), data.draw(st.sampled_from([1, 5]))
+    shares_b = data.draw(st.booleans())
+    shapes = {"[m]": (*batch, m), "[n]": (*batch, n), "[m, n]": (*batch, m, n), "[batch]": batch, "": ()}
+    index = {name: data.draw(st.sampled_from([*shapes])) for name in ("x", "y")}
+    arrays = {name: data.draw(laid_out(shapes[index[name]])) for name in index}
+    a, b, out = (view_of(np.zeros(shape, np.float32)) for shape in ((*batch, m, 2), (*batch, 2, n), (*batch, m, n)))
+    b = replace(b, shape=b.shape[-2:], strides=b.strides[-2:]) if shares_b else b
+    text = f"d = acc * x{index['x']} + y{index['y']}"
+    passed = EpilogueArguments(parse(text), {name: view_of(x) for name, x in arrays.items()}, text)
+    try:
+        gemm, arguments = GemmCall({"a": a, "b": b, "out": out}, arguments=passed).bound
+    except OperandError as error:
+        if "do not collapse to one stride" not in str(error):
+            raise
+        reject()
+    p = gemm.problem
+    kinds = {o.name: o.kind for o in parse(p.epilogue).operands}
+    read = {x.name: loaded(x, kinds[x.name], (p.batch, p.m, p.n), arrays[x.name]) for x in arguments}
+    ends = {"[m]": (..., None), "[n]": (..., None, slice(None)), "[batch]": (..., None, None)}
+    for name, array in arrays.items():
+        wanted = array[ends[index[name]]] if index[name] in ends else array
+        assert np.array_equal(read[name].reshape(*batch, m, n), np.broadcast_to(wanted, (*batch, m, n)))
