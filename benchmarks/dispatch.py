@@ -49,6 +49,9 @@ def main() -> None:
     out = torch.empty_like(a)
     weight = b.t()
     bias, biased = torch.randn_like(a[0]), "d = acc + bias[n]"
+    rows8, weight8 = a.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
+    of_rows = torch.ones(arguments.extent, 1, device=device)
+    scales = {"a_scale": of_rows, "b_scale": of_rows.t()}
     plan = gemmill.plan(a, weight, out=out)
     plain = plainly(inspect.unwrap(gemmill.matmul))
     candidates: dict[str, Callable[[], Any]] = {
@@ -57,6 +60,7 @@ def main() -> None:
         "gemmill.matmul(out=)": lambda: gemmill.matmul(a, weight, out=out),
         "gemmill.matmul(out=), the plain way": lambda: plain(a, weight, out=out),
         "gemmill.matmul(out=), a bias": lambda: gemmill.matmul(a, weight, out=out, epilogue=biased, bias=bias),
+        "gemmill.matmul(out=), scales of rows": lambda: gemmill.matmul(rows8, weight8, out=out, **scales),
         "torch.mm(out=)": lambda: torch.mm(a, weight, out=out),
         "torch.addmm(out=), a bias": lambda: torch.addmm(bias, a, weight, out=out),
         "an empty lambda": lambda: None,

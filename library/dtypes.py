@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from gemmill.library.wording import suggest
 
-DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4"]
+DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4", "ue8m0"]
 """Names of :data:`DTYPES`, as a type that pydantic and the JSON Schema can list."""
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
@@ -65,6 +65,8 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
             DType("s8", 8, "int8_t", "UINT8", (0, 8), "int8", "|i1", 1.0),
             DType("u8", 8, "uint8_t", "UINT8", (1, 8), "uint8", "|u1", 1.0, alike="s8"),
             DType("s32", 32, "int32_t", "INT32", (0, 32), "int32", "<i4", 1.0),
+            # Powers of two, of which there are only scales.
+            DType("ue8m0", 8, "gemmill::ue8m0", "UINT8", (14, 8), "float8_e8m0fnu", None, 1.0),
             # Two in a byte, the even one in the low half.
             DType("s4", 4, "gemmill::s4", "UINT8", (0, 4), "int8", None, 1.0, stored_as="s8"),
             DType("u4", 4, "gemmill::u4", "UINT8", (1, 4), "uint8", None, 1.0, stored_as="u8"),
@@ -80,6 +82,7 @@ _ELSEWHERE: Mapping[str, DTypeName] = MappingProxyType(
     | {"tensorfloat32": "tf32", "tfloat32": "tf32"}
     | dict.fromkeys(("e4m3fn", "fp8", "fp8_e4m3", "f8e4m3", "f8e4m3fn", "fe4m3", "float8_e4m3"), "e4m3")
     | dict.fromkeys(("fp8_e5m2", "f8e5m2", "fe5m2"), "e5m2")
+    | dict.fromkeys(("e8m0", "e8m0fnu", "f8e8m0", "f8e8m0fnu", "fue8m0", "float8_e8m0"), "ue8m0")
     | {"int4": "s4", "uint4": "u4", "i4": "s4", "i8": "s8", "i32": "s32", "int": "s32"}
 )
 """What PyTorch, NumPy, CUTLASS and others call dtypes."""

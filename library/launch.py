@@ -116,13 +116,14 @@ class LaunchSpec:
     elements between neighbours along D's strided extent); of an operand x that is read or written through plain
     addresses ``x_pointer`` and, in elements, ``x_row_stride x_column_stride x_batch_stride`` (int64); of block scales
     ``x_scale_pointer`` and, in elements, ``x_scale_stride`` (along M or N), ``x_scale_k_stride`` and
-    ``x_scale_batch_stride`` (int64); ``groups_pointer`` (address of offsets, counts or addresses). ``epilogue``: where
-    what the expression takes begins; ``epilogue.x``, of its operand or output x: an address, and behind it int64
-    strides in elements, of a matrix along M, N and the batch, of others along the batch, or of a scalar, which has
-    none, the value that it has where its address is 0, as wide as alpha. Where CTAs share K also ``partials flags``
-    (addresses in the workspace) and ``c_stride``. Of a nested batch ``inner middle`` (int32: its innermost extent, and
-    the next) and ``x_step_0 x_step_1 x_step_2`` (int32, of A, B, C and D, innermost first: places in the descriptor's
-    batch, or times ``d_batch_stride`` from D's address, from a matrix to the next)."""
+    ``x_scale_batch_stride`` (int64); ``groups_pointer`` (address of offsets, counts or addresses) and ``groups_stride``
+    (int32: from an entry to the next, in words of 32 bits). ``epilogue``: where what the expression takes begins;
+    ``epilogue.x``, of its operand or output x: an address, and behind it int64 strides in elements, of a matrix along
+    M, N and the batch, of others along the batch, or of a scalar, which has none, the value that it has where its
+    address is 0, as wide as alpha. Where CTAs share K also ``partials flags`` (addresses in the workspace) and
+    ``c_stride``. Of a nested batch ``inner middle`` (int32: its innermost extent, and the next) and ``x_step_0 x_step_1
+    x_step_2`` (int32, of A, B, C and D, innermost first: places in the descriptor's batch, or times ``d_batch_stride``
+    from D's address, from a matrix to the next)."""
 
     @property
     def cluster_ctas(self) -> int:

@@ -79,7 +79,7 @@ _SCHEDULERS = {
 """The C++ scheduler of each kind of batch but the strided one, whose scheduler depends on the decomposition of K."""
 
 _PARAMETERS = {
-    **dict.fromkeys(("m", "n", "k", "batch", "batched"), 4),
+    **dict.fromkeys(("m", "n", "k", "batch", "batched", "groups_stride"), 4),
     **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
     **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
     "groups_pointer": 8,

@@ -14,6 +14,7 @@ from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
 from gemmill.library.epilogues.tree import (
     FUNCTIONS,
     OPERAND_DTYPES,
+    OUTPUT_DTYPES,
     REDUCTIONS,
     Assignment,
     Call,
@@ -68,7 +69,8 @@ RESERVED = frozenset(
         ),
     )
 )
-"""Names that no operand, local value or output has: they mean something, here or as arguments of ``matmul``."""
+"""Names that no operand but :data:`SCALES`, local value or output has: they mean something, here or as arguments of
+``matmul``."""
 
 _KINDS: Mapping[tuple[str, ...], Kind] = MappingProxyType(
     {("m",): "row", ("n",): "column", ("batch",): "batch", ("m", "n"): "matrix"}
@@ -91,6 +93,8 @@ _BINARY: Mapping[type[ast.AST], str] = MappingProxyType(
 )
 _MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
 _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+SCALES = ("a_scale", "b_scale")
+"""What scales A and B, as arguments of ``matmul`` and as operands of an expression."""
 _FACTORS = ("alpha", "beta")
 
 
@@ -204,6 +208,8 @@ class _Parser:
                 raise self.error(target, f"{name} is a reduction; only a matrix is {major}-major")
         elif kind not in (None, "matrix"):
             raise self.error(target, f"an output of fewer values than D is a reduction, as `{name}[m] = sum(acc)` is")
+        if dtype not in (None, *OUTPUT_DTYPES):
+            raise self.error(target, f"{name} is an output, whose type is {one_of(OUTPUT_DTYPES)}")
         tree = self.number(value)
         kind, dtype = kind or "matrix", dtype or OPERAND_DTYPES[0]
         self.assignments.append(Assignment(name, _role(role), kind, dtype, tree, major or "any"))
@@ -345,8 +351,10 @@ class _Parser:
             raise self.error(node, f"{name!r} is an index: it stands in brackets, as in bias[n]")
         if _is_function(name):
             raise self.error(node, f"{name!r} is a function, and has no value")
-        if name in RESERVED and name not in _FACTORS:
+        if name in RESERVED and name not in (*_FACTORS, *SCALES):
             raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning")
+        if major and dtype not in (None, *OUTPUT_DTYPES):
+            raise self.error(node, f"{name!r} is {dtype}, of which TMA moves no matrices here: leave out the major")
         if major and kind != "matrix":
             raise self.error(node, f"{name!r} has no [m, n]; only a matrix is {major}-major")
         operand = Operand(name, kind or "scalar", dtype or OPERAND_DTYPES[0], major or "any")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -24,8 +24,11 @@ case N or M is contiguous and all else of the tensor a multiple of 16 bytes."""
 
 Type = Literal["number", "condition"]
 
-OPERAND_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
-"""Element types of operands and outputs; the first is what a name without one has."""
+OUTPUT_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
+"""Element types of outputs; the first is what a name without one has."""
+
+OPERAND_DTYPES: tuple[DTypeName, ...] = (*OUTPUT_DTYPES, "ue8m0")
+"""Element types of operands. TMA moves matrices of those that outputs have."""
 
 
 class Function(NamedTuple):
@@ -122,6 +125,9 @@ class Call:
 
 Node = Number | Operand | Value | Call
 
+SUMS: Set[Node] = frozenset((Value("acc"), Value("gate"), Value("up")))
+"""The sums of products."""
+
 Role = Literal["d", "local", "store", "max", "min", "sum"]
 
 
@@ -217,10 +223,19 @@ class Epilogue:
     @cached_property
     def c_is_scaled(self) -> bool:
         """Whether C stands nowhere but in ``beta * c``, so that it need not be read where beta is 0."""
-        beta = Operand("beta", "scalar", "f32")
+        return self._is_scaled("beta", {Value("c")})
+
+    @cached_property
+    def sums_are_scaled(self) -> bool:
+        """Whether sums of products stand nowhere but beside ``alpha *``, so that none need be made where it is 0."""
+        return self._is_scaled("alpha", SUMS)
+
+    def _is_scaled(self, factor: str, values: Set[Node]) -> bool:
+        """Whether some values stand nowhere but in products with ``alpha`` or ``beta``."""
+        by = Operand(factor, "scalar", "f32")
         pairs = [node.arguments for node in self._nodes() if isinstance(node, Call) and node.function == "mul"]
-        scaled = sum({beta, Value("c")} == set(pair) for pair in pairs)
-        return scaled == sum(node == Value("c") for node in self._nodes())
+        scaled = sum(by in pair and not values.isdisjoint(pair) for pair in pairs)
+        return scaled == sum(node in values for node in self._nodes())
 
     def _nodes(self) -> list[Node]:
         return [node for assignment in self.assignments for node in walk(assignment.value)]
@@ -328,6 +343,29 @@ def with_majors(epilogue: Epilogue, majors: Mapping[str, Major]) -> Epilogue:
         return replace(x, major=majors.get(x.name, "any"))
 
     return _changed(epilogue, change, change)
+
+
+def with_kinds(epilogue: Epilogue, kinds: Mapping[str, Kind]) -> Epilogue:
+    """The epilogue with other kinds of some operands."""
+    return _changed(epilogue, lambda x: replace(x, kind=kinds.get(x.name, x.kind)), lambda x: x)
+
+
+def scaled(epilogue: Epilogue, factors: Sequence[Operand]) -> Epilogue:
+    """The epilogue with each sum of products multiplied by some operands, behind a factor that it has."""
+
+    def changed(node: Node) -> Node:
+        if node in SUMS or (isinstance(node, Call) and node.function == "mul" and _is_simple(node.arguments)):
+            for factor in factors:
+                node = Call("mul", (node, factor))
+            return node
+        return replace(node, arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
+
+    return Epilogue(tuple(replace(a, value=changed(a.value)) for a in epilogue.assignments))
+
+
+def _is_simple(arguments: tuple[Node, ...]) -> bool:
+    """Whether a product is of one sum and a number or operand."""
+    return sum(x in SUMS for x in arguments) == 1 and any(isinstance(x, Number | Operand) for x in arguments)
 
 
 def transposed(epilogue: Epilogue) -> Epilogue:

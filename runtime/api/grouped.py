@@ -43,7 +43,7 @@ def grouped_matmul(
 ) -> GemmCall:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
 
-    ``offsets`` (int32, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.
+    ``offsets`` (int32 or int64, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.
 
     * Groups of rows: ``a`` (M, K), ``b`` (groups, K, N): rows ``offsets[i - 1]`` to ``offsets[i]`` of ``a`` are
       multiplied by ``b[i]``. ``out`` is (M, N); its rows from the last offset on are not written.
@@ -51,15 +51,17 @@ def grouped_matmul(
       by these rows of ``b``. ``out`` is (groups, M, N); an empty group is 0, or ``beta * c``. ``a`` must be contiguous
       along M and ``b`` along N, as they are in the gradients of weights.
 
-    ``counts`` (int32, on the GPU) are rows in slots of equal capacity: ``a`` (groups, capacity, K), ``b`` (groups, K,
-    N), ``out`` (groups, capacity, N). Rows of a slot beyond its count are neither used nor written.
+    ``counts`` (int32 or int64, on the GPU) are rows in slots of equal capacity: ``a`` (groups, capacity, K), ``b``
+    (groups, K, N), ``out`` (groups, capacity, N). Rows of a slot beyond its count are neither used nor written.
 
-    Nothing waits for the GPU, so the launch can be captured in a CUDA graph and replayed with other values. Offsets are
-    clamped to the extent of ``a``, counts to 0 and the capacity: wrong ones give wrong results, but no access outside
-    the tensors. Rows between groups that overlap hold the result of one of them; an end before its beginning makes an
-    empty group.
+    Nothing waits for the GPU or converts anything, so the launch can be captured in a CUDA graph and replayed with
+    other values. Offsets are clamped to the extent of ``a``, counts to 0 and the capacity, and of 64 bits the low 32
+    count: wrong ones give wrong results, but no access outside the tensors. Rows between groups that overlap hold the
+    result of one of them; an end before its beginning makes an empty group.
 
-    With scales, ``a_scale`` is (M, K/128) or (groups, capacity, K/128), and ``b_scale`` (groups, K/128, N/128).
+    Scales are as in :func:`gemmill.matmul`: of rows, columns and matrices ``a_scale`` is (M, 1) or (groups, capacity,
+    1), ``b_scale`` (groups, 1, N) or (groups, 1, 1); of blocks (M, K/128) or (groups, capacity, K/128), and (groups,
+    K/128, N/128).
 
     ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
     may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices

@@ -52,7 +52,7 @@ def matmul(
     anything with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU, read in place: majorness follows from
     the strides. What is not aligned to 16 bytes may be copied first, into memory that the stream keeps, where that is
     faster. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand. ``beta`` is 1
-    where ``c`` is given. With ``beta=0`` the values of ``c`` are not read.
+    where ``c`` is given. With ``beta=0`` the values of ``c`` are not read; with ``alpha=0`` those of ``a`` and ``b``.
 
     ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: that of the wider of
     ``a`` and ``b``; bf16 for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64
@@ -60,9 +60,12 @@ def matmul(
     fp8 sums stay in the tensor cores, which keep about 13 bits, or without ``fast_accumulation`` move to f32 registers
     every 128 products.
 
-    ``a_scale`` (..., M, K/128) and ``b_scale`` (..., K/128, N/128), in f32 and rounded up, scale fp8 operands in blocks
-    of 1 x 128 and 128 x 128 (DeepSeek-V3); their sums are always promoted. Any strides will do; ``a_scale`` is read
-    fastest where it is contiguous along M.
+    ``a_scale`` and ``b_scale``, either or both, multiply the sums as part of the epilogue: a number, a tensor of one
+    element, (..., M, 1) with one for each row of ``a``, (..., 1, N) or (N,) with one for each column of ``b``, or (...,
+    1, 1) with one for each matrix; each is f32, bf16, f16 or ue8m0. An expression may say where they stand, as in ``"d
+    = relu(acc * b_scale[n]) * a_scale[m]"``; else each of its sums is multiplied. Of fp8 operands they may both be of
+    blocks of 1 x 128 and 128 x 128 (DeepSeek-V3): (..., M, K/128) and (..., K/128, N/128), in f32 and rounded up; sums
+    are then always promoted. Any strides will do; scales of blocks are read fastest where they are contiguous along M.
 
     One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are
     upconverted in registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K,
@@ -73,9 +76,9 @@ def matmul(
 
     ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
     follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
-    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16 or f16. Tensors of
-    outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of columns 2 j and
-    2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
+    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16, f16 or ue8m0, of any
+    strides. Tensors of outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of
+    columns 2 j and 2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
 
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
     may run the transposed problem, D^T = B^T A^T, on the same memory.

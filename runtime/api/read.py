@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES, DTypeName, default_output
+from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.outputs import allocate
 from gemmill.runtime.api.streams import handle_of
-from gemmill.runtime.operands.arguments import read_arguments
+from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options, wider
+from gemmill.runtime.operands.fused.scales import kinds_of_scales, named_scales, with_scales
 from gemmill.runtime.operands.gemm import OPERANDS
-from gemmill.runtime.operands.reading import as_words, unpacked, view
+from gemmill.runtime.operands.reading import TABLES, unpacked, view, view_table
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
 from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView
 
@@ -29,8 +32,12 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
     given = {**given, "alpha": alpha_of(given["alpha"]), "beta": beta_of(given["beta"])}
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
     stream = handle_of(given["a"], given["stream"])
-    arguments = read_arguments(given.get("epilogue"), given.get("operands", {}), stream, given)
+    text, operands = given.get("epilogue"), given.get("operands", {})
+    scaled = any(given.get(name) is not None for name in SCALES)
+    arguments = NO_ARGUMENTS if scaled and text else read_arguments(text, operands, stream, given)
     tensors = _read_operands(given, options, stream)
+    if scaled:
+        arguments, options = _with_scales(given, options, tensors, stream)
     wanted = default_output(wider(tensors)) if options.out_dtype is None else _dtype_name(options.out_dtype)
     out = given["out"]
     if out is None:
@@ -40,6 +47,24 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
     if options.out_dtype is not None and tensors["out"].dtype != wanted:
         raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {wanted}; they must be equal")
     return GemmCall(tensors, options, arguments, out, stream)
+
+
+def _with_scales(
+    given: Mapping[str, Any], options: Options, tensors: dict[str, TensorView], stream: int
+) -> tuple[EpilogueArguments, Options]:
+    """The epilogue and its operands, scales among them that are factors of the sums; and options, whose alpha takes in
+    scales of the host where no expression is given."""
+    text, operands = given.get("epilogue"), given.get("operands", {})
+    numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
+    named = named_scales(text) if text is not None else {}
+    kinds = kinds_of_scales(tensors, numbers, named, options.batch_invariant)
+    if text is None:
+        options = options._replace(alpha=prod(numbers.values(), start=options.alpha))
+        kinds = {name: kind for name, kind in kinds.items() if name not in numbers}
+    if kinds:
+        text = with_scales(text, tuple(kinds.items()), "c" in tensors)
+        operands = {**operands, **{name: tensors.pop(name, numbers.get(name)) for name in kinds}}
+    return read_arguments(text, operands, stream, given), options
 
 
 def beta_of(beta: Any) -> float | None:
@@ -71,8 +96,8 @@ def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> d
             told = _dtype_name(dtype, f"{name}_dtype")
             tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
     for name in _OTHERS:
-        if (tensor := given.get(name)) is not None:
-            tensors[name] = view(as_words(tensor, name) if name == "addresses" else tensor, name, stream)
+        if (tensor := given.get(name)) is not None and not (name in SCALES and is_number(tensor)):
+            tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
     return tensors
 
 

@@ -89,6 +89,7 @@ def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgumen
             if name in "cd":
                 yield f"{name}_stride", "q", operand.stride
     yield "groups_pointer", "Q", gemm.groups
+    yield "groups_stride", "i", gemm.groups_stride
     if gemm.nested:
         inner = gemm.nested[::-1]
         yield "inner", "i", inner[0]

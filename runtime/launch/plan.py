@@ -14,7 +14,7 @@ from gemmill.runtime.launch.launcher import Launcher
 from gemmill.runtime.launch.looped import Looped
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.reading import as_words, unpacked, view
+from gemmill.runtime.operands.reading import TABLES, unpacked, view, view_table
 from gemmill.runtime.operands.tensors import TensorView
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Plan:
                 f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
             )
         options = self._call.options
-        new = view(as_words(tensor, name) if name == "addresses" else tensor, name, self._stream())
+        new = (view_table if name in TABLES else view)(tensor, name, self._stream())
         if {"a": options.a_dtype, "b": options.b_dtype}.get(name) is not None:  # its tensor does not tell
             new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
         if not new.same_layout(old):

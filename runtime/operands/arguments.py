@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
-from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, Epilogue, Kind, with_dtypes
+from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, OUTPUT_DTYPES, Epilogue, Kind, with_dtypes
 from gemmill.library.errors import ExpressionError, OperandError
 from gemmill.library.wording import suggest
 from gemmill.runtime.operands.reading import view
@@ -53,14 +53,6 @@ class EpilogueArguments(NamedTuple):
         """Names of what is written beside D."""
         return frozenset(output.name for output in self.epilogue.outputs)
 
-    @property
-    def may_stack(self) -> bool:
-        """Whether a batch that shares B may become one taller matrix: nothing depends on row, matrix or element."""
-        extents = {"scalar": 1, "column": 1}
-        named = self.epilogue.arguments
-        values = ((o.kind, self.values[o.name]) for o in named)
-        return all(isinstance(v, float) or len(v.shape) <= extents.get(kind, -1) for kind, v in values)
-
 
 NO_ARGUMENTS = EpilogueArguments(PLAIN, {}, None)
 """What a call without an epilogue passes."""
@@ -100,29 +92,33 @@ def read_values(
         value = given.get(name)
         if value is None:
             raise OperandError(f"{name} is missing: the epilogue `{epilogue}` needs {name}=")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and kind == "scalar" and not any(o.name == name for o in epilogue.outputs):
+        if is_number(value) and kind == "scalar" and not any(o.name == name for o in epilogue.outputs):
             if not abs(value) <= MAX_FLOAT32 and value == value and abs(value) != float("inf"):
                 raise OperandError(f"{name} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
             values[name] = float(value)
-        elif is_number:
+        elif is_number(value):
             raise OperandError(f"{name} is {value!r}, but {name}{INDEX[kind]} is a tensor in GPU memory")
         else:
-            values[name] = view(value, name, stream)
+            values[name] = value if isinstance(value, TensorView) else view(value, name, stream)
     return values
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number of Python's, as a scalar may be."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     """The epilogue with the element types of the tensors, where it names none."""
     dtypes = {}
     named = {o.name: o.dtype for o in epilogue.arguments}
-    reductions = {o.name for o in epilogue.outputs if o.is_reduction}
+    allowed = dict.fromkeys(named, OPERAND_DTYPES)
+    allowed |= {o.name: ("f32",) if o.is_reduction else OUTPUT_DTYPES for o in epilogue.outputs}
     for name, value in values.items():
         if not isinstance(value, TensorView):
             continue
-        if value.dtype not in OPERAND_DTYPES or (name in reductions and value.dtype != "f32"):
-            allowed = "f32" if name in reductions else ", ".join(OPERAND_DTYPES)
-            raise OperandError(f"{name} is {value.dtype}; here it may be {allowed}")
+        if value.dtype not in allowed[name]:
+            raise OperandError(f"{name} is {value.dtype}; here it may be {', '.join(allowed[name])}")
         if named[name] not in (OPERAND_DTYPES[0], value.dtype):
             raise OperandError(f"{name} is {value.dtype}, but {name}.{named[name]} in the epilogue: leave out the type")
         dtypes[name] = value.dtype

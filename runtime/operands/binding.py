@@ -12,7 +12,7 @@ from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, is_mixed, upconverts_a
 from gemmill.runtime.operands.gemm import Gemm, assemble
-from gemmill.runtime.operands.scales import GroupScales, block_scales, group_scales
+from gemmill.runtime.operands.scales import GroupScales, Scale, block_scales, group_scales, stacked_scales
 from gemmill.runtime.operands.shapes import d_shape
 from gemmill.runtime.operands.strided import Matrices, broadcast, matrices, merge, stacked, stacks
 from gemmill.runtime.operands.tensors import TensorView
@@ -68,20 +68,21 @@ def bind(
     else:
         scales = block_scales(a_scale, b_scale, (m, n, k), batch_shape, batch_shape)
 
-    may_stack = may_stack and not nested and scales is None and (groups is None or groups.name == "b")
-    if may_stack and _stackable(abcd, m, batch):
-        abcd, m, batch = _stacked(abcd, m * batch), m * batch, 1
+    may_stack = may_stack and not nested and (groups is None or groups.name == "b")
+    if may_stack and _stackable(abcd, scales, m, batch):
+        abcd, scales, m, batch = _stacked(abcd, m * batch), scales and stacked_scales(*scales, m), m * batch, 1
     gemm = assemble((m, n, k, batch), *abcd, accumulator, tf32=tf32, promote=promote, scales=scales, nested=nested)
     if epilogue is not PLAIN:
         gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 
-def _stackable(abcd: _Matrices, m: int, batch: int) -> bool:
+def _stackable(abcd: _Matrices, scales: tuple[Scale, Scale] | None, m: int, batch: int) -> bool:
     """Whether a batch has one B for all: it is then more rows of A, C and D."""
     a, b, c, d = abcd
     fits = 1 < batch <= MAX_EXTENT // max(m, 1) and b.batch_stride == 0
-    return fits and all(stacks(x) for x in (a, c, d) if x is not None)
+    fits = fits and all(stacks(x) for x in (a, c, d) if x is not None)
+    return fits and (scales is None or stacked_scales(*scales, m) is not None)
 
 
 def _stacked(abcd: _Matrices, m: int) -> _Matrices:

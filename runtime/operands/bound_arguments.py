@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.epilogues.tree import INDEX, Assignment, Epilogue, Kind, Major, with_majors
+from gemmill.library.epilogues.tree import INDEX, OUTPUT_DTYPES, Assignment, Epilogue, Kind, Major, with_majors
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.operands.arguments import Value
@@ -117,6 +117,8 @@ def _major(value: TensorView, extents: tuple[int, int, int], strides: tuple[int,
     What TMA stores beside the last whole 16 bytes is zeros, so an output must end with them. It can read one matrix for
     all of a batch, but not one row for all rows.
     """
+    if value.dtype not in OUTPUT_DTYPES:
+        return "any"
     size = DTYPES[value.dtype].bytes
     (m, n, batch), (row, column, outer) = extents, strides
     majors: tuple[tuple[Major, int, int, int, int], ...] = (("n", n, column, m, row), ("m", m, row, n, column))

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator
 from gemmill.library.epilogues.parse import spelling
-from gemmill.library.epilogues.tree import transposed
+from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
+from gemmill.runtime.operands.fused.layouts import fitted, stacked
 from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
 from gemmill.runtime.operands.groups import bind_groups
 from gemmill.runtime.operands.shapes import groups_kind
@@ -118,8 +119,8 @@ class GemmCall:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What the caller calls those at :attr:`addresses`."""
-        return (*OPERANDS, *self.arguments.values)
+        """What the caller calls those at :attr:`addresses`; nothing where that is 0 for want of one."""
+        return (*[name if name in self.tensors else "" for name in OPERANDS], *self.arguments.values)
 
 
 def signature(call: GemmCall) -> Hashable:
@@ -138,27 +139,43 @@ def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
 
 
 def _bind(call: GemmCall) -> BoundCall:
-    tensors, options, arguments = call.tensors, call.options, call.arguments
+    tensors, options, epilogue, values = call.tensors, call.options, call.arguments.epilogue, call.arguments.values
     a, b, c, d = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"]
-    kind = groups_kind(tensors)
-    others: dict[str, Any] = {name: tensors.get(name) for name in ("a_scale", "b_scale", "a_zero", "b_zero")}
-    others |= {"tf32": options.tf32, "promote": 0 if options.fast_accumulation else 4, "epilogue": arguments.epilogue}
+    kind, stack = groups_kind(tensors), None
+    scales: tuple[str, ...] = ("a_scale", "b_scale", "a_zero", "b_zero")
+    if options.alpha == 0 and epilogue.sums_are_scaled and a.shape[-1:] == (b.shape[-2:-1] or b.shape):
+        one = wider(tensors) if is_mixed(a.dtype, b.dtype) else None  # and nothing to upconvert
+        a, b = _without_k(a, -1, one or a.dtype), _without_k(b, -2 if len(b.shape) > 1 else -1, one or b.dtype)
+        scales = ()
+    if values:
+        shares_d = kind == "offsets" and len(b.shape) == 3
+        epilogue, values = fitted(epilogue, values, a, b, keep_rows=options.batch_invariant, shares_d=shares_d)
+        stack = stacked(epilogue, values, d, len(b.shape) > 1) if len(a.shape) > 1 and not kind else None
+    others: dict[str, Any] = {name: tensors.get(name) for name in scales}
+    others |= {"tf32": options.tf32, "promote": 0 if options.fast_accumulation else 4, "epilogue": epilogue}
     if kind:
         gemm = bind_groups(a, b, d, c, call.accumulator, groups=tensors[kind], kind=kind, **others)
     else:
-        gemm = bind(a, b, d, c, call.accumulator, may_stack=arguments.may_stack, **others)
-    if not arguments.values:
+        gemm = bind(a, b, d, c, call.accumulator, may_stack=not values or stack is not None, **others)
+    if not values:
         return BoundCall(gemm, ())
+    if stack is not None and gemm.problem.batch == 1:
+        values, d = stack
     groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
-    axes = len(a.shape) > 1, len(b.shape) > 1
-    bound = bind_arguments(arguments.epilogue, arguments.values, d, *axes, groups)
-    return BoundCall(_with_majors(gemm, call, bound), bound)
+    bound = bind_arguments(epilogue, values, d, len(a.shape) > 1, len(b.shape) > 1, groups)
+    return BoundCall(_with_majors(gemm, epilogue, bound, options.batch_invariant), bound)
 
 
-def _with_majors(gemm: Gemm, call: GemmCall, bound: tuple[BoundArgument, ...]) -> Gemm:
+def _without_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
+    """A or B of which no element is read: as in BLAS, alpha = 0 makes no NaN of them."""
+    shape = list(tensor.shape)
+    shape[axis] = 0
+    return replace(tensor, shape=tuple(shape), dtype=dtype)
+
+
+def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], batch_invariant: bool) -> Gemm:
     """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; where D's bits may not depend
     on M, as the caller says, since whether it can does."""
-    epilogue = call.arguments.epilogue
     if not any(x.kind == "matrix" for x in epilogue.arguments):
         return gemm
     if gemm.problem.batching != "strided":
@@ -170,7 +187,7 @@ def _with_majors(gemm: Gemm, call: GemmCall, bound: tuple[BoundArgument, ...]) -
             )
         return gemm
     movable = staged(epilogue, bound)
-    if call.options.batch_invariant:
+    if batch_invariant:
         return gemm
     text = spelling(transposed(movable) if gemm.is_transposed else movable)
     return replace(gemm, problem=gemm.problem.but(epilogue=text))

@@ -40,6 +40,8 @@ class Gemm:
     """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
     groups: int = 0
     """Address of the offsets or counts of groups or of the addresses of matrices; 0 where strides find them."""
+    groups_stride: int = 1
+    """From one of the offsets or counts to the next, in words of 32 bits."""
     nested: tuple[int, ...] = ()
     """Extents of a nested batch, the outermost first."""
 
@@ -76,6 +78,7 @@ def assemble(
     scales: tuple[Scale, Scale] | None = None,
     batching: BatchingName = "strided",
     groups: int = 0,
+    groups_stride: int = 1,
     nested: tuple[int, ...] = (),
 ) -> Gemm:
     """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them, ``nested`` those that
@@ -115,7 +118,18 @@ def assemble(
         batching="nested" if nested else batching,
     )
     a_scale, b_scale = scales or (None, None)
-    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, groups=groups, nested=nested)
+    return Gemm(
+        problem,
+        operand_a,
+        operand_b,
+        operand_c,
+        operand_d,
+        a_scale,
+        b_scale,
+        groups=groups,
+        groups_stride=groups_stride,
+        nested=nested,
+    )
 
 
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:

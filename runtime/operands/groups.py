@@ -46,7 +46,8 @@ def bind_groups(
     if kind == "addresses" and epilogue is not PLAIN:
         raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")
     shape = grouped_shape(a.shape, b.shape, groups.shape, kind, epilogue)
-    count = _matrices_of_array(groups, 3 if c is None else 4) if kind == "addresses" else _groups(groups, kind)
+    is_array = kind == "addresses"
+    count, stride = (_matrices_of_array(groups, 3 if c is None else 4), 1) if is_array else _groups(groups, kind)
     check_out(a, b, d, shape)
     batching = _batching(kind, len(b.shape))
     if batching in ("kgrouped", "array") and (a_scale is not None or b_scale is not None):
@@ -71,6 +72,7 @@ def bind_groups(
         scales=block_scales(a_scale, b_scale, (m, n, k), slots, (count,)),
         batching=batching,
         groups=groups.ptr,
+        groups_stride=stride,
     )
     return gemm if epilogue is PLAIN else replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
 
@@ -81,14 +83,15 @@ def _batching(kind: str, rank_b: int) -> BatchingName:
     return "masked" if kind == "counts" else "array"
 
 
-def _groups(groups: TensorView, kind: str) -> int:
-    """How many groups there are; OperandError for offsets or counts that a kernel cannot read."""
+def _groups(groups: TensorView, kind: str) -> tuple[int, int]:
+    """How many groups there are, and the stride of what finds them, in words of 32 bits; OperandError for offsets or
+    counts that a kernel cannot read."""
     if groups.dtype != "s32":
         raise OperandError(f"{kind} is {groups.dtype}; it must be s32: pass {kind}.int()")
-    count = groups.shape[0]
-    if count > 1 and groups.strides[0] != 1:
-        raise OperandError(f"{kind} has stride {groups.strides[0]}; it must be 1: pass {kind}.contiguous()")
-    return count
+    (count,), (stride,) = groups.shape, groups.strides
+    if not -1 << 31 <= stride < 1 << 31:
+        raise OperandError(f"{kind} has stride {stride}; kernels count up to 2^31: pass {kind}.contiguous()")
+    return count, stride
 
 
 def _matrices_of_array(addresses: TensorView, rows: int) -> int:

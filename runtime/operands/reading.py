@@ -17,6 +17,9 @@ from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch,
 _OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
 _OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if dtype.dlpack}
 
+TABLES = ("offsets", "counts", "addresses")
+"""Operands that say where matrices are."""
+
 _DLPACK_CUDA = 2
 _DLPACK_CUDA_MANAGED = 13
 _DLPACK_READ_ONLY = 1
@@ -46,15 +49,33 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
     )
 
 
-def as_words(tensor: Any, name: str) -> Any:
-    """A tensor of int64, of PyTorch, CuPy or any library whose tensors have a dtype and are viewed as another, as one
-    of twice as many int32, which is a dtype of the table."""
-    dtype = str(getattr(tensor, "dtype", f"that of a {type(tensor).__qualname__}")).removeprefix("torch.")
-    if dtype != "int64":
-        raise OperandError(f"{name} has dtype {dtype}; it must be int64: addresses have 64 bits")
+def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
+    """Read offsets, counts or addresses as words of 32 bits, which are a dtype of the table.
+
+    Offsets and counts of int64 are the low words, at twice the stride: what they say is below 2^31. ``addresses``, of
+    int64, are twice as many words. :func:`view` says the rest.
+    """
+    dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    if name == "addresses":
+        if dtype != "int64":
+            has = dtype or f"that of a {type(tensor).__qualname__}"
+            raise OperandError(f"{name} has dtype {has}; it must be int64: addresses have 64 bits")
+        return view(_as_words(tensor, name), name, stream)
+    if dtype in ("", "int32"):
+        return view(tensor, name, stream)
+    if dtype in ("int64", "uint64"):
+        words = view(_as_words(tensor[..., None], name), name, stream)
+        return replace(words, shape=words.shape[:-1], strides=words.strides[:-1])
+    if dtype == "uint32":
+        return view(_as_words(tensor, name), name, stream)
+    raise OperandError(f"{name} has dtype {dtype}; it must be int32 or int64: pass {name}.int()")
+
+
+def _as_words(tensor: Any, name: str) -> Any:
+    """A tensor of integers of PyTorch, CuPy or any library whose tensors are viewed as another dtype, as int32."""
     try:
         return tensor.view(sys.modules["torch"].int32 if is_torch(tensor) else "int32")
-    except (RuntimeError, ValueError):
+    except (AttributeError, RuntimeError, ValueError):
         raise OperandError(f"{name} is not packed: pass {name}.contiguous()") from None
 
 

@@ -39,6 +39,33 @@ class GroupScales(NamedTuple):
     zero: Operand | None = None
 
 
+def block_shapes(a: TensorView, b: TensorView) -> dict[str, tuple[int, ...]]:
+    """The last two extents of scales of blocks."""
+    m, n, k = a.shape[-2] if len(a.shape) > 1 else 1, b.shape[-1] if len(b.shape) > 1 else 1, a.shape[-1]
+    blocks = -(-k // SCALE_BLOCK)
+    return {"a_scale": (m, blocks), "b_scale": (blocks, -(-n // SCALE_BLOCK))}
+
+
+def has_groups(name: str, tensors: Mapping[str, TensorView]) -> bool:
+    """Whether a call has scales of groups along K of its narrow operand, ``a`` or ``b``: they have the wider operand's
+    type, or zero points beside them."""
+    scale, shape = tensors.get(f"{name}_scale"), tensors[name].shape
+    if f"{name}_zero" in tensors or scale is None or len(shape) < 2:
+        return scale is not None or f"{name}_zero" in tensors
+    wide = tensors["b" if name == "a" else "a"].dtype
+    rows, k = (shape[-2], shape[-1]) if name == "a" else (shape[-1], shape[-2])
+    return scale.dtype == wide and _group_size(name, scale, rows, k) is not None
+
+
+def _group_size(name: str, scale: TensorView, rows: int, k: int) -> int | None:
+    """How many elements along K of ``a`` or ``b`` share a scale; None where the scales have another shape."""
+    if len(scale.shape) < 2:
+        return None
+    along, across = scale.shape[-2:][:: -1 if name == "a" else 1]
+    size = next((size for size in GROUP_SIZES if -(-k // size) == along), None)
+    return size if across == rows else None
+
+
 def block_scales(
     a_scale: TensorView | None,
     b_scale: TensorView | None,
@@ -72,6 +99,15 @@ def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[i
     return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride)
 
 
+def stacked_scales(a_scale: Scale, b_scale: Scale, m: int) -> tuple[Scale, Scale] | None:
+    """The scales of a batch as those of one matrix of more rows, M in each of the batch; None where they do not lie
+    so."""
+    step = a_scale.batch_stride if m == 1 else a_scale.stride
+    if b_scale.batch_stride or not a_scale.batch_stride or a_scale.batch_stride != m * step:
+        return None
+    return a_scale._replace(stride=step, batch_stride=0), b_scale
+
+
 def group_scales(
     narrow: Matrices, wide: TensorView, tensors: Mapping[str, TensorView | None], batch: tuple[int, ...]
 ) -> GroupScales:
@@ -87,10 +123,8 @@ def group_scales(
             raise OperandError(f"{name}_zero is given without {name}_scale; pass both")
         return GroupScales(name, "none")
     k_axis = -1 if name == "a" else -2
-    count = scale.shape[k_axis] if len(scale.shape) > 1 else 0
-    size = next((size for size in GROUP_SIZES if -(-k // size) == count), None)
-    shape = (rows, count) if name == "a" else (count, rows)
-    if size is None or scale.shape[-2:] != shape:
+    size = _group_size(name, scale, rows, k)
+    if size is None:
         wanted = " or ".join(
             str((rows, g) if name == "a" else (g, rows)) for g in (-(-k // size) for size in GROUP_SIZES)
         )

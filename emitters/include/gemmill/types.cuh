@@ -21,6 +21,10 @@ struct e4m3 {
 struct e5m2 {
   uint8_t bits;
 };
+/// A power of two, 2^(bits - 127); 255 is NaN.
+struct ue8m0 {
+  uint8_t bits;
+};
 /// Two 4-bit integers, the even one in the low half: signed, and unsigned.
 struct s4 {
   uint8_t bits;
@@ -98,6 +102,9 @@ __device__ inline float to_float(e4m3 value) {
   return to_float(f16{uint16_t(pair)});
 }
 __device__ inline float to_float(e5m2 value) { return to_float(f16{uint16_t(value.bits << 8)}); }
+__device__ inline float to_float(ue8m0 value) {  // as float has it, but for the least, a subnormal, and NaN
+  return __uint_as_float(value.bits == 0 ? 1u << 22 : value.bits == 255 ? 0x7fffffffu : uint32_t(value.bits) << 23);
+}
 
 /// A value as an epilogue computes with it; the first argument names that type. Integers stay exact.
 template <class Element>

@@ -199,6 +199,24 @@ def test_the_short_way_and_the_plain_one_are_the_same(
     assert outcomes(gemmill.matmul, calls, launched) == outcomes(plain, calls, launched)
 
 
+@pytest.mark.parametrize("epilogue", [None, "d = relu(acc) * s + bias[n]"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_ways_of_scales_are_the_same(
+    data: st.DataObject, epilogue: str | None, library: Library, launched: list[tuple[Resets, tuple[int, ...]]]
+) -> None:
+    sound, shapes = sound_call(library, epilogue)
+    n = sound["b"].__cuda_array_interface__["shape"][1] if not isinstance(library, Torch) else N
+    of = {"a_scale": [(0, 1), (0, 1), (1,), (), (2, 1)], "b_scale": [(1, n), (1, n), (n,), (), (3,)]}
+    for name in data.draw(st.sampled_from([("a_scale", "b_scale"), ("a_scale",), ("b_scale",)])):
+        sound[name], shapes[name] = library.tensor(of[name][0], "f32", ""), of[name]
+    if data.draw(st.booleans()):
+        sound["a_scale"] = data.draw(st.sampled_from([1.0, 1, 2.0, True, -0.0]))
+    calls = data.draw(alike(library.tensor, sound, shapes))
+    plain = plainly(inspect.unwrap(gemmill.matmul))
+    assert outcomes(gemmill.matmul, calls, launched) == outcomes(plain, calls, launched)
+
+
 @pytest.mark.parametrize("kind", ["offsets", "counts"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -251,15 +269,14 @@ def test_what_an_epilogue_writes_is_looked_at_each_time(launched: list[tuple[Res
     assert "share memory" in found[4][1]
 
 
-@pytest.mark.parametrize("beside", [{}, {"epilogue": "d = acc + bias[n]"}])
+@pytest.mark.parametrize("beside", [{}, {"epilogue": "d = acc + bias[n]", "bias": (N,)}, {"b_scale": (1, N)}])
 def test_the_third_call_is_recognised_unless_that_is_turned_off(
     beside: dict[str, Any], launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = Torch()
     assert warm._guards() is not None, "this version of PyTorch has none: warm calls are slower by their keys"
     a, b, out = torch.tensor((0, K), "f16", ""), torch.tensor((K, N), "f16", ""), torch.tensor((0, N), "f16", "")
-    if beside:
-        beside = beside | {"bias": torch.tensor((N,), "f16", "")}
+    beside = {name: torch.tensor(x, "f16", "") if isinstance(x, tuple) else x for name, x in beside.items()}
     reads: list[object] = []
 
     def noted(call: GemmCall) -> PreparedCall:

@@ -190,8 +190,21 @@ def test_types_come_from_tensors_unless_named() -> None:
         typed(epilogue, {**values, "y": tensor(4)})
     with pytest.raises(OperandError, match="top is bf16; here it may be f32"):
         typed(epilogue, {**values, "top": tensor(1, dtype="bf16")})
-    with pytest.raises(OperandError, match="x is e4m3; here it may be f32, bf16, f16"):
+    with pytest.raises(OperandError, match=r"x is e4m3; here it may be f32, bf16, f16, ue8m0$"):
         typed(epilogue, {**values, "x": tensor(4, dtype="e4m3")})
+
+
+def test_powers_of_two_are_read_and_not_written() -> None:
+    scales = {"x": tensor(8, 16, dtype="ue8m0")}
+    epilogue = typed(parse("d = acc * x[m, n]"), scales)
+    assert str(staged(epilogue, bind_arguments(epilogue, scales, tensor(8, 16), True, True))) == (
+        "d = acc * x.ue8m0[m, n]"  # which TMA could move, but not to where a kernel reads it
+    )
+    with pytest.raises(OperandError, match=r"x is ue8m0; here it may be f32, bf16, f16$"):
+        typed(parse("d = acc; x = acc"), scales)
+    for text in ("d = acc; x.ue8m0 = acc", "d = acc * x.ue8m0.n[m, n]"):
+        with pytest.raises(OperandError, match=r"x' is ue8m0|x is an output"):
+            read_epilogue(text)
 
 
 def test_values_are_missed_misnamed_or_too_large() -> None:
@@ -205,13 +218,3 @@ def test_values_are_missed_misnamed_or_too_large() -> None:
         read_values(epilogue, {"scale": 1e39}, 0)
     with pytest.raises(OperandError, match=r"unknown function 'rulu'(.|\n)*\n    +\^"):
         read_epilogue("d = rulu(acc)")
-
-
-def test_what_does_not_depend_on_rows_lets_a_batch_be_stacked() -> None:
-    def stacks(text: str, **values: TensorView | float) -> bool:
-        return EpilogueArguments(parse(text), values, text).may_stack
-
-    assert stacks("d = acc * s + x[n]", s=1.0, x=tensor(16))
-    assert not stacks("d = acc + x[n]", x=tensor(3, 16))
-    assert not stacks("d = acc + x[m]", x=tensor(8))
-    assert not stacks("d = acc; aux = acc", aux=tensor(3, 8, 16))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.groups import bind_groups
+from gemmill.runtime.operands.reading import view_table
 from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select.selector import Selector
@@ -102,7 +104,7 @@ def test_a_gated_epilogue_halves_the_columns_of_groups() -> None:
         ("offsets", {"groups": groups(3)}, "b has 4 matrices and offsets 3 entries"),
         ("offsets", {"groups": tensor(4, dtype="f32")}, r"offsets is f32; it must be s32: pass offsets.int\(\)"),
         ("offsets", {"groups": tensor(2, 2, dtype="s32")}, r"offsets has shape \(2, 2\)"),
-        ("offsets", {"groups": groups(4, strides=(2,))}, "offsets has stride 2.*contiguous"),
+        ("offsets", {"groups": groups(4, strides=(1 << 31,))}, "offsets has stride 2147483648.*contiguous"),
         ("offsets", {"groups": groups(4, device=1)}, "offsets is on GPU 1 and a on GPU 0"),
         ("offsets", {"b": tensor(4, 72, 80)}, "a has K = 64 columns, b has K = 72 rows"),
         ("offsets", {"a": tensor(4, 300, 64)}, r"with offsets of 4 groups, a is \(M, K\) and b \(4, K, N\)"),
@@ -116,6 +118,37 @@ def test_what_does_not_fit_is_refused_by_name(kind: str, changes: dict[str, Any]
     operands = {"a": tensor(300, 64), "b": tensor(4, 64, 80), "d": tensor(300, 80)}
     with pytest.raises(OperandError, match=says):
         bound(kind, 4, **(operands | changes))
+
+
+class OnGpu(np.ndarray[Any, Any]):
+    """Host memory that claims to be on GPU 0."""
+
+    def __dlpack__(self, **_: object) -> Any:
+        return np.asarray(self).__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
+        return 2, 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
+@pytest.mark.parametrize("step", [1, 3])
+def test_groups_are_words_at_a_stride(dtype: str, step: int) -> None:
+    values = np.array([5, 70, 70, 300])
+    memory = np.zeros(12, dtype).view(OnGpu)
+    memory[: 4 * step : step] = values
+    read = view_table(memory[: 4 * step : step], "offsets")
+    gemm = bound("offsets", 4, tensor(300, 64), tensor(4, 64, 80), tensor(300, 80), groups=read)
+    words = memory.view(np.int32)  # as the kernel reads them
+    at = (gemm.groups - memory.ctypes.data) // 4
+    assert [words[at + i * gemm.groups_stride] for i in range(4)] == [*values]
+    assert gemm.groups_stride == step * (2 if "64" in dtype else 1)
+
+
+def test_other_integers_find_no_groups() -> None:
+    with pytest.raises(OperandError, match=r"counts has dtype int16; it must be int32 or int64: pass counts\.int\(\)"):
+        view_table(np.zeros(4, np.int16).view(OnGpu), "counts")
+    with pytest.raises(OperandError, match="addresses has dtype int32; it must be int64"):
+        view_table(np.zeros((3, 4), np.int32).view(OnGpu), "addresses")
 
 
 def test_groups_are_told_apart_by_one_array() -> None:

@@ -38,6 +38,11 @@ __device__ inline float load_element(float const* at) {
   asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
   return value;
 }
+__device__ inline float load_element(ue8m0 const* at) {
+  uint16_t bits;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(bits) : "l"(at));
+  return to_float(ue8m0{uint8_t(bits)});
+}
 template <class Element>
 __device__ float load_element(Element const* at) {
   uint16_t bits;
@@ -45,8 +50,9 @@ __device__ float load_element(Element const* at) {
   return to_float(Element{bits});
 }
 
-/// Two elements, 0 where a flag is not set: with `as_one` neighbours in a single access. Predicates instead of branches,
-/// and not volatile, so that many loads can be in flight; addresses must depend on something volatile (see above).
+/// Two elements, those of zero bits where a flag is not set: with `as_one` neighbours in a single access. Predicates
+/// instead of branches, and not volatile, so that many loads can be in flight; addresses must depend on something
+/// volatile (see above).
 __device__ inline float2 load_two(float const* first, float const* second, bool as_one, bool has_first, bool has_second) {
   float2 x;
   asm("{\n.reg .pred p, q, r;\nsetp.ne.s32 p, %4, 0;\nsetp.ne.s32 q, %5, 0;\nsetp.ne.s32 r, %6, 0;\n"
@@ -55,6 +61,14 @@ __device__ inline float2 load_two(float const* first, float const* second, bool 
       : "=f"(x.x), "=f"(x.y)
       : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
   return x;
+}
+__device__ inline float2 load_two(ue8m0 const* first, ue8m0 const* second, bool, bool has_first, bool has_second) {
+  uint16_t x, y;
+  asm("{\n.reg .pred q, r;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\n"
+      "@q ld.global.nc.u8 %0, [%2];\n@r ld.global.nc.u8 %1, [%3];\n}"
+      : "=&h"(x), "=&h"(y)
+      : "l"(first), "l"(second), "r"(int(has_first)), "r"(int(has_second)));
+  return make_float2(to_float(ue8m0{uint8_t(x)}), to_float(ue8m0{uint8_t(y)}));
 }
 template <class Element>
 __device__ float2 load_two(Element const* first, Element const* second, bool as_one, bool has_first, bool has_second) {
@@ -111,6 +125,8 @@ __device__ void touch(Element const* at) {
   uint32_t unused;
   if constexpr (sizeof(Element) == 4) {
     asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(unused) : "l"(at));
+  } else if constexpr (sizeof(Element) == 1) {
+    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(unused) : "l"(at));
   } else {
     asm volatile("{ .reg .b16 x; ld.global.nc.b16 x, [%1]; cvt.u32.u16 %0, x; }" : "=r"(unused) : "l"(at));
   }

@@ -24,11 +24,13 @@ struct GemmParams {
   /// Bit 0: A has a batch extent, bit 1: B, bit 2: C, further ones: matrices that the epilogue reads by TMA. A clear bit
   /// broadcasts the operand over the batch. The last is kUnalignedD.
   uint32_t batched;
+  /// Words of 32 bits from an entry of `groups` to the next: 2 where entries have 64, of which the low half is read.
+  int groups_stride;
   /// Address of D, and strides in elements of its strided extent and its batch.
   char* d_pointer;
   int64_t d_stride, d_batch_stride;
   ScaleParams a_scale, b_scale;
-  /// Ends of groups, or counts of their rows (int32); or addresses of matrices (int64): all of A, of B, of D, of C.
+  /// Ends of groups, or counts of their rows (int32, int64); or addresses of matrices (int64): all of A, of B, of D, of C.
   void const* groups;
 };
 

@@ -10,7 +10,8 @@ namespace gemmill {
 
 /// Entry of the array of groups, clamped; 0 in front of the first, for ends of groups one after the other.
 __device__ inline int group_entry(GemmParams const& params, int group, int extent) {
-  return group < 0 ? 0 : min(max(static_cast<int const*>(params.groups)[group], 0), extent);
+  int const* const entries = static_cast<int const*>(params.groups);
+  return group < 0 ? 0 : min(max(entries[group * int64_t(params.groups_stride)], 0), extent);
 }
 
 /// A tile of a group of rows: what lies beyond `end` is computed from other rows, or none, and must not be written.

@@ -9,7 +9,7 @@ namespace gemmill {
 
 /// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/emit.py).
 struct KernelSpec {
-  Fact facts[50];
+  Fact facts[51];
 };
 
 /// The same of a kernel that sums slices of K, and of its reduction kernel.
@@ -64,6 +64,7 @@ struct WgmmaSpec {
             fact("offset_k", offsetof(GemmParams, k)),
             fact("offset_batch", offsetof(GemmParams, batch)),
             fact("offset_batched", offsetof(GemmParams, batched)),
+            fact("offset_groups_stride", offsetof(GemmParams, groups_stride)),
             fact("offset_d_pointer", offsetof(GemmParams, d_pointer)),
             fact("offset_d_stride", offsetof(GemmParams, d_stride)),
             fact("offset_d_batch_stride", offsetof(GemmParams, d_batch_stride)),
