@@ -77,8 +77,6 @@ def assemble(
     promote: Literal[0, 4] = 0,
     scales: tuple[Scale, Scale] | None = None,
     batching: BatchingName = "strided",
-    groups: int = 0,
-    groups_stride: int = 1,
     nested: tuple[int, ...] = (),
 ) -> Gemm:
     """The GEMM of matrices; ``extents`` are M, N, K and batch, as :class:`GemmProblem` has them, ``nested`` those that
@@ -118,18 +116,7 @@ def assemble(
         batching="nested" if nested else batching,
     )
     a_scale, b_scale = scales or (None, None)
-    return Gemm(
-        problem,
-        operand_a,
-        operand_b,
-        operand_c,
-        operand_d,
-        a_scale,
-        b_scale,
-        groups=groups,
-        groups_stride=groups_stride,
-        nested=nested,
-    )
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, nested=nested)
 
 
 def _multiplied(dtype: DTypeName, tf32: bool) -> DTypeName:

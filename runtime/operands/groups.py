@@ -71,10 +71,9 @@ def bind_groups(
         promote=promote,
         scales=block_scales(a_scale, b_scale, (m, n, k), slots, (count,)),
         batching=batching,
-        groups=groups.ptr,
-        groups_stride=stride,
     )
-    return gemm if epilogue is PLAIN else replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
+    problem = gemm.problem if epilogue is PLAIN else gemm.problem.but(epilogue=spelling(epilogue))
+    return replace(gemm, problem=problem, groups=groups.ptr, groups_stride=stride)
 
 
 def _batching(kind: str, rank_b: int) -> BatchingName:
