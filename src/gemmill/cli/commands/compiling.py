@@ -1,11 +1,9 @@
-"""emit, build: from configs to CUDA C++ and to compiled kernels."""
+"""build: from configs to compiled kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -14,52 +12,18 @@ from gemmill.cli.app import app
 from gemmill.cli.options import (
     Jobs,
     Json,
-    Kernel,
     Manifest,
     Preset,
     StorePath,
     Where,
-    kernel,
     kernel_set,
-    refuse_overwriting,
 )
 from gemmill.cli.output import Status
-from gemmill.emitters.emit import emit as emit_source
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import StoreError
-from gemmill.library.files import publish
 from gemmill.runtime.compile.pool import Outcome, compile_many
 from gemmill.runtime.storage.artifact import artifact_key
 from gemmill.runtime.storage.store import Store
-
-
-@app.command()
-def emit(
-    name_or_file: Kernel,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the text to this file.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Print the CUDA C++ of a kernel.
-
-    \b
-    Examples:
-      gemmill emit sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
-      gemmill emit one_config.yaml -o kernel.cu
-      gemmill emit KERNEL --json        # with entry symbol, launch facts and digests
-    """
-    refuse_overwriting([to], [name_or_file])
-    source = emit_source(kernel(name_or_file))
-    text = source.text
-    if to is not None:
-        publish(to, [text.encode()])
-    if as_json:
-        report = {"name": source.name, "entry": source.entry, "launch": asdict(source.launch)}
-        digests = {"digest": source.digest, "headers_digest": source.headers_digest}
-        output.print_json("emit", {**report, **digests, "text": text})
-    elif to is None:
-        typer.echo(text, nl=False)
 
 
 @app.command()
