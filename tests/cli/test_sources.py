@@ -71,7 +71,7 @@ def test_a_cubin_is_not_written_to_a_terminal_that_nobody_asked_to_have_it() -> 
     os.close(theirs)
     os.close(terminal)
     assert result.returncode == Status.USAGE
-    assert "name a file with -o FILE, or write it here anyway with -o -" in result.stderr
+    assert "name a file with -o FILE, or write it here with -o -" in result.stderr
 
 
 @pytest.mark.slow

@@ -11,13 +11,10 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import output
-from gemmill.emitters import page as page_module
-from gemmill.emitters.emit import EmittedSource, emit
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import CompileError, ExpressionError, UnsupportedProblemError
-from gemmill.library.files import read_given
+from gemmill.library.errors import ExpressionError, UnsupportedProblemError
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
@@ -170,29 +167,6 @@ def kernel(source: str) -> GemmConfig:
     if len(configs) > 1:
         raise typer.BadParameter(f"{source} holds more than one config; name one (gemmill list {source})")
     return configs[0]
-
-
-def is_page(source: str) -> bool:
-    """Whether an argument names a page of CUDA C++, as `emit` writes it."""
-    return source.endswith(".cu")
-
-
-def page(file: str) -> str:
-    """The text of a page."""
-    try:
-        return read_given(Path(file), page_module.MAX_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise CompileError(f"{file}: byte {error.start} is no UTF-8, which pages are in") from None
-
-
-def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
-    """The source that a KERNEL argument means: what a config emits, or a page that somebody edited."""
-    if not is_page(argument):
-        config = kernel(argument)
-        return emit(config), config
-    text = page(argument)
-    config = page_module.config_of_page(text)
-    return page_module.edited(config, text), config
 
 
 _MOST_TOLD = 3

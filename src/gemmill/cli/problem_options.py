@@ -104,7 +104,8 @@ def _takes(
     return with_options
 
 
-def _extents(text: str) -> dict[str, int]:
+def extents(text: str) -> dict[str, int]:
+    """M, N, K and the batch, if it is there, of M,N,K[,L]."""
     parts = text.split(",")
     if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not M,N,K or M,N,K,L, such as 4096,4096,4096,1")
@@ -131,7 +132,7 @@ def _problems(*, shapes: str | None, mnkl: list[str], problem: str | None, **opt
         if shapes:
             words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
         else:
-            words = [problem_words.read_text(problem)] if problem else [*map(_extents, mnkl)]
+            words = [problem_words.read_text(problem)] if problem else [*map(extents, mnkl)]
         return [_made(each, **options) for each in words]
     except ProblemError as error:
         raise typer.BadParameter(str(error)) from None

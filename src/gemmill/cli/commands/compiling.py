@@ -1,9 +1,11 @@
-"""build: from configs to compiled kernels."""
+"""build: from configs, and from edited pages, to compiled kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -12,13 +14,13 @@ from gemmill.cli.app import app
 from gemmill.cli.options import (
     Jobs,
     Json,
-    Manifest,
     Preset,
     StorePath,
     Where,
     kernel_set,
 )
 from gemmill.cli.output import Status
+from gemmill.cli.pages import build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import StoreError
 from gemmill.runtime.compile.pool import Outcome, compile_many
@@ -28,23 +30,56 @@ from gemmill.runtime.storage.store import Store
 
 @app.command()
 def build(
-    manifest: Manifest,
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="A manifest file, the name of one that ships, or a page, FILE.cu.")
+    ],
     preset: Preset = None,
     where: Where = None,
     jobs: Jobs = None,
     store: StorePath = None,
+    of: Annotated[
+        str | None, typer.Option("--kernel", metavar="KERNEL", help="Of a page: the kernel, where it does not say it.")
+    ] = None,
+    mnkl: Annotated[
+        str | None,
+        typer.Option(metavar="M,N,K[,L]", help="Of a page: run it on these extents, in its formats, beside KERNEL."),
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The same of a problem in a line: '4096x7168x2048 bf16 tn'."),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PACK", dir_okay=False, help="Of a page: pack it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile the kernels of a manifest into the store, and say what each uses.
+    """Compile the kernels of a manifest into the store, and say what each uses; or an edited page.
 
     Compiles only what the store lacks; Ctrl-C leaves the store sound, and what was compiled in it. Exits with 1 if any
     kernel fails.
+
+    Of a page that `gemmill emit KERNEL -o FILE.cu` wrote and somebody edited, the kernel must be launched as KERNEL
+    is: symbol, exported constants, threads, parameters and shared memory are compared. It is called KERNEL+src.DIGEST
+    from then on. With --mnkl or --problem, which need a GPU and PyTorch, it is verified, and timed beside KERNEL
+    (docs/editing.md).
 
     \b
     Examples:
       gemmill build bf16 --preset quick
       gemmill build projections.yaml --where "tile.m == 128" --jobs 2 --json
+      gemmill build kernel.cu
+      gemmill build kernel.cu --mnkl 4096,4096,4096 -o kernel.pack
     """
+    if is_page(manifest):
+        if preset is not None or where is not None or jobs is not None:
+            raise typer.BadParameter("--preset, --where and --jobs are of manifests, and a page is one kernel")
+        build_page(manifest, of, mnkl, problem, to, store, as_json)
+        return
+    if of is not None or mnkl is not None or problem is not None or to is not None:
+        raise typer.BadParameter(
+            f"--kernel, --mnkl, --problem and -o are of pages, and {manifest} is no FILE.cu; gemmill pack packs "
+            "the kernels of a manifest"
+        )
     kept = Store(store)
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]

@@ -11,7 +11,8 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, Page, refuse_overwriting, source
+from gemmill.cli.options import Json, Page, refuse_overwriting
+from gemmill.cli.pages import source
 from gemmill.emitters.emit import EmittedSource
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.files import naming, publish
@@ -56,7 +57,7 @@ def emit(
             raise typer.BadParameter("a cubin has no place in JSON: name a file for it with -o FILE")
         if to is None and sys.stdout.isatty():
             raise typer.BadParameter(
-                "a cubin is no text, and stdout is a terminal: name a file with -o FILE, or write it here anyway with -o -"
+                "a cubin is no text, and this is a terminal: name a file with -o FILE, or write it here with -o -"
             )
     refuse_overwriting([None if to_stdout else to], [name_or_file])
     emitted, config = source(name_or_file)
