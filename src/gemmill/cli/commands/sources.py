@@ -1,8 +1,10 @@
-"""emit: what a kernel is made of, from CUDA C++ to machine code."""
+"""emit, diff: what a kernel is made of, from CUDA C++ to machine code, and what tells two apart."""
 
 from __future__ import annotations
 
+import difflib
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,10 +13,13 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
+from gemmill.cli.commands.manifests import resource_table
 from gemmill.cli.options import Json, Page, refuse_overwriting
 from gemmill.cli.pages import source
 from gemmill.emitters.emit import EmittedSource
+from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.errors import ToolchainError
 from gemmill.library.files import naming, publish
 
 Form = Literal["source", "ptx", "sass", "cubin"]
@@ -91,3 +96,89 @@ def _made(form: Form, emitted: EmittedSource, config: GemmConfig, lineinfo: bool
         return compiler.ptx(emitted, config, lineinfo).encode()
     cubin = compiler.compile(emitted, config, lineinfo).cubin
     return disassembled(cubin, lineinfo).encode() if form == "sass" else cubin
+
+
+_Pair = tuple[object, object]
+"""A value of each of two kernels; None where one has it not."""
+
+
+@app.command()
+def diff(first: Page, second: Page, as_json: Json = False) -> None:
+    """Say what tells two kernels apart: fields, resources, instructions, source.
+
+    Either may be an edited page. Fields and lines of source are those that differ. Registers, cubins and instructions
+    are there where kernels can be compiled and nvdisasm is found; what is missing otherwise is told.
+
+    \b
+    Examples:
+      gemmill diff KERNEL kernel.cu
+      gemmill diff KERNEL OTHER_KERNEL --json
+    """
+    sides = [source(argument) for argument in (first, second)]
+    (a, a_config), (b, b_config) = sides
+    fields = _differing(_paired(fields_of(a_config), fields_of(b_config)))
+    uses, counted, missing = _compiled(sides)
+    resources = _paired(*({**resource_table(config), **use} for (_, config), use in zip(sides, uses, strict=True)))
+    instructions = _paired(*counted)
+    lines = [*difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), a.name, b.name, lineterm="")]
+    if as_json:
+        tables = {"fields": fields, "resources": resources, "instructions": instructions}
+        named = {what: {key: {"a": x, "b": y} for key, (x, y) in table.items()} for what, table in tables.items()}
+        digests = {side: {"name": made.name, "digest": made.digest} for side, made in (("a", a), ("b", b))}
+        output.print_json("diff", {**digests, **named, "source": lines, "missing": missing})
+        return
+    typer.echo(f"A  {a.name}\nB  {b.name}")
+    for title, table in (("fields that differ", fields), ("resources", resources), ("instructions", instructions)):
+        if table:
+            rows = [(what, *map(_cell, pair), _change(*pair)) for what, pair in table.items()]
+            output.print_table((title, ">A", ">B", ">B - A"), rows)
+    for says in missing:
+        output.complain(says)
+    typer.echo("\n".join(lines) or "the sources are the same")
+
+
+def _compiled(
+    sides: Sequence[tuple[EmittedSource, GemmConfig]],
+) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]], list[str]]:
+    """What each kernel uses, and its instructions by class; empty where a tool is missing, and which."""
+    from gemmill.runtime.compile.compiler import Compiler
+    from gemmill.runtime.compile.disassembly import counts, disassembled
+    from gemmill.runtime.select.cost.families import FAMILIES
+
+    uses: list[Mapping[str, object]] = [
+        {"CTAs an SM, by the config": FAMILIES[c.family].ctas_per_sm(c)} for _, c in sides
+    ]
+    try:
+        compiler = Compiler()
+        artifacts = [compiler.compile(*side) for side in sides]
+    except ToolchainError as error:
+        return uses, [{}, {}], [f"not compiled, so nothing is said of registers and instructions: {error}"]
+    for place, artifact in enumerate(artifacts):
+        used = artifact.resources
+        uses[place] = {
+            **uses[place],
+            "registers a thread at launch": used.registers,
+            "bytes of static shared memory": used.static_shared_bytes,
+            "bytes of the cubin": len(artifact.cubin),
+        }
+    try:
+        counted = [counts(disassembled(artifact.cubin)) for artifact in artifacts]
+    except ToolchainError as error:
+        return uses, [{}, {}], [f"no instructions are counted: {error}"]
+    return uses, [{"all": sum(each.values()), **each} for each in counted], []
+
+
+def _paired(a: Mapping[str, object], b: Mapping[str, object]) -> dict[str, _Pair]:
+    return {key: (a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b))}
+
+
+def _differing(pairs: Mapping[str, _Pair]) -> dict[str, _Pair]:
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _change(a: object, b: object) -> str:
+    return f"{b - a:+,}" if isinstance(a, int) and isinstance(b, int) and a != b else ""
