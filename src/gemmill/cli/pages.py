@@ -44,6 +44,12 @@ def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
     return edited(config, text), config
 
 
+def compiled(made: EmittedSource, config: GemmConfig) -> Artifact:
+    """The kernel of a source, from the store, or compiled and stored."""
+    registry = Registry(manifests=[])
+    return registry.add_source(config, made.text) if made.is_edited else registry.get(config)
+
+
 def build_page(
     file: str, of: str | None, mnkl: str | None, text: str | None, to: Path | None, store: Path | None, as_json: bool
 ) -> None:

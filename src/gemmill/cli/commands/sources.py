@@ -15,7 +15,7 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.manifests import resource_table
 from gemmill.cli.options import Json, Page, refuse_overwriting
-from gemmill.cli.pages import source
+from gemmill.cli.pages import compiled, source
 from gemmill.emitters.emit import EmittedSource
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
@@ -91,10 +91,9 @@ def _made(form: Form, emitted: EmittedSource, config: GemmConfig, lineinfo: bool
 
     if form == "sass":
         disassembler()  # what is missing is said before anything is compiled
-    compiler = Compiler()
     if form == "ptx":
-        return compiler.ptx(emitted, config, lineinfo).encode()
-    cubin = compiler.compile(emitted, config, lineinfo).cubin
+        return Compiler().ptx(emitted, config, lineinfo).encode()
+    cubin = (Compiler().compile(emitted, config, lineinfo) if lineinfo else compiled(emitted, config)).cubin
     return disassembled(cubin, lineinfo).encode() if form == "sass" else cubin
 
 
@@ -141,16 +140,13 @@ def _compiled(
     sides: Sequence[tuple[EmittedSource, GemmConfig]],
 ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]], list[str]]:
     """What each kernel uses, and its instructions by class; empty where a tool is missing, and which."""
-    from gemmill.runtime.compile.compiler import Compiler
     from gemmill.runtime.compile.disassembly import counts, disassembled
     from gemmill.runtime.select.cost.families import FAMILIES
 
-    uses: list[Mapping[str, object]] = [
-        {"CTAs an SM, by the config": FAMILIES[c.family].ctas_per_sm(c)} for _, c in sides
-    ]
+    held = [FAMILIES[config.family].ctas_per_sm(config) for _, config in sides]
+    uses: list[Mapping[str, object]] = [{"CTAs an SM, by the config": ctas} for ctas in held]
     try:
-        compiler = Compiler()
-        artifacts = [compiler.compile(*side) for side in sides]
+        artifacts = [compiled(*side) for side in sides]
     except ToolchainError as error:
         return uses, [{}, {}], [f"not compiled, so nothing is said of registers and instructions: {error}"]
     for place, artifact in enumerate(artifacts):
