@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import (
     Jobs,
@@ -31,14 +31,25 @@ from gemmill.runtime.storage.store import Store
 @app.command()
 def build(
     manifest: Annotated[
-        str, typer.Argument(metavar="MANIFEST", help="A manifest file, the name of one that ships, or a page, FILE.cu.")
+        str,
+        typer.Argument(
+            metavar="MANIFEST",
+            help="A manifest file, the name of one that ships, or a page, FILE.cu.",
+            autocompletion=completion.buildable,
+        ),
     ],
     preset: Preset = None,
     where: Where = None,
     jobs: Jobs = None,
     store: StorePath = None,
     of: Annotated[
-        str | None, typer.Option("--kernel", metavar="KERNEL", help="Of a page: the kernel, where it does not say it.")
+        str | None,
+        typer.Option(
+            "--kernel",
+            metavar="KERNEL",
+            help="Of a page: the kernel, where it does not say it.",
+            autocompletion=completion.kernels,
+        ),
     ] = None,
     mnkl: Annotated[
         str | None,
