@@ -100,9 +100,7 @@ def make(
     store: StorePath = None,
     shapes: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Only what a suite, by file or name, needs.", autocompletion=completion.suites
-        ),
+        typer.Option(metavar="FILE", help="Only what a suite, file or name, needs.", autocompletion=completion.suites),
     ] = None,
     regret: Annotated[
         float | None,
