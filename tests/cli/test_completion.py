@@ -6,16 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.test_cli import SMALL
+from typer.testing import CliRunner
 
+from gemmill.cli import application
 from gemmill.cli.completion import gpus, next_parts
 from gemmill.library.arch import GPUS, gpu_named
-
-pytestmark = pytest.mark.slow
 
 
 def answer(folder: Path, **variables: str) -> str:
@@ -28,74 +27,92 @@ def answer(folder: Path, **variables: str) -> str:
     return done.stdout
 
 
-def bash(folder: Path, line: str) -> list[str]:
-    words = line.split(" ")
-    variables = {"_GEMMILL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    return answer(folder, **variables).split()
+def in_bash(line: str) -> dict[str, str]:
+    return {"_GEMMILL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
 
 
-def zsh(folder: Path, line: str) -> list[str]:
-    said = answer(folder, _GEMMILL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
-    return said.removeprefix("_arguments '*: :((").removesuffix("))'\n").replace('"', "").split("\n")
+def elsewhere(shell: str, line: str) -> dict[str, str]:
+    return {
+        "_GEMMILL_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
 
 
-def fish(folder: Path, line: str) -> list[str]:
-    variables = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    return answer(folder, _GEMMILL_COMPLETE="complete_fish", **variables).split()
+def completed(line: str) -> list[str]:
+    """What bash is told, in this process."""
+    result = CliRunner().invoke(application(), [], env=in_bash(line), prog_name="gemmill")
+    assert result.stderr == ""
+    return result.stdout.split()
 
 
-LINES = {
-    "gemmill select --a-dtype e": ["e4m3", "e5m2"],
-    "gemmill select --gpu H1": ["H100-80GB-HBM3", "H100-PCIe"],
-    "gemmill profile bf16 --shapes l": ["large", "llm"],
-    "gemmill list f": ["f16", "fp8", "facts.yaml"],
-    "gemmill build k": ["k.cu"],
-}
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (in_bash("gemmill select --gpu H1"), "H100-80GB-HBM3\nH100-PCIe\n"),
+        (elsewhere("zsh", "gemmill list f"), '_arguments \'*: :(("f16"\n"fp8"\n"facts.yaml"))\'\n'),
+        (elsewhere("fish", "gemmill select --a-dtype e"), "e4m3\ne5m2\n"),
+    ],
+    ids=["bash", "zsh", "fish"],
+)
+def test_every_shell_is_told_in_its_own_form(variables: dict[str, str], says: str, tmp_path: Path) -> None:
+    (tmp_path / "facts.yaml").touch()
+    assert answer(tmp_path, **variables) == says
 
 
-OTHERS = "gemmill select --gpu H1"
-"""The line that the other shells complete as well: what is found is the same, what they print is theirs."""
-
-
-@pytest.mark.parametrize(("shell", "line"), [*((bash, line) for line in LINES), (zsh, OTHERS), (fish, OTHERS)])
-def test_every_shell_completes(shell: Callable[[Path, str], list[str]], line: str, tmp_path: Path) -> None:
-    for name in ("facts.yaml", "facts.txt", "k.cu"):
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("gemmill select --manifest t", ["tf32"]),
+        ("gemmill select --shapes l", ["large", "llm"]),
+        ("gemmill profile bf16 --shapes q", ["quick"]),
+        ("gemmill train records.jsonl --gpu NVIDIA-H2", ["NVIDIA-H200"]),
+        ("gemmill run --d-dtype f6", ["f64"]),
+        ("gemmill list f", ["f16", "fp8", "facts.yaml"]),
+        ("gemmill build k", ["k.cu"]),
+        ("gemmill shapes sh", ["shapes.csv"]),
+        ("gemmill build no/such/folder/k", []),
+        ("gemmill pack in", ["inspect", "int8"]),
+        ("gemmill pack bf16 --sh", ["--shapes"]),
+    ],
+)
+def test_every_place_takes_what_is_of_it(
+    line: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("facts.yaml", "facts.txt", "k.cu", "shapes.csv"):
         (tmp_path / name).touch()
-    assert shell(tmp_path, line) == LINES[line]
+    monkeypatch.chdir(tmp_path)
+    assert completed(line) == found
 
 
-def test_kernels_are_completed_a_part_at_a_time_until_few_are_left(tmp_path: Path) -> None:
-    arches = bash(tmp_path, "gemmill emit ")
+@pytest.mark.slow
+def test_kernels_are_completed_a_part_at_a_time_until_few_are_left() -> None:
+    arches = completed("gemmill emit ")
     assert "sm90a_" in arches
     assert all(arch.count("_") == 1 for arch in arches)
-    operands = bash(tmp_path, "gemmill run --kernel sm90a_e4m3k16s")
+    operands = completed("gemmill run --kernel sm90a_e4m3k16s")
     assert len(operands) > 1
     assert all(name.startswith("sm90a_e4m3k16s1x128_") for name in operands)
     tile = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_"
-    assert f"{tile}cooperative_s4_m8_k1_linear" in bash(tmp_path, f"gemmill diff {SMALL} {tile}")
-    assert bash(tmp_path, "gemmill explain nothing_is_called_so") == []
+    assert f"{tile}cooperative_s4_m8_k1_linear" in completed(f"gemmill diff {SMALL} {tile}")
+    assert completed("gemmill explain nothing_is_called_so") == []
 
 
-EMIT = {"_GEMMILL_COMPLETE": "complete_bash", "COMP_WORDS": "gemmill emit sm90a_", "COMP_CWORD": "2"}
-
-
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_a_store_that_keeps_nothing_costs_time_and_no_completion(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "sm90a_bf16k16_" in answer(tmp_path, **EMIT, GEMMILL_STORE=str(tmp_path / "file"))
+    variables = in_bash("gemmill emit sm90a_")
+    assert "sm90a_bf16k16_" in answer(tmp_path, **variables, GEMMILL_STORE=str(tmp_path / "file"))
 
 
-def test_what_goes_wrong_completes_nothing_and_says_nothing(tmp_path: Path) -> None:
-    assert answer(tmp_path, **EMIT, GEMMILL_STORE="relative").strip() == ""
-    assert bash(tmp_path, "gemmill build no/such/folder/k") == []
+def test_what_goes_wrong_completes_nothing_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMILL_STORE", "relative")
+    assert completed("gemmill emit sm90a_") == []
 
 
-def test_pack_takes_a_command_or_a_manifest(tmp_path: Path) -> None:
-    found = bash(tmp_path, "gemmill pack ")
-    assert {"inspect", "verify", "bf16", "tf32"} <= set(found)
-    assert bash(tmp_path, "gemmill pack bf16 --sh") == ["--shapes"]
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_itself_completes_by_the_script_that_is_printed(tmp_path: Path) -> None:
     main = tmp_path / "gemmill"
