@@ -96,7 +96,7 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
     """The problem that a kernel is to run, in operands that measuring makes; None where there is none."""
     if mnkl is not None and text is not None:
         raise typer.BadParameter("--mnkl and --problem both say what is multiplied: give one")
-    if (given := mnkl or text) is None:
+    if mnkl is None and text is None:
         return None
     name = kernel_name(config)
     if not is_measured(config):
@@ -104,8 +104,9 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
     if mnkl is not None:
         m, n, k, batch = (*extents(mnkl).values(), 1)[:4]
         return problem_of(config, Shape(m, n, k, batch))
+    assert text is not None
     try:
-        problem = GemmProblem.from_text(given).with_narrow_a
+        problem = GemmProblem.from_text(text).with_narrow_a
     except ProblemError as error:
         raise typer.BadParameter(str(error)) from None
     if upconverts_a(problem.b_dtype, problem.a_dtype):

@@ -41,7 +41,7 @@ def emit(
 ) -> None:
     """Print the CUDA C++ of a kernel, or what it is compiled to.
 
-    Nothing but the source needs a toolchain, and nothing a GPU. A cubin is not written to a terminal unless -o - says
+    All but the source needs a toolchain, and none a GPU. A cubin is not written to a terminal unless -o - says
     so. An edited page is compiled as `gemmill build` does it (docs/editing.md).
 
     \b
