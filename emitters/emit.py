@@ -40,6 +40,8 @@ class EmittedSource:
     chain: int = 0
     """Multiply-adds by one register that its machine code issues together (``runtime/compile/sass.py``); 0: as ptxas
     has it."""
+    is_edited: bool = False
+    """Whether somebody edited the text (:mod:`gemmill.emitters.page`); the name then tells of it."""
 
     @property
     def digest(self) -> str:

@@ -132,16 +132,21 @@ def gpu_named(text: str) -> Gpu:
 
 
 def gpu_called(text: str, names: Collection[str]) -> str:
-    """The one of some names of GPUs that a text is, whatever the case, with or without the maker's.
+    """The one of some names of GPUs that a text is, whatever the case, with or without the maker's, and with hyphens
+    in place of blanks, as shells complete it.
 
     Raises:
         LookupError: it is none; says which it is part of, or all.
     """
-    wanted = text.strip().lower()
+    wanted = _plain(text)
     for name in names:
-        if wanted in (name.lower(), name.lower().removeprefix("nvidia ")):
+        if wanted in (_plain(name), _plain(name).removeprefix("nvidia ")):
             return name
-    near = [name for name in names if wanted and wanted in name.lower()]
+    near = [name for name in names if wanted and wanted in _plain(name)]
     raise LookupError(
         f"{text!r} is {f'part of {one_of(near)}; write one whole' if near else f'none of {one_of([*names])}'}"
     )
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", " ")

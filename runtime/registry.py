@@ -40,6 +40,7 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack
 
 if TYPE_CHECKING:
+    from gemmill.emitters.emit import EmittedSource
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
     from gemmill.runtime.storage.store import Store
@@ -226,9 +227,33 @@ class Registry:
         with self._lock:
             artifact = self._loaded.get(name) or self._packed(name)
             if artifact is None:
-                artifact = self._compiled(parse_name(name))
+                artifact = self._emitted(parse_name(name))
             self._loaded[name] = artifact
             return artifact
+
+    def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
+        """Compile a page of CUDA C++ that somebody edited, check it, and have its kernel at hand.
+
+        The kernel is launched as what the config emits would be, so it must have that kernel's symbol, export the same
+        constants, and take the same threads, parameters and shared memory. It has a name of its own, the config's with
+        a digest of the page behind it (:mod:`gemmill.library.config.edited`), and nobody gets it who does not name it:
+        ``gemmill.matmul(a, b, kernel=artifact.name, registry=registry)``.
+
+        Args:
+            config: the kernel whose page was edited, by name or config.
+            text: the page, as :func:`gemmill.emitters.emit.emit` makes it and somebody edited it.
+
+        Raises:
+            ConfigError: the name does not parse, or the config breaks a rule.
+            ToolchainError: NVRTC or headers are missing, clash, or have dropped its target.
+            CompileError: it does not compile, or is not launched as the config's kernel.
+        """
+        from gemmill.emitters.page import edited
+
+        config = parse_name(config if isinstance(config, str) else kernel_name(config))
+        artifact = self._compiled(edited(config, text), config)
+        self.add(artifact)
+        return artifact
 
     def add(self, artifact: Artifact) -> None:
         """Have a compiled kernel at hand, whatever packs and store hold."""
@@ -291,18 +316,22 @@ class Registry:
             raise damage
         return None
 
-    def _compiled(self, config: GemmConfig) -> Artifact:
-        """A kernel from the store, or compiled and stored."""
-        name = kernel_name(config)
+    def _emitted(self, config: GemmConfig) -> Artifact:
+        """What a config emits, from the store, or compiled and stored."""
+        from gemmill.emitters.emit import emit
+
+        return self._compiled(emit(config), config)
+
+    def _compiled(self, source: EmittedSource, config: GemmConfig) -> Artifact:
+        """The kernel of a source, from the store, or compiled and stored."""
         try:
-            from gemmill.emitters.emit import emit
             from gemmill.runtime.compile.compiler import Compiler
 
             compiler = Compiler(store=self.store)
         except ToolchainError as error:
-            places = f"none of the {len(self.packs)} packs holds {name}" if self.packs else f"{name} is not loaded"
+            name, packs = source.name, len(self.packs)
+            places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
             raise ToolchainError(f"{places}, and it cannot be compiled here: {error}") from error
-        source = emit(config)
         artifact, _ = self.store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
         return artifact
 

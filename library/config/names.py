@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 from gemmill.library.config.domains import WORDS, are_valid, meant
+from gemmill.library.config.edited import is_edited, plain_name
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
@@ -122,6 +123,11 @@ def parse_name(name: str) -> GemmConfig:
     Raises:
         ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
     """
+    if is_edited(name):
+        raise ConfigError(
+            f"{name!r} is an edited kernel, which {plain_name(name)} does not emit: only a registry has it that was "
+            "given its page (Registry.add_source) or its pack (gemmill build FILE.cu -o FILE.pack)"
+        )
     try:
         parts = _parts(name)
         arguments: dict[str, Any] = {}

@@ -122,10 +122,18 @@ class Unit:
     baselines: tuple[str, ...] = tuple(BASELINES)
     """What they are compared with: names of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
 
+    edited: tuple[str, ...] = ()
+    """Names of kernels besides, which no config emits (:mod:`gemmill.library.config.edited`)."""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels."""
+        return (*map(kernel_name, self.configs), *self.edited)
+
     @property
     def candidates(self) -> tuple[str, ...]:
         """Names of the kernels, then of the baselines."""
-        return (*map(kernel_name, self.configs), *self.baselines)
+        return (*self.kernels, *self.baselines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +302,7 @@ class _Bench:
         return Report(
             tuple(outcomes.values()),
             summarise_readings(readings) if graphs else None,
-            len({kernel_name(config) for config in unit.configs} - set(outcomes)),
+            len(set(unit.kernels) - set(outcomes)),
         )
 
     def verified(
@@ -313,15 +321,14 @@ class _Bench:
         outcomes: dict[str, Outcome] = {}
         # A capture and the first rounds.
         screening = (1 + self.options.screen_rounds) * replay_seconds(unit.problem, len(operands))
-        for config in unit.configs:
+        for name in unit.kernels:
             left = clock.left - len(launches) * screening
             tried = launches if clock.left > 0 else outcomes  # those that fail take time as well
             if left < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
                 break
-            name = kernel_name(config)
             self.runs(name)
             try:
-                launch = self.launch(config, unit, operands)
+                launch = self.launch(name, unit, operands)
             except (UnsupportedProblemError, OperandError, CompileError, DeviceError) as error:
                 torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
@@ -363,9 +370,9 @@ class _Bench:
         stage: Stage = "screen" if found.passed else "failed"
         return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
 
-    def launch(self, config: GemmConfig, unit: Unit, operands: list[OperandSet]) -> Launch:
+    def launch(self, name: str, unit: Unit, operands: list[OperandSet]) -> Launch:
         """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
-        problem, name, first = unit.problem, kernel_name(config), operands[0]
+        problem, first = unit.problem, operands[0]
         if name not in self.kernels:
             self.kernels.add(name)
             self.registry.add(Artifact.from_bytes(unit.artifacts[name]))
@@ -377,21 +384,13 @@ class _Bench:
             alpha=natural_alpha(problem),
             beta=BETA if first.c is not None else 0.0,
             registry=self.registry,
-            kernel=config,
+            kernel=name,
             **plan_options(problem, first),
         )
 
         def launch(index: int) -> None:
-            operand = operands[index]
-            prepared.rebind(
-                a=operand.a,
-                b=operand.b,
-                c=operand.c,
-                out=operand.d,
-                a_scale=operand.a_scale,
-                b_scale=operand.b_scale,
-                a_zero=operand.a_zero,
-            )
+            o = operands[index]
+            prepared.rebind(a=o.a, b=o.b, c=o.c, out=o.d, a_scale=o.a_scale, b_scale=o.b_scale, a_zero=o.a_zero)
             prepared()
 
         return launch

@@ -94,16 +94,18 @@ def measure(worker: WorkerProcess, unit: Unit, faulty: dict[str, str]) -> Report
         failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in unit.candidates if n in faulty)
         baselines = tuple(name for name in unit.baselines if name not in faulty)
         sound = tuple(config for config in unit.configs if kernel_name(config) not in faulty)
-        if not sound:
+        edited = tuple(name for name in unit.edited if name not in faulty)
+        if not sound and not edited:
             return Report(failed, None)
         left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
         try:
-            report = worker.measure(replace(unit, configs=sound, baselines=baselines, seconds=left))
+            sound_unit = replace(unit, configs=sound, edited=edited, baselines=baselines, seconds=left)
+            report = worker.measure(sound_unit)
         except WorkerError as error:
             if error.kernel in unit.candidates:
                 faulty[error.kernel] = f"crashed on {unit.problem}: {error}"
                 continue
             # No kernel was running: the operands may be too large for the GPU.
-            outcomes = tuple(Outcome(kernel_name(config), "failed", says=str(error)) for config in sound)
+            outcomes = tuple(Outcome(name, "failed", says=str(error)) for name in sound_unit.kernels)
             return Report(failed + outcomes, None)
         return replace(report, outcomes=failed + report.outcomes)

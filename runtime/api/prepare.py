@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+from gemmill.library.config.edited import plain_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
@@ -114,7 +115,7 @@ def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | No
 def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
     """The name of the kernel that a call names, and whether it is to run the transposed problem."""
     name = kernel if isinstance(kernel, str) else kernel_name(kernel)
-    config = parse_name(name)  # which checks a config made by hand as well
+    config = parse_name(plain_name(name))  # which checks a config made by hand as well
     if batch_invariant:
         refuse_shared_k(config)
     swap_ab = needs_swap(config, problem)

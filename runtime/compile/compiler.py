@@ -28,10 +28,12 @@ from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
 from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.verify import check_facts
+from gemmill.runtime.storage.verify import check_facts, verify
 
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
 """What became of the precompiled header: ``heap exhausted`` and ``none`` cost time, never the kernel."""
+Form = Literal["CUBIN", "PTX"]
+"""What a source is compiled to, as the names of NVRTC's functions say it."""
 
 # -default-device: CUTLASS headers hold functions without annotation.
 _OPTIONS = ("--std=c++17", "-default-device", *(f"-D{macro}" for macro in DEFINES))
@@ -75,14 +77,17 @@ class Compiler:
         self.stats: CompileStats | None = None
         """How the last compilation went."""
 
-    def provenance(self, source: EmittedSource, config: GemmConfig) -> Provenance:
+    def provenance(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> Provenance:
         """What the cubin of a source will have been made from."""
         versions = self.toolchain.versions
         return Provenance(
             source_digest=source.digest,
             headers_digest=source.headers_digest,
             toolkit_digest=self._toolkit_digest,
-            options=(*_options(config), *([f"chain={source.chain}:{_chain_digest()}"] if source.chain else [])),
+            options=(
+                *_options(config, lineinfo),
+                *([f"chain={source.chain}:{_chain_digest()}"] if source.chain else []),
+            ),
             nvrtc_version=versions["nvrtc"],
             cutlass_version=versions["cutlass"],
             cccl_version=versions["cccl"],
@@ -97,30 +102,51 @@ class Compiler:
 
     def key(self, source: EmittedSource, config: GemmConfig) -> str:
         """Where a store keeps the artifact of a source."""
-        return artifact_key(config, source.launch, self.provenance(source, config))
+        return artifact_key(config, source.launch, self.provenance(source, config), source.is_edited)
 
-    def compile(self, source: EmittedSource, config: GemmConfig) -> Artifact:
-        """Compile one kernel.
+    def compile(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> Artifact:
+        """Compile one kernel; with ``lineinfo``, so that profilers and disassemblers know the lines of its source.
 
         Raises:
             ToolchainError: this NVRTC does not compile for the config's target.
             CompileError: NVRTC refused it, registers spilled, WGMMAs were serialised, or a constant that the kernel
-                exports differs from the one that its LaunchSpec was computed with. The message ends with the log.
+                exports differs from the one that its LaunchSpec was computed with; of an edited page also where
+                threads, parameters or shared memory are others. The message ends with the log.
         """
+        cubin = self._code("CUBIN", source, config, lineinfo)
+        assert self.stats is not None
+        parsed = Cubin(cubin)
+        try:
+            code = parsed.code(source.entry)
+        except CompileError:
+            raise CompileError(f'{source.name}: its source defines no extern "C" kernel {source.entry}') from None
+        if source.chain:
+            cubin = chain_multiply_adds(cubin, code, source.chain)
+        provenance = self.provenance(source, config, lineinfo)
+        resources = _resources(source, parsed, self.stats.log)
+        artifact = Artifact(config, source.launch, cubin, resources, provenance, source.is_edited)
+        if source.is_edited:  # of what is emitted, tests know
+            try:
+                verify(artifact)
+            except ValueError as error:
+                raise CompileError(f"{source.name}: {error}") from None
+        return artifact
+
+    def ptx(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> str:
+        """The PTX that NVRTC makes of a source, of which nothing is checked; errors of it as of :meth:`compile`."""
+        return self._code("PTX", source, config, lineinfo).rstrip(b"\0").decode()
+
+    def _code(self, form: Form, source: EmittedSource, config: GemmConfig, lineinfo: bool) -> bytes:
+        """What a source is compiled to; how that went is in :attr:`stats`."""
         self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
             try:
-                cubin, stats = _compiled(source, config, [*_options(config), *_UNRECORDED, *includes])
+                options = [*_options(config, lineinfo), *_UNRECORDED, *includes]
+                code, self.stats = _compiled(form, source, config, options)
             except CompileError as error:
                 raise self._explained(error) from None
-        self.stats = stats
-        parsed = Cubin(cubin)
-        if source.chain:
-            cubin = chain_multiply_adds(cubin, parsed.code(source.entry), source.chain)
-        return Artifact(
-            config, source.launch, cubin, _resources(source, parsed, stats.log), self.provenance(source, config)
-        )
+        return code
 
     def _explained(self, error: CompileError) -> GemmillError:
         """What NVRTC says, after what is wrong with its headers, if anything is."""
@@ -139,22 +165,22 @@ def _chain_digest() -> str:
     return digest_of(Path(__file__).parent, "sass.py")
 
 
-def _options(config: GemmConfig) -> tuple[str, ...]:
-    return (f"--gpu-architecture={config.target.nvrtc}", *_OPTIONS)
+def _options(config: GemmConfig, lineinfo: bool) -> tuple[str, ...]:
+    return (f"--gpu-architecture={config.target.nvrtc}", *_OPTIONS, *(["-lineinfo"] if lineinfo else []))
 
 
-def _compiled(source: EmittedSource, config: GemmConfig, options: list[str]) -> tuple[bytes, CompileStats]:
+def _compiled(form: Form, source: EmittedSource, config: GemmConfig, options: list[str]) -> tuple[bytes, CompileStats]:
     """With a precompiled header, or without where one cannot be."""
     if (folder := pch.folder(config.target.nvrtc, source.text)) is not None:
         try:
             _set_heap()
-            return _nvrtc(source, [*options, "-pch", f"-pch-dir={folder}"])
+            return _nvrtc(form, source, [*options, "-pch", f"-pch-dir={folder}"])
         except CompileError as error:
             # Memory that cannot be mapped, a header that cannot be written; of a source, one that cannot be opened.
             if (why := _CATASTROPHE.search(str(error))) is None:
                 raise
             pch.give_up(why[0])
-    return _nvrtc(source, options)
+    return _nvrtc(form, source, options)
 
 
 def _set_heap() -> None:
@@ -166,7 +192,7 @@ def _set_heap() -> None:
         _heap_is_set = True
 
 
-def _nvrtc(source: EmittedSource, options: list[str]) -> tuple[bytes, CompileStats]:
+def _nvrtc(form: Form, source: EmittedSource, options: list[str]) -> tuple[bytes, CompileStats]:
     from cuda.bindings import nvrtc
 
     program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), b"gemmill.cu", 0, [], []))
@@ -178,8 +204,8 @@ def _nvrtc(source: EmittedSource, options: list[str]) -> tuple[bytes, CompileSta
         log = said.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{source.name}: {status.name}\n{log}")
-        cubin = _output(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        return cubin, CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
+        code = _output(program, getattr(nvrtc, f"nvrtcGet{form}Size"), getattr(nvrtc, f"nvrtcGet{form}"))
+        return code, CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

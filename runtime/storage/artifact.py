@@ -12,6 +12,7 @@ from typing import Any
 import zstandard
 
 from gemmill.library.config.domains import are_valid
+from gemmill.library.config.edited import edited_name
 from gemmill.library.config.fields import config_of, fields_of, made_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -30,8 +31,9 @@ MAX_CUBIN_BYTES = 32 << 20
 _MAGIC = b"gemmill\x01"
 _PREFIX = struct.Struct("<8sQQ32s")
 """Magic, bytes of the header, bytes of the compressed cubin, SHA-256 of both."""
-_HEADER = {"config", "launch", "resources", "provenance", "cubin_bytes", "signature"}
-"""Keys of the header. The signature is none yet; it will be of all that is beside it."""
+_HEADER = {"config", "launch", "resources", "provenance", "cubin_bytes", "signature", "edited"}
+"""Keys of the header. The signature is none yet; it will be of all that is beside it. The last stands there, as true,
+in edited kernels alone."""
 _NO_TEXT = ("options", "schema_version")
 """Members of the provenance that are no text."""
 _KINDS = {str: "printable text", int: "whole number"}
@@ -94,11 +96,14 @@ class Artifact:
     """What it uses."""
     provenance: Provenance
     """What it was made from."""
+    is_edited: bool = False
+    """Whether its source is a page that somebody edited, not what its config emits. Name and key then tell of it."""
 
     @cached_property
     def name(self) -> str:
-        """Kernel name."""
-        return kernel_name(self.config)
+        """Kernel name; of an edited kernel with the digest of its source."""
+        name = kernel_name(self.config)
+        return edited_name(name, self.provenance.source_digest) if self.is_edited else name
 
     @cached_property
     def digest(self) -> str:
@@ -108,7 +113,7 @@ class Artifact:
     @cached_property
     def key(self) -> str:
         """Where the store keeps it."""
-        return artifact_key(self.config, self.launch, self.provenance)
+        return artifact_key(self.config, self.launch, self.provenance, self.is_edited)
 
     def to_bytes(self) -> bytes:
         """One self-contained, checksummed run of bytes."""
@@ -119,6 +124,7 @@ class Artifact:
             "provenance": asdict(self.provenance),
             "cubin_bytes": len(self.cubin),
             "signature": None,
+            **({"edited": True} if self.is_edited else {}),
         }
         head = canonical(header)
         body = zstandard.ZstdCompressor(level=_LEVEL).compress(self.cubin)
@@ -161,6 +167,8 @@ def _read(header: Any, body: memoryview) -> Artifact:
     config = GemmConfig(**made_of(header["config"]))
     if not are_valid(fields := fields_of(config)):
         config = config_of(fields)  # which says what is wrong
+    if header.get("edited", True) is not True:
+        raise ValueError(f"edited is {header['edited']!r:.20}; it must be true, or left out")
     launch, cubin = LaunchSpec.of(header["launch"]), _decompressed(body, size)
     if f"\0{launch.entry}\0".encode() not in cubin:  # another kernel's
         raise ValueError(f"its cubin has no {launch.entry!r:.200}")
@@ -176,6 +184,7 @@ def _read(header: Any, body: memoryview) -> Artifact:
                 "schema_version": schema,
             }
         ),
+        "edited" in header,
     )
 
 
@@ -196,17 +205,19 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     return value
 
 
-def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance) -> str:
+def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance, is_edited: bool = False) -> str:
     """Content address of an artifact before it exists: SHA-256, in hex, of everything that decides what it will be.
 
     The config and the launch facts stand beside the source because an entry carries them too; versions of NVRTC and of
     all headers because the same source compiles differently; the options because they are not in the source; the
-    schema because older entries mean something else.
+    schema because older entries mean something else. An edited kernel is never what its config emits, even where its
+    page says the same.
     """
     ingredients = {
         "config": asdict(config),
         "launch": asdict(launch),
         "provenance": {name: value for name, value in asdict(provenance).items() if name != "gemmill_version"},
+        **({"edited": True} if is_edited else {}),
     }
     return hashlib.sha256(canonical(ingredients)).hexdigest()
 

@@ -36,14 +36,36 @@ def declared(
         expand: makes them from the manifests.
     """
     key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
-    with suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+    with suppress(ConfigError):
+        if (kept := _kept(store, key)) is not None:
+            return {name: parse_name(name) for name in kept}
+    configs = {kernel_name(config): config for config in expand()}
+    _keep(store, key, configs)
+    return configs
+
+
+def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> Sequence[str]:
+    """Names of all kernels, of whatever architecture and types: as :func:`declared`, but no name is read."""
+    key = hashlib.sha256(b"all").hexdigest()
+    if (kept := _kept(store, key)) is not None:
+        return kept
+    names = [*dict.fromkeys(map(kernel_name, expand()))]
+    _keep(store, key, names)
+    return names
+
+
+def _kept(store: Store, key: str) -> list[str] | None:
+    """Names that the store has under a key; None where they are missing, damaged, or do not hold any more."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
         kept = parse(store.get_note("declared", key))
         if kept["digest"] == _digest(kept["kernels"]):
-            return {name: parse_name(name) for name in kept["kernels"]}
-    configs = {kernel_name(config): config for config in expand()}
-    content = {"digest": _digest(configs), "kernels": [*configs]}
+            return list(kept["kernels"])
+    return None
+
+
+def _keep(store: Store, key: str, names: Iterable[str]) -> None:
+    content = {"digest": _digest(names), "kernels": [*names]}
     store.put_note("declared", key, json.dumps(content, indent=0).encode())
-    return configs
 
 
 def _digest(names: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, BinaryIO, NamedTuple, get_args, get_type_hints
 
+from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, PackError
@@ -96,6 +97,8 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         offset += len(data)
     if not members:
         raise PackError("a pack without kernels serves nobody")
+    if odd := sorted({decision.kernel for decision in decisions if is_edited(decision.kernel)}):
+        raise PackError(f"the decision table names edited kernels, which no selector takes: {', '.join(odd)}")
     if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
         raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
     content = {
@@ -191,11 +194,13 @@ class Pack:
     def configs(self, where: Callable[[str], bool] = lambda name: True) -> dict[str, GemmConfig]:
         """The configs of kernels by name, without reading any cubin: of those whose names pass ``where``.
 
+        Edited kernels are not among them: nobody gets one who does not ask for it by its name.
+
         Raises:
             PackError: a name means nothing to this version of gemmill.
         """
         try:
-            return {name: parse_name(name) for name in self._members if where(name)}
+            return {name: parse_name(name) for name in self._members if not is_edited(name) and where(name)}
         except ConfigError as error:
             raise PackError(f"{self.path}: {error}") from error
 
@@ -267,6 +272,8 @@ def _decision(place: str, row: dict[str, Any], members: Mapping[str, Member]) ->
         raise PackError(f"{place}.us is {row['us']!r:.30}; it must be from {MIN_US:g} to {MAX_US:g}")
     if row["kernel"] not in members:
         raise PackError(f"{place}.kernel is {row['kernel']!r:.200}, which is no member")
+    if is_edited(row["kernel"]):
+        raise PackError(f"{place}.kernel is {row['kernel']!r:.200}, an edited kernel, which no selector takes")
     return Decision(**{**row, "problem": problem})
 
 

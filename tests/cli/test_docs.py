@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from gemmill.cli import application
@@ -33,6 +36,20 @@ def test_manifests_and_suites_in_the_docs_are_such(tmp_path: Path) -> None:
     assert len(alone) == 9
     wide.write_text(f"extends: bf16\n{wide.read_text()}")
     assert {*load_manifest(wide).expand()} == alone | {*load_manifest("bf16").expand()}
+
+
+@pytest.mark.slow
+def test_the_way_of_an_edited_kernel_is_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "editing.md").read_text()
+    without_gpu = page[: page.index("## Verify and time")] + page[page.index("## Pack and run") :]
+    lines = re.findall(r"^ {4}((?:gemmill|K=|sed ).*)", without_gpu, re.MULTILINE)
+    script = "\n".join(["set -e", f'gemmill() {{ "{sys.executable}" -m gemmill "$@"; }}', *lines])
+    said = subprocess.check_output(["bash", "-c", script], text=True, cwd=tmp_path)
+    assert "+  static constexpr int kSwizzle = 4;" in said
+    assert "edited.pack: 1 kernels, 0 damaged" in said
+    assert "HGMMA" in (tmp_path / "lines.sass").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    subprocess.run([sys.executable, "-c", snippet], check=True, cwd=tmp_path)
 
 
 def test_every_command_and_option_in_the_docs_exists() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gemmill.emitters.emit import emit
 from gemmill.library.arch import DEFAULT_GPU, GPUS
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
@@ -29,7 +30,7 @@ from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.pack import write_pack
+from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.store import Store
 
 PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
@@ -231,3 +232,84 @@ def test_importing_the_registry_imports_no_compiler() -> None:
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.fixture(scope="module")
+def edited(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, Artifact]:
+    """A kernel whose page somebody edited, and the registry that was given it."""
+    text = emit(artifact.config).text.replace("Raster::M", "Raster::N")
+    registry = Registry(manifests=(), store=tmp_path_factory.mktemp("edited"))
+    return registry, registry.add_source(artifact.name, text)
+
+
+@pytest.mark.slow
+def test_an_edited_kernel_is_had_by_its_own_name_alone(edited: tuple[Registry, Artifact], artifact: Artifact) -> None:
+    registry, mine = edited
+    assert mine.name == f"{artifact.name}+src.{mine.provenance.source_digest[:12]}"
+    assert mine.digest != artifact.digest
+    assert mine.launch == artifact.launch
+    assert registry.get(mine.name) is mine
+    assert registry.get(artifact.name) == registry.get(artifact.config) == artifact
+    other = Registry(manifests=(), store=registry.store)
+    assert other.get(artifact.name) == artifact, "the store holds both"
+    with pytest.raises(ConfigError, match="is an edited kernel, which"):
+        other.get(mine.name)
+    assert {registry.store.load(entry).name for entry in registry.store.list()} == {mine.name, artifact.name}
+    assert registry.store.verify() == {}
+
+
+@pytest.mark.slow
+def test_a_page_as_it_was_emitted_is_no_emitted_kernel(edited: tuple[Registry, Artifact], artifact: Artifact) -> None:
+    registry, _ = edited
+    same = registry.add_source(artifact.config, emit(artifact.config).text)
+    assert same.cubin == artifact.cubin
+    assert same.key != artifact.key
+    assert registry.get(artifact.name) == artifact
+
+
+@pytest.mark.slow
+def test_a_pack_has_edited_kernels_beside_those_of_their_configs(
+    edited: tuple[Registry, Artifact], artifact: Artifact, tmp_path: Path
+) -> None:
+    _, mine = edited
+    path = tmp_path / "both.pack"
+    write_pack(path, [mine, artifact])
+    pack = Pack.open(path, tmp_path)
+    assert pack.names() == [artifact.name, mine.name]
+    assert pack.get(mine.name) == mine
+    assert pack.verify() == {}
+    assert pack.configs() == {artifact.name: artifact.config}
+    registry = Registry(packs=[path])
+    assert registry.select(PROBLEM).name == artifact.name
+    assert registry.get(artifact.name) == artifact
+    assert registry.get(mine.name) == mine
+    write_pack(path, [mine])
+    with pytest.raises(UnsupportedProblemError, match="edited kernels run by their names alone"):
+        Registry(packs=[path]).select(PROBLEM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("kTileM = 64", "kTileM = 128", "the kernel computes shared_bytes = "),
+        ("kStages = 4", "kStages = 5", "the kernel computes .* its LaunchSpec says"),
+        (
+            "__grid_constant__ Kernel::Params const params",
+            "__grid_constant__ Kernel::Params const params, int more",
+            "params_bytes",
+        ),
+        ("__launch_bounds__(Kernel::kThreads, 1)", "__launch_bounds__(512, 1)", "its cubin says threads = 512"),
+        ('extern "C" __global__', "__global__", 'defines no extern "C" kernel'),
+        ("Kernel::run(params);", "Kernel::walk(params);", 'class .* has no member "walk"'),
+    ],
+)
+def test_a_page_that_is_not_launched_as_its_kernel_is_refused(
+    artifact: Artifact, before: str, after: str, says: str, tmp_path: Path
+) -> None:
+    text = emit(artifact.config).text
+    assert before in text
+    registry = Registry(manifests=(), store=tmp_path)
+    with pytest.raises(CompileError, match=says):
+        registry.add_source(artifact.config, text.replace(before, after))
+    assert entries(registry) == 0

@@ -60,6 +60,11 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
     """The error for a problem that none of some kernels serves on a GPU: names what the nearest wants otherwise."""
     from gemmill.library.legality.rules import verdicts  # a program whose problems are served starts faster
 
+    if not configs:
+        return UnsupportedProblemError(
+            f"no kernel serves {problem}: there is none to choose from; edited kernels run by their names alone: "
+            "kernel=NAME"
+        )
     targets = serving(gpu.capability)
     if not any(config.target in targets for config in configs.values()):
         target = ".".join(map(str, gpu.capability))

@@ -27,6 +27,7 @@ def application() -> typer.Typer:
         records,
         reports,
         selecting,
+        sources,
         stores,
         training,
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
@@ -31,8 +31,30 @@ def _filter(text: str | None) -> str | None:
     return text
 
 
-Manifest = Annotated[str, typer.Argument(metavar="MANIFEST", help="A manifest file, or the name of one that ships.")]
-Kernel = Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel name, or a manifest with exactly one config.")]
+Manifest = Annotated[
+    str,
+    typer.Argument(
+        metavar="MANIFEST",
+        help="A manifest file, or the name of one that ships.",
+        autocompletion=completion.manifests,
+    ),
+]
+Kernel = Annotated[
+    str,
+    typer.Argument(
+        metavar="KERNEL",
+        help="A kernel name, or a manifest with exactly one config.",
+        autocompletion=completion.kernels,
+    ),
+]
+Page = Annotated[
+    str,
+    typer.Argument(
+        metavar="KERNEL",
+        help="A kernel name, a manifest with exactly one config, or an edited page, FILE.cu.",
+        autocompletion=completion.kernels,
+    ),
+]
 Preset = Annotated[str | None, typer.Option(help="A preset of the manifest, such as quick.", metavar="NAME")]
 Where = Annotated[
     str | None,
@@ -71,7 +93,8 @@ OnGpu = Annotated[
         "--gpu",
         metavar="NAME",
         parser=_gpu,
-        help="Choose for this GPU, such as H200 or 'H100 PCIe'; default: that of this machine, or an H200.",
+        autocompletion=completion.gpus,
+        help="Choose for this GPU, such as H200 or H100-PCIe; default: that of this machine, or an H200.",
     ),
 ]
 Jobs = Annotated[
@@ -86,7 +109,12 @@ Jobs = Annotated[
 ]
 Manifests = Annotated[
     list[str],
-    typer.Option("--manifest", metavar="MANIFEST", help="Consider the kernels of this manifest; may be repeated."),
+    typer.Option(
+        "--manifest",
+        metavar="MANIFEST",
+        help="Consider the kernels of this manifest; may be repeated.",
+        autocompletion=completion.manifests,
+    ),
 ]
 Model = Annotated[
     Path | None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from gemmill.cli import completion
 from gemmill.cli.options import shape_suite
 from gemmill.library.config.model import BatchingName, MajorCD
 from gemmill.library.dtypes import DTYPES
@@ -18,16 +19,12 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.library.wording import one_of
 
 
-def _types(incomplete: str) -> list[str]:
-    return [name for name in DTYPES if name.startswith(incomplete)]
-
-
 def _option(kind: Any, *names: str, **more: Any) -> Any:
     return Annotated[kind, typer.Option(*names, **more)]
 
 
 def _type(says: str, *names: str) -> Any:
-    return _option(str | None, *names, help=says, metavar="TYPE", autocompletion=_types)
+    return _option(str | None, *names, help=says, metavar="TYPE", autocompletion=completion.dtypes)
 
 
 _FORMATS: dict[str, Any] = {
@@ -61,7 +58,10 @@ _OPTIONS: dict[str, Any] = {
 
 
 _SHAPES = _option(
-    str | None, metavar="FILE", help="Many problems: a suite, by file or name, or another tool's list (gemmill shapes)."
+    str | None,
+    metavar="FILE",
+    help="Many problems: a suite, by file or name, or another tool's list (gemmill shapes).",
+    autocompletion=completion.suites,
 )
 
 
@@ -104,7 +104,8 @@ def _takes(
     return with_options
 
 
-def _extents(text: str) -> dict[str, int]:
+def extents(text: str) -> dict[str, int]:
+    """M, N, K and the batch, if it is there, of M,N,K[,L]."""
     parts = text.split(",")
     if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not M,N,K or M,N,K,L, such as 4096,4096,4096,1")
@@ -131,7 +132,7 @@ def _problems(*, shapes: str | None, mnkl: list[str], problem: str | None, **opt
         if shapes:
             words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
         else:
-            words = [problem_words.read_text(problem)] if problem else [*map(_extents, mnkl)]
+            words = [problem_words.read_text(problem)] if problem else [*map(extents, mnkl)]
         return [_made(each, **options) for each in words]
     except ProblemError as error:
         raise typer.BadParameter(str(error)) from None

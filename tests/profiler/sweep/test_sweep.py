@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.cases.manifests import shipped_set
 
 from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName
@@ -112,7 +113,6 @@ def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatc
 BODY = """
 import os, signal, time
 from multiprocessing.connection import Connection
-from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.profiler.measure.worker import Fault, Machine, Outcome, Report, Running
 
 def serve(descriptor):
@@ -121,10 +121,10 @@ def serve(descriptor):
     connection.send(Machine("GPU", "GPU-0", "1", "1", "1"))
     while True:
         unit = connection.recv()
-        names = [kernel_name(config) for config in unit.configs]
+        names = unit.kernels
         for name in names:
             connection.send(Running(name))
-            if name == {first!r}:
+            if name in ({first!r}, {edited!r}):
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == {second!r}:
                 time.sleep(600)
@@ -142,11 +142,16 @@ def serve(descriptor):
 """
 
 
+EDITED = edited_name(kernel_name(PLAIN[3]), "0" * 64)
+"""A kernel of an edited page."""
+
+
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
-    """A worker in which the first kernel crashes, the second hangs and the third faults; one baseline crashes too."""
+    """A worker in which the first kernel and an edited one crash, the second hangs and the third faults; one baseline
+    crashes too."""
     first, second, third = (kernel_name(config) for config in PLAIN[:3])
-    (tmp_path / "faulty_body.py").write_text(BODY.format(first=first, second=second, third=third))
+    (tmp_path / "faulty_body.py").write_text(BODY.format(first=first, second=second, third=third, edited=EDITED))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with WorkerProcess(Options(), silence_seconds=3, module="faulty_body") as process:
         assert process.start().gpu == "GPU"
@@ -173,6 +178,14 @@ def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(work
     assert {outcome.kernel: outcome.stage for outcome in again.outcomes} == {
         name: outcome.stage for name, outcome in outcomes.items()
     }
+
+
+@pytest.mark.slow
+def test_an_edited_kernel_that_crashes_does_not_cost_the_one_that_it_was(worker: WorkerProcess) -> None:
+    unit = Unit(problem_of(PLAIN[3], Shape(64, 64, 64)), PLAIN[3:4], baselines=(), edited=(EDITED,))
+    report = measure(worker, unit, {})
+    stages = {outcome.kernel: (outcome.stage, "SIGKILL" in outcome.says) for outcome in report.outcomes}
+    assert stages == {EDITED: ("failed", True), kernel_name(PLAIN[3]): ("screen", False)}
 
 
 def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: WorkerProcess) -> None:

@@ -256,7 +256,7 @@ def test_a_constant_that_differs_is_named(written: Callable[[str], EmittedSource
     with pytest.raises(CompileError, match="exports no steps, which its LaunchSpec has"):
         Compiler().compile(renamed, config)
     missing = replace(written(PLAIN), entry="other")
-    with pytest.raises(CompileError, match="no symbol other"):
+    with pytest.raises(CompileError, match='defines no extern "C" kernel other'):
         Compiler().compile(missing, config)
 
 

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 
 PREFIX = struct.Struct("<8sQ32s")
+ARTIFACT = struct.Struct("<8sQQ32s")
 PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 
 
@@ -367,3 +369,24 @@ def test_starting_from_a_pack_imports_what_that_takes_and_no_more(path: Path) ->
     assert Pack.open(path).verify() == {}
     done = subprocess.run([sys.executable, "-c", STARTING, str(path)], capture_output=True, text=True, check=True)
     assert not NOT_FOR_PACKS & set(done.stdout.split())
+
+
+def test_an_edited_kernel_is_read_as_strictly_and_no_measurement_is_of_one(
+    tmp_path: Path, artifact: Artifact, decisions: list[Decision]
+) -> None:
+    edited, path = replace(artifact, is_edited=True), tmp_path / "edited.pack"
+    assert Artifact.from_bytes(edited.to_bytes()) == edited
+    assert edited.key != artifact.key
+    with pytest.raises(ValueError, match="edited is False; it must be true, or left out"):
+        Artifact.from_bytes(rewritten(edited, b'"edited":true', b'"edited":false'))
+    with pytest.raises(PackError, match=r"the decision table names edited kernels, .*\+src\."):
+        write_pack(path, [edited], [replace(decisions[0], kernel=edited.name)])
+
+
+def rewritten(artifact: Artifact, before: bytes, after: bytes) -> bytes:
+    """An artifact on disk with something else in its header, and the checksum of that."""
+    data = artifact.to_bytes()
+    magic, head_bytes, body_bytes, _ = ARTIFACT.unpack_from(data)
+    content = data[ARTIFACT.size :].replace(before, after, 1)
+    head_bytes += len(after) - len(before)
+    return ARTIFACT.pack(magic, head_bytes, body_bytes, hashlib.sha256(content).digest()) + content

@@ -1,4 +1,4 @@
-"""emit, build: from configs to CUDA C++ and to compiled kernels."""
+"""build: from configs, and from edited pages, to compiled kernels."""
 
 from __future__ import annotations
 
@@ -9,78 +9,88 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import (
     Jobs,
     Json,
-    Kernel,
-    Manifest,
     Preset,
     StorePath,
     Where,
-    kernel,
     kernel_set,
-    refuse_overwriting,
 )
 from gemmill.cli.output import Status
-from gemmill.emitters.emit import emit as emit_source
+from gemmill.cli.pages import build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import StoreError
-from gemmill.library.files import publish
 from gemmill.runtime.compile.pool import Outcome, compile_many
 from gemmill.runtime.storage.artifact import artifact_key
 from gemmill.runtime.storage.store import Store
 
 
 @app.command()
-def emit(
-    name_or_file: Kernel,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write the text to this file.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Print the CUDA C++ of a kernel.
-
-    \b
-    Examples:
-      gemmill emit sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
-      gemmill emit one_config.yaml -o kernel.cu
-      gemmill emit KERNEL --json        # with entry symbol, launch facts and digests
-    """
-    refuse_overwriting([to], [name_or_file])
-    source = emit_source(kernel(name_or_file))
-    text = source.text
-    if to is not None:
-        publish(to, [text.encode()])
-    if as_json:
-        report = {"name": source.name, "entry": source.entry, "launch": asdict(source.launch)}
-        digests = {"digest": source.digest, "headers_digest": source.headers_digest}
-        output.print_json("emit", {**report, **digests, "text": text})
-    elif to is None:
-        typer.echo(text, nl=False)
-
-
-@app.command()
 def build(
-    manifest: Manifest,
+    manifest: Annotated[
+        str,
+        typer.Argument(
+            metavar="MANIFEST",
+            help="A manifest file, the name of one that ships, or a page, FILE.cu.",
+            autocompletion=completion.buildable,
+        ),
+    ],
     preset: Preset = None,
     where: Where = None,
     jobs: Jobs = None,
     store: StorePath = None,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel",
+            metavar="KERNEL",
+            help="Of a page: the kernel, where it does not say it.",
+            autocompletion=completion.kernels,
+        ),
+    ] = None,
+    mnkl: Annotated[
+        str | None,
+        typer.Option(metavar="M,N,K[,L]", help="Of a page: run it on these extents, in its formats, beside KERNEL."),
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The same of a problem in a line: '4096x7168x2048 bf16 tn'."),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PACK", dir_okay=False, help="Of a page: pack it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile the kernels of a manifest into the store, and say what each uses.
+    """Compile the kernels of a manifest into the store, and say what each uses; or an edited page.
 
     Compiles only what the store lacks; Ctrl-C leaves the store sound, and what was compiled in it. Exits with 1 if any
     kernel fails.
+
+    Of a page that `gemmill emit KERNEL -o FILE.cu` wrote and somebody edited, the kernel must be launched as KERNEL
+    is: symbol, exported constants, threads, parameters and shared memory are compared. It is called KERNEL+src.DIGEST
+    from then on. With --mnkl or --problem, which need a GPU and PyTorch, it is verified, and timed beside KERNEL
+    (docs/editing.md).
 
     \b
     Examples:
       gemmill build bf16 --preset quick
       gemmill build projections.yaml --where "tile.m == 128" --jobs 2 --json
+      gemmill build kernel.cu
+      gemmill build kernel.cu --mnkl 4096,4096,4096 -o kernel.pack
     """
+    if is_page(manifest):
+        if preset is not None or where is not None or jobs is not None:
+            raise typer.BadParameter("--preset, --where and --jobs are of manifests, and a page is one kernel")
+        build_page(manifest, of, mnkl, problem, to, store, as_json)
+        return
+    if of is not None or mnkl is not None or problem is not None or to is not None:
+        raise typer.BadParameter(
+            f"--kernel, --mnkl, --problem and -o are of pages, and {manifest} is no FILE.cu; gemmill pack packs "
+            "the kernels of a manifest"
+        )
     kept = Store(store)
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.compiling import compile_all, print_resources, report_failures, tally
 from gemmill.cli.commands.manifests import explanation
@@ -32,7 +32,12 @@ PRESET = "quick"
 
 @app.command()
 def demo(
-    manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="A manifest with a preset `quick`.")] = "bf16",
+    manifest: Annotated[
+        str,
+        typer.Argument(
+            metavar="MANIFEST", help="A manifest with a preset `quick`.", autocompletion=completion.manifests
+        ),
+    ] = "bf16",
     jobs: Jobs = None,
     store: StorePath = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, manifest_path
 from gemmill.cli.output import Status
@@ -33,7 +33,14 @@ def _schema(show: bool) -> None:
 
 @app.command()
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help="Files, or names of manifests that ship.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MANIFEST...",
+            help="Files, or names of manifests that ship.",
+            autocompletion=completion.manifests,
+        ),
+    ],
     schema: Annotated[
         bool,
         typer.Option("--schema", callback=_schema, is_eager=True, help="Print where the JSON Schema for editors is."),
@@ -91,7 +98,12 @@ class _Checked:
 @app.command(name="list")
 def list_(
     manifest: Annotated[
-        str | None, typer.Argument(metavar="[MANIFEST]", help="A file or a name; without it, the manifests that ship.")
+        str | None,
+        typer.Argument(
+            metavar="[MANIFEST]",
+            help="A file or a name; without it, the manifests that ship.",
+            autocompletion=completion.manifests,
+        ),
     ] = None,
     preset: Preset = None,
     where: Where = None,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import Commands, app
 from gemmill.cli.commands.compiling import compile_all, report_failures, tally
 from gemmill.cli.options import (
@@ -61,6 +61,11 @@ class PackCommands(Commands):
             args = ["make", *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What may come first: a command of this group, or a manifest."""
+        manifest = next(each for each in self.commands["make"].params if each.name == "manifest")
+        return [*super().shell_complete(ctx, incomplete), *manifest.shell_complete(ctx, incomplete)]
+
 
 pack_app = typer.Typer(
     cls=PackCommands,
@@ -95,7 +100,7 @@ def make(
     store: StorePath = None,
     shapes: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Only the kernels that this suite needs: a file, or one that ships."),
+        typer.Option(metavar="FILE", help="Only what a suite, file or name, needs.", autocompletion=completion.suites),
     ] = None,
     regret: Annotated[
         float | None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import (
     Jobs,
@@ -73,7 +73,13 @@ _NOT_RUN = ("batching", "epilogue", "a_align", "b_align", "c_align", "d_align")
 def run(
     problem: GemmProblem,
     kernel_: Annotated[
-        str | None, typer.Option("--kernel", metavar="KERNEL", help="Run this kernel, not the selected one.")
+        str | None,
+        typer.Option(
+            "--kernel",
+            metavar="KERNEL",
+            help="Run this kernel, not the selected one.",
+            autocompletion=completion.kernels,
+        ),
     ] = None,
     manifest: Manifests = [],  # noqa: B006
     records: Records = [],  # noqa: B006
@@ -120,7 +126,14 @@ def run(
 @app.command()
 def profile(
     manifest: Manifest,
-    shapes: Annotated[str, typer.Option(metavar="FILE", help="A shape suite: a file, or the name of one that ships.")],
+    shapes: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A shape suite: a file, or the name of one that ships.",
+            autocompletion=completion.suites,
+        ),
+    ],
     records: Annotated[
         Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
     ] = Path("records.jsonl"),

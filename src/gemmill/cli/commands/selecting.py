@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import Top, registry
 from gemmill.cli.options import Json, Manifests, Model, OnGpu, Packs, Records, shape_suite
@@ -144,7 +144,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @app.command()
 def shapes(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A suite, by file or name, or another tool's list.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A suite, by file or name, or another tool's list.",
+            autocompletion=completion.suites,
+        ),
+    ],
     m: Annotated[str | None, typer.Option(metavar="M,...", help="Extents M for lists that lack them.")] = None,
     k: Annotated[str | None, typer.Option(metavar="K,...", help="Extents K for lists that lack them.")] = None,
     as_json: Json = False,

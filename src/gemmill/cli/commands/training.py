@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.library.errors import RecordError
 from gemmill.profiler.training.train import train as train_model
@@ -26,7 +26,8 @@ def train(
         typer.Option(
             "--gpu",
             metavar="NAME",
-            help="The GPU to train for, such as H200 or 'H100 PCIe'; default: that of the records.",
+            autocompletion=completion.gpus,
+            help="The GPU to train for, such as H200 or H100-PCIe; default: that of the records.",
         ),
     ] = None,
     quick: Annotated[

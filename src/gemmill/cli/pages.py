@@ -1,0 +1,137 @@
+"""Pages that somebody edited: read, compiled, checked, packed, and run beside the kernel that they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.options import kernel, refuse_overwriting
+from gemmill.cli.output import Status
+from gemmill.cli.problem_options import extents
+from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.emitters.page import MAX_BYTES, config_of_page, edited
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import CompileError, ProblemError, UnsupportedProblemError
+from gemmill.library.files import read_given
+from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.library.records import Measurement
+from gemmill.profiler.sweep.beside import measured_beside
+from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, problem_of
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.pack import write_pack
+
+
+def is_page(argument: str) -> bool:
+    """Whether an argument names a page of CUDA C++, as `emit` writes it."""
+    return argument.endswith(".cu")
+
+
+def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
+    """The source that a KERNEL argument means: what a config emits, or a page that somebody edited."""
+    if not is_page(argument):
+        config = kernel(argument)
+        return emit(config), config
+    text = _read(argument)
+    config = config_of_page(text)
+    return edited(config, text), config
+
+
+def compiled(made: EmittedSource, config: GemmConfig) -> Artifact:
+    """The kernel of a source, from the store, or compiled and stored."""
+    registry = Registry(manifests=[])
+    return registry.add_source(config, made.text) if made.is_edited else registry.get(config)
+
+
+def build_page(
+    file: str, of: str | None, mnkl: str | None, text: str | None, to: Path | None, store: Path | None, as_json: bool
+) -> None:
+    """What `gemmill build FILE.cu` does; exits with 1 where a result is wrong."""
+    refuse_overwriting([to], [file])
+    content = _read(file)
+    config = kernel(of) if of is not None else config_of_page(content)
+    problem = _problem(config, mnkl, text)
+    registry = Registry(manifests=[], store=store)
+    artifact = registry.add_source(config, content)
+    size = write_pack(to, [artifact]) if to is not None else 0
+    if not as_json:
+        typer.echo(artifact.name)
+        used, threads = artifact.resources, artifact.launch.threads
+        typer.echo(
+            f"{used.registers} registers, no spills, {used.dynamic_shared_bytes:,} bytes of shared memory, {threads} "
+            "threads; launched as its kernel is"
+        )
+        if to is not None:
+            typer.echo(f"{to}: 1 kernel, {size:,} bytes")
+    found = measured_beside(problem, [registry.get(config), artifact]) if problem else []
+    if as_json:
+        item = {"name": artifact.name, "kernel": kernel_name(config), "digest": artifact.digest, "key": artifact.key}
+        pack = None if to is None else str(to)
+        rows = [measurement.model_dump(mode="json") for measurement in found]
+        output.print_json(
+            "build", {"items": [{**item, **asdict(artifact.resources)}], "pack": pack, "measurements": rows}
+        )
+    elif problem is not None:
+        _print_beside(found, artifact)
+    if any(measurement.stage == "failed" for measurement in found):
+        raise typer.Exit(Status.WRONG)
+
+
+def _read(file: str) -> str:
+    """The text of a page."""
+    try:
+        return read_given(Path(file), MAX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise CompileError(f"{file}: byte {error.start} is no UTF-8, which pages are in") from None
+
+
+def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProblem | None:
+    """The problem that a kernel is to run, in operands that measuring makes; None where there is none."""
+    if mnkl is not None and text is not None:
+        raise typer.BadParameter("--mnkl and --problem both say what is multiplied: give one")
+    if mnkl is None and text is None:
+        return None
+    name = kernel_name(config)
+    if not is_measured(config):
+        raise UnsupportedProblemError(f"{name}: kernels are built, and not run, where {NOT_MEASURED}")
+    if mnkl is not None:
+        m, n, k, batch = (*extents(mnkl).values(), 1)[:4]
+        return problem_of(config, Shape(m, n, k, batch))
+    assert text is not None
+    try:
+        problem = GemmProblem.from_text(text).with_narrow_a
+    except ProblemError as error:
+        raise typer.BadParameter(str(error)) from None
+    if upconverts_a(problem.b_dtype, problem.a_dtype):
+        problem = problem.transposed  # the same work: operands are made with narrow weights as A
+    if needs_swap(config, problem) is None:
+        raise UnsupportedProblemError(f"{name} does not fit: it needs {' and '.join(faults(config, problem))}")
+    return problem
+
+
+def _print_beside(found: Sequence[Measurement], artifact: Artifact) -> None:
+    """A table of a page's kernel and of the one that it was, with their spread."""
+    times = {measurement.kernel: measurement.us for measurement in found}
+    original = next((us for name, us in times.items() if name != artifact.name), None)
+    rows = [
+        (
+            m.kernel,
+            "" if m.us is None else f"{m.us:.1f}",
+            "" if m.low_us is None else f"{m.low_us:.1f} to {m.high_us:.1f}",
+            m.samples or "",
+            "" if m.tflops is None else f"{m.tflops:.0f}",
+            "" if m.us is None or original is None else f"{original / m.us:.3f}",
+            "" if m.error is None else f"{m.error:.2f}",
+            m.says,
+        )
+        for m in found
+    ]
+    columns = ("kernel", ">us", ">quartiles", ">rounds", ">TFLOP/s", ">x kernel", ">error/bound", "")
+    output.print_table(columns, rows, title=str(found[0].problem))

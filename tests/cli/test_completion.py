@@ -1,0 +1,137 @@
+"""Shell completion, asked as shells ask: by a process with their variables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.test_cli import SMALL
+from typer.testing import CliRunner
+
+from gemmill.cli import application
+from gemmill.cli.completion import gpus, next_parts
+from gemmill.library.arch import GPUS, gpu_named
+
+
+def answer(folder: Path, **variables: str) -> str:
+    """What `gemmill` prints in a folder for a shell that sets these variables; it prints no complaint."""
+    command = [sys.executable, "-c", "from gemmill.cli import main; main()"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **variables}, cwd=folder, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def in_bash(line: str) -> dict[str, str]:
+    return {"_GEMMILL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+
+
+def elsewhere(shell: str, line: str) -> dict[str, str]:
+    return {
+        "_GEMMILL_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+
+
+def completed(line: str) -> list[str]:
+    """What bash is told, in this process."""
+    result = CliRunner().invoke(application(), [], env=in_bash(line), prog_name="gemmill")
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (in_bash("gemmill select --gpu H1"), "H100-80GB-HBM3\nH100-PCIe\n"),
+        (elsewhere("zsh", "gemmill list f"), '_arguments \'*: :(("f16"\n"fp8"\n"facts.yaml"))\'\n'),
+        (elsewhere("fish", "gemmill select --a-dtype e"), "e4m3\ne5m2\n"),
+    ],
+    ids=["bash", "zsh", "fish"],
+)
+def test_every_shell_is_told_in_its_own_form(variables: dict[str, str], says: str, tmp_path: Path) -> None:
+    (tmp_path / "facts.yaml").touch()
+    assert answer(tmp_path, **variables) == says
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("gemmill select --manifest t", ["tf32"]),
+        ("gemmill select --shapes l", ["large", "llm"]),
+        ("gemmill profile bf16 --shapes q", ["quick"]),
+        ("gemmill train records.jsonl --gpu NVIDIA-H2", ["NVIDIA-H200"]),
+        ("gemmill run --d-dtype f6", ["f64"]),
+        ("gemmill list f", ["f16", "fp8", "facts.yaml"]),
+        ("gemmill build k", ["k.cu"]),
+        ("gemmill shapes sh", ["shapes.csv"]),
+        ("gemmill build no/such/folder/k", []),
+        ("gemmill pack in", ["inspect", "int8"]),
+        ("gemmill pack bf16 --sh", ["--shapes"]),
+    ],
+)
+def test_every_place_takes_what_is_of_it(
+    line: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("facts.yaml", "facts.txt", "k.cu", "shapes.csv"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed(line) == found
+
+
+@pytest.mark.slow
+def test_kernels_are_completed_a_part_at_a_time_until_few_are_left() -> None:
+    arches = completed("gemmill emit ")
+    assert "sm90a_" in arches
+    assert all(arch.count("_") == 1 for arch in arches)
+    operands = completed("gemmill run --kernel sm90a_e4m3k16s")
+    assert len(operands) > 1
+    assert all(name.startswith("sm90a_e4m3k16s1x128_") for name in operands)
+    tile = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_"
+    assert f"{tile}cooperative_s4_m8_k1_linear" in completed(f"gemmill diff {SMALL} {tile}")
+    assert completed("gemmill explain nothing_is_called_so") == []
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_a_store_that_keeps_nothing_costs_time_and_no_completion(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    variables = in_bash("gemmill emit sm90a_")
+    assert "sm90a_bf16k16_" in answer(tmp_path, **variables, GEMMILL_STORE=str(tmp_path / "file"))
+
+
+def test_what_goes_wrong_completes_nothing_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMILL_STORE", "relative")
+    assert completed("gemmill emit sm90a_") == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_itself_completes_by_the_script_that_is_printed(tmp_path: Path) -> None:
+    main = tmp_path / "gemmill"
+    main.write_text(f"#!{sys.executable}\nfrom gemmill.cli import main\nmain()\n")
+    main.chmod(0o755)
+    script = answer(tmp_path, _GEMMILL_COMPLETE="source_bash")
+    code = f"{script}\nCOMP_WORDS=(gemmill select --gpu H100)\nCOMP_CWORD=3\n_gemmill_completion ./gemmill\n"
+    command = ["bash", "-c", f'{code}printf "%s\\n" "${{COMPREPLY[@]}}"']
+    assert subprocess.check_output(command, text=True, cwd=tmp_path).split() == ["H100-80GB-HBM3", "H100-PCIe"]
+
+
+def test_parts_end_where_names_differ() -> None:
+    names = [f"a_{b}_{c}" for b in ("x", "y") for c in range(50)]
+    assert next_parts(names, "") == next_parts(names, "a") == ["a_x_", "a_y_"]
+    assert next_parts(names, "a_x") == sorted(f"a_x_{c}" for c in range(50))
+    assert next_parts(names, "a_x_4") == sorted(["a_x_4", *(f"a_x_{c}" for c in range(40, 50))])
+
+
+def test_a_gpu_that_is_completed_is_understood() -> None:
+    assert {gpu_named(name).name for name in gpus("")} == {*GPUS}
+    assert gpus("NVIDIA-H2") == ["NVIDIA-H200"]
+    assert gpu_named("NVIDIA-H200") is gpu_named("h200")
