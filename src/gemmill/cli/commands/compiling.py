@@ -23,10 +23,9 @@ from gemmill.cli.options import (
     kernel_set,
     refuse_overwriting,
 )
-from gemmill.cli.output import Status
 from gemmill.emitters.emit import emit as emit_source
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.errors import StoreError
+from gemmill.library.errors import CompileError, StoreError
 from gemmill.library.files import publish
 from gemmill.runtime.compile.pool import Outcome, compile_many
 from gemmill.runtime.storage.artifact import artifact_key
@@ -128,12 +127,9 @@ def tally(outcomes: Sequence[Outcome]) -> str:
 
 
 def report_failures(outcomes: Iterable[Outcome]) -> None:
-    """Name every kernel that failed on stderr, and exit with 1 if there is one."""
-    failures = [str(outcome.error) for outcome in outcomes if outcome.error is not None]
-    for failure in failures:
-        output.complain(f"error: {failure}")
-    if failures:
-        raise typer.Exit(Status.WRONG)
+    """CompileError that names every kernel that failed, if there is one."""
+    if failures := [str(outcome.error) for outcome in outcomes if outcome.error is not None]:
+        raise CompileError("\n".join(failures))
 
 
 def _outcome(outcome: Outcome) -> dict[str, object]:
