@@ -80,7 +80,8 @@ def test_a_cell_is_no_formula(text: str) -> None:
 
 TABLE = """
 from gemmill.cli.output import print_table
-print_table(("problem", "kernel", ">us", "says"), [("64x64x64 bf16 tn", "k" * 70, 1.5, "a word\\nand some more of them")])
+row = ("64x64x64 bf16 tn", "k" * 70, 1.5, "a word\\nand some more of them")
+print_table(("problem", "kernel", ">us", "says"), [row])
 """
 
 
@@ -157,7 +158,7 @@ def test_exit_codes_are_documented_and_stay() -> None:
         "TERMINATED": 143,
     }
     documented = re.findall(r"^\| (\d+) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
-    assert documented == [(str(int(status)), MEANS[status].replace("gemmill doctor", "`gemmill doctor`")) for status in Status]
+    assert documented == [(str(int(status)), means) for status, means in MEANS.items()]
     said = " ".join(ok("--help").split())
     assert all(f"{status} {means}" in said for status, means in MEANS.items())
 

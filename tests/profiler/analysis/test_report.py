@@ -14,7 +14,7 @@ from tests.cli.test_cli import gemmill, ok
 
 from gemmill.library.records import read_records
 from gemmill.profiler.analysis.figures import figures, geometric_mean
-from gemmill.profiler.analysis.report import Choices
+from gemmill.profiler.analysis.populations import Choices
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, THROUGH_TORCH
 from gemmill.runtime.select.measured import measured
 
