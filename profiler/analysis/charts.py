@@ -66,13 +66,13 @@ class Axis:
 
 
 def _step(length: float) -> float:
-    """A round step of which four to seven cover a length."""
-    power = 10.0 ** math.floor(math.log10(length / 4))
-    return next(step * power for step in (5, 2, 1) if step * power <= length / 4)
+    """A round step of which three to seven cover a length."""
+    power = 10.0 ** math.floor(math.log10(length / 3))
+    return next(step * power for step in (5, 2, 1) if step * power <= length / 3)
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{value / 1000:.4g}k" if value >= 1000 else f"{value:.4g}"
 
 
 class Point(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 NEEDED = "TESTS_NEED_CHROMIUM"
-"""Environment variable that makes a missing browser a failure, as .ci/run has it."""
+"""Environment variable that makes a missing browser a failure, as `make test-browser` has it."""
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
@@ -35,7 +35,7 @@ class Browser:
     """A page of Chromium's; what scripts complain of is in ``errors``, what would be fetched in ``fetched``."""
 
     def __init__(self, to: int, back: int) -> None:
-        self._to, self._back = open(to, "wb", buffering=0), open(back, "rb")  # noqa: SIM115
+        self._to, self._back, self._heard = to, back, b""
         self._sent, self._session = 0, ""
         self.errors: list[str] = []
         self.fetched: list[str] = []
@@ -49,18 +49,21 @@ class Browser:
         """Have something done; what Chromium answers."""
         self._sent += 1
         told = {"id": self._sent, "method": method, "params": parameters}
-        self._to.write(json.dumps(told | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        if self._session:
+            told["sessionId"] = self._session
+        os.write(self._to, json.dumps(told).encode() + b"\0")
         while (answer := self._read()).get("id") != self._sent:
             pass
         assert "error" not in answer, answer
         return dict(answer["result"])
 
     def _read(self) -> dict[str, Any]:
-        said = bytearray()
-        while not said.endswith(b"\0"):
-            said += (piece := self._back.read1(1 << 16) if False else self._back.read(1))
-            assert piece, "Chromium has ended"
-        message = json.loads(said[:-1])
+        heard = [self._heard]
+        while b"\0" not in heard[-1]:
+            heard.append(os.read(self._back, 1 << 16))
+            assert heard[-1], "Chromium has ended"
+        said, _, self._heard = b"".join(heard).partition(b"\0")
+        message = json.loads(said)
         what, how = message.get("method"), message.get("params", {})
         if what == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(how["exceptionDetails"]))
@@ -112,9 +115,8 @@ def browser(profile: Path) -> Iterator[Browser]:
     os.close(theirs)
     os.close(its)
     try:
-        page = Browser(to, back)
-        yield page
-        page.do("Browser.close")
+        yield Browser(to, back)
     finally:
-        child.terminate()
+        os.close(to)  # at which it ends
+        os.close(back)
         child.wait(timeout=30)
