@@ -121,6 +121,8 @@ class _Answer:
 
 _answer: ContextVar[_Answer | None] = ContextVar("answer_as_json", default=None)
 _PLACE = re.compile(r"(\S+:\d+(?::\d+)?): ")
+_HINT = re.compile(r"(?:; |, (?=did you mean )|: (?=(?:run|raise|pass|name|split|keep|free|`pip|pip) ))(?!.*; )(.*)$")
+"""What to do, at the end of a message."""
 
 
 def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
@@ -146,12 +148,11 @@ def answer_as_json() -> Iterator[None]:
 
 def tell_as_json(code: str, message: str) -> None:
     """An error as JSON on stdout, where JSON was asked for and nothing has been printed: its place, if it is one of a
-    file, and, behind its last semicolon, what to do."""
+    file, and what to do, as far as the message ends with it."""
     answer = _answer.get()
     if answer and not answer.given:
-        place, (_, semicolon, hint) = _PLACE.match(message), message.rpartition("; ")
-        where = place[1] if place else None
-        error = {"code": code, "message": message, "where": where, "hint": hint if semicolon else None}
+        place, hint = _PLACE.match(message), _HINT.search(message)
+        error = {"code": code, "message": message, "where": place and place[1], "hint": hint and hint[1]}
         with suppress(OSError):  # stdout may be what failed, and stderr has it already
             print_json("error", {"error": error})
 
