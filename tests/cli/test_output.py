@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from tests.cases.manifests import ONE
 from tests.cli.test_cli import REFUSED, SMALL, gemmill, ok
+from tests.library.test_records import MEASURED
 
 from gemmill.cli import output
+from gemmill.cli.commands.problems import report_measurements
 from gemmill.cli.output import MEANS, Status
 from gemmill.profiler.analysis.report import _cell
 
@@ -187,3 +189,18 @@ def test_an_error_says_where_and_what_to_do(
         output.tell_as_json("record", message)
     error = json.loads(capsys.readouterr().out)["error"]
     assert error == {"code": "record", "message": message, "where": where, "hint": hint}
+
+
+def test_times_have_quartiles_and_rounds_and_a_ratio_only_beside_cublas(capsys: pytest.CaptureFixture[str]) -> None:
+    brief = MEASURED.model_copy(update={"stage": "screen", "samples": 4, "low_us": None, "high_us": None})
+    elsewhere = MEASURED.model_copy(update={"gpu": "NVIDIA H100 80GB HBM3"})
+    report_measurements([MEASURED, brief, elsewhere])
+    told = capsys.readouterr()
+    title, head, first, second, other, *_ = told.out.splitlines()
+    assert title == "NVIDIA H200: medians over rounds, regime burst"
+    assert head.split() == ["problem", "kernel", "us", "quartiles", "rounds", "TFLOP/s", "x", "cuBLAS", "error/bound"]
+    measured = [str(MEASURED.problem), MEASURED.kernel]
+    assert re.split("  +", first) == [*measured, "200.0", "199.0 to 202.0", "32", "687", "0.95", "0.25"]
+    assert re.split("  +", second) == [*measured, "200.0", "4", "687", "0.25"]
+    assert other.startswith("NVIDIA H100"), "figures of another GPU are in a table of their own"
+    assert "kernels without a ratio had a brief look" in told.err

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cases.browser import Browser, browser
 from tests.cli.test_cli import ok
+from tests.profiler.measure.test_peak_rates import PEAK_RATES
 
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
@@ -61,7 +62,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("page")
     (folder / "others.jsonl").write_text("".join(m.model_dump_json() + "\n" for m in of_other_kinds()))
     with browser(folder / "profile") as shown:
-        ok("report", *RECORDS, folder / "others.jsonl", "-o", folder / "report.html")
+        (rates := folder / "h200.json").write_text(PEAK_RATES.model_dump_json())
+        ok("report", *RECORDS, folder / "others.jsonl", "--peak-rates", rates, "-o", folder / "report.html")
         shown.show(WIDTHS[-1])
         shown.open(folder / "report.html")
         yield shown
