@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test-fast test test-heavy test-lowest torture lint replay format clean
+.PHONY: help demo test-fast test test-heavy test-browser test-lowest torture lint replay format clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -36,6 +36,9 @@ test: lint  ## Check style, types and tests: 4 minutes on two cores
 
 test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
 	$(PYTEST) -m "heavy or hypothesis" --hypothesis-profile gemmill
+
+test-browser: $(VENV)/.dev  ## Look at the pages of reports in Chromium, without which this fails
+	TESTS_NEED_CHROMIUM=1 $(PYTEST) -m browser -n 0
 
 test-lowest:  ## Run the tests that take no time with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)-lowest

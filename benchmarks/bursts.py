@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=5, help="kernels of each problem (%(default)s)")
     parser.add_argument("--bursts", type=int, default=5, help="bursts of each candidate (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a burst, whose second half counts (%(default)s)")
-    add_options(parser, rounds=40)
+    add_options(parser)
     arguments = parser.parse_args()
     record = Record("bursts", arguments, bursts=arguments.bursts, seconds=arguments.seconds)
     for dtype in arguments.types:

@@ -13,9 +13,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def add_options(parser: ArgumentParser, rounds: int) -> None:
+def add_options(parser: ArgumentParser) -> None:
     """The options that all of them have."""
-    parser.add_argument("--rounds", type=int, default=rounds, help="rounds over all candidates (%(default)s)")
+    from gemmill.profiler.measure.timing import ROUNDS
+
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds over all candidates (%(default)s)")
     parser.add_argument("--commit", help="commit that the results name; default: the repository's")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the results (the working directory)")
 

@@ -50,7 +50,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="M, N and K (%(default)s)")
-    add_options(parser, rounds=120)
+    add_options(parser)
     arguments = parser.parse_args()
 
     import torch

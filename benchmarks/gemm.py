@@ -53,6 +53,8 @@ COMPARED = ("best", "selected", "quick")
 
 def main() -> None:
     """Measure, write and print."""
+    from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS as DEFAULT
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the summaries, a list, instead of tables")
     parser.add_argument("--manifest", nargs="+", default=["bf16"], help="shipped manifests, or files (bf16)")
@@ -62,8 +64,8 @@ def main() -> None:
     parser.add_argument("--where", default=PLAIN, help="further filter of the kernels: %(default)s")
     parser.add_argument("--commit", help="commit that the records name; default: the repository's")
     parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
-    parser.add_argument("--finalists", type=int, default=8, help="kernels of the second stage (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=32, help="rounds of the second stage (%(default)s)")
+    for name, default in (("finalists", DEFAULT.finalists), ("rounds", DEFAULT.final_rounds)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{name} of the second stage (%(default)s)")
     parser.add_argument("--baselines", nargs="+", help="compare with these alone (default: with all)")
     parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
     parser.add_argument(
@@ -191,6 +193,8 @@ def _told(summary: dict[str, Any]) -> Iterator[str]:
     """What a summary comes to, line by line."""
     problems = summary["problems"]
     yield f"{summary['gpu']}, driver {summary['driver']}, CUDA {summary['cuda']}, commit {summary['commit']}"
+    least, most = summary["rounds"]
+    yield f"medians of {least} to {most} rounds, regime {summary['regime']}; fewer where the time ended"
     yield f"geometric means of {len(problems)} of {summary['asked']} problems; over a baseline: of those that it has"
     for name in CHOOSERS:
         yield f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}"
@@ -264,6 +268,9 @@ def _figures(found: Any) -> dict[str, Any]:
         "baseline": found.baseline and found.baseline.kernel,
         "best": best and best.kernel,
         "best_us": best and best.us,
+        "best_low_us": best and best.low_us,
+        "best_high_us": best and best.high_us,
+        "rounds": best and best.samples,
         "best_tflops": best and best.tflops,
         "selected_tflops": chosen["selected"] and chosen["selected"].tflops,
         **over,
@@ -279,6 +286,7 @@ def _summary(measurements: Sequence[Any]) -> dict[str, Any]:
 
     rows = [_figures(found) for found in figures(measurements)]
     first = measurements[0]
+    rounds = [m.samples for m in measurements if m.stage == "final"] or [0]
     means = {f"{name}_over_best": _mean(rows, f"{name}_over_best") for name in CHOOSERS}
     for name in rivals():  # cuBLAS lacks some problems, int8 with few rows among them
         compared = [row for row in rows if row[f"{name}_us"]]
@@ -288,6 +296,8 @@ def _summary(measurements: Sequence[Any]) -> dict[str, Any]:
         "time": first.time.isoformat(),
         "baseline": next((row["baseline"] for row in rows if row["baseline"]), None),
         "with_baseline": sum(row["baseline"] is not None for row in rows),
+        "rounds": [min(rounds), max(rounds)],
+        "regime": first.regime,
         **means,
         "measurements": len(measurements),
         "failed": sum(m.stage == "failed" for m in measurements if m.kernel not in BASELINES),

@@ -38,7 +38,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runners", type=int, default=5, help="kernels beside the selected one (%(default)s)")
-    add_options(parser, rounds=9)
+    add_options(parser)
     arguments = parser.parse_args()
 
     import torch

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="M (%(default)s)")
     parser.add_argument("--majors", nargs="+", default=["k", "mn"], help="majors of B (%(default)s)")
     parser.add_argument("--runners", type=int, default=4, help="kernels beside the selected one (%(default)s)")
-    add_options(parser, rounds=9)
+    add_options(parser)
     arguments = parser.parse_args()
 
     import torch

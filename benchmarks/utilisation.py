@@ -34,7 +34,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=5, help="kernels of each problem (%(default)s)")
-    add_options(parser, rounds=40)
+    add_options(parser)
     arguments = parser.parse_args()
     record = Record("utilisation", arguments)
     for dtype in TYPES:

@@ -11,7 +11,8 @@ from collections.abc import Collection
 
 
 def install(extra: str, only: Collection[str] = ()) -> str:
-    """``pip install`` with the packages of one of gemmill's extras as this installation declares them, or with some."""
+    """``pip install`` with the packages of one of gemmill's extras as this installation declares them, or with some,
+    between backquotes: what stands there can be typed as it is."""
     from importlib import metadata  # where nothing is wrong, it is left alone
 
     try:
@@ -22,5 +23,5 @@ def install(extra: str, only: Collection[str] = ()) -> str:
     packages = [name.strip() for name, _, marker in marked if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker)]
     wanted = [package for package in packages if not only or re.match(r"[\w.-]+", package)[0] in only]  # type: ignore[index]
     if not wanted:
-        return f"install gemmill's extra {extra!r}, as in pip install '.[{extra}]' in its checkout"
-    return f"pip install {' '.join(map(repr, wanted))} (gemmill's extra {extra!r})"
+        return f"install gemmill's extra {extra!r}: in its checkout, `pip install '.[{extra}]'`"
+    return f"`pip install {' '.join(map(repr, wanted))}` (gemmill's extra {extra!r})"

@@ -69,7 +69,12 @@ class Measurement(Frozen):
     high_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Upper quartile."""
     samples: int = Field(default=0, ge=0)
-    """Replays that median and quartiles are of."""
+    """Replays that median and quartiles are of: one in each round, so many rounds."""
+    launches: int = Field(default=0, ge=0)
+    """Launches in a replay, of which a sample is the mean; 0 where that was not noted."""
+    regime: Literal["burst"] = "burst"
+    """How the GPU was kept at work: ``burst``, a millisecond of one candidate and then of the next, so that all share a
+    clock. Times of two regimes do not compare."""
     baseline_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
     verified: bool

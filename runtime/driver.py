@@ -24,7 +24,7 @@ def bindings() -> Any:
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise DeviceError(f"cuda.bindings cannot be imported ({error}): pip install cuda-bindings") from error
+        raise DeviceError(f"cuda.bindings cannot be imported ({error}): `pip install cuda-bindings`") from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:

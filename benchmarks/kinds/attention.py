@@ -36,7 +36,7 @@ def main() -> None:
     from benchmarks.common import Record, add_options, check, in_turn, times
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, rounds=15)
+    add_options(parser)
     arguments = parser.parse_args()
 
     import torch

@@ -50,7 +50,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print what is written instead of a table")
-    add_options(parser, rounds=60)
+    add_options(parser)
     arguments = parser.parse_args()
 
     import torch

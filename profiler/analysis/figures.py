@@ -14,13 +14,15 @@ from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 
 
 class Run(NamedTuple):
-    """Where times may be compared: one problem on one GPU, by one state of the sources, in one sweep."""
+    """Where times may be compared: one problem on one GPU, by one state of the sources, in one sweep, taken alike."""
 
     problem: GemmProblem
     gpu: str
     commit: str
     sweep: str
     """``Measurement.run``: empty in what a sweep appends, as there the file is the sweep."""
+    regime: str
+    method: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
     runs: dict[Run, dict[str, Measurement]] = {}
     for m in measurements:
-        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run), {})[m.kernel] = m
+        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.regime, m.method), {})[m.kernel] = m
     result = []
     for run, by_name in runs.items():
         kernels = {name: m for name, m in by_name.items() if name not in BASELINES}
@@ -106,18 +108,8 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
 
 
 def formats(problem: GemmProblem) -> str:
-    """Types and majors in short, as in ``bf16 k x bf16 k, bf16 n``; what else makes a problem another follows."""
-    p = problem
-    text = f"{p.a_dtype} {p.a_major} x {p.b_dtype} {p.b_major}, {p.d_dtype} {p.d_major}"
-    others = (
-        (p.c_dtype is not None, f"C {p.c_dtype} {p.c_major}"),
-        (p.accumulator not in ("f32", "s32", "f64"), f"sums {p.accumulator}"),
-        (p.promote and p.a_scale == "none", "promoted"),
-        (p.a_scale != "none", f"A scaled {p.a_scale}"),
-        (p.batching != "strided", p.batching),
-        (p.epilogue != "linear", p.epilogue),
-    )
-    return ", ".join([text, *(word for applies, word in others if applies)])
+    """The text of a problem without its extents, as in ``bf16 tn`` or ``e4m3 tn grouped=64 a_scale=1x128``."""
+    return str(problem).partition(" ")[2]
 
 
 def moved_bytes(problem: GemmProblem) -> float:

@@ -123,7 +123,7 @@ class _Smi:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
         except (OSError, subprocess.SubprocessError) as error:
             raise DeviceError(
-                f"no telemetry of GPU {self.uuid}: nvidia-smi: {error}; pip install nvidia-ml-py"
+                f"no telemetry of GPU {self.uuid}: nvidia-smi: {error}; `pip install nvidia-ml-py`"
             ) from error
         return [value.strip() for value in done.stdout.strip().split(",")]
 

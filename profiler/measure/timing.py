@@ -22,6 +22,8 @@ from gemmill.runtime.timing import no_collection
 
 REPLAY_US = 1000.0
 """Least time a replay should take: far above the microseconds that a graph launch costs and events resolve."""
+ROUNDS = 32
+"""Rounds in which what figures are of is timed, unless a caller or a budget says otherwise; a record says how many."""
 PEAK_FLOPS = 800e12
 """Rate of 16-bit tensor cores, for the estimate of how many launches fill a replay; 8 bits have twice as much, tf32
 half."""
@@ -47,7 +49,9 @@ class Timing:
     high: float
     """The upper quartile."""
     samples: int
-    """Replays timed."""
+    """Replays timed, one a round."""
+    launches: int = 1
+    """Launches in each."""
 
 
 def launches_per_replay(problem: GemmProblem, sets: int) -> int:
@@ -137,9 +141,9 @@ def fastest(launches: Sequence[Launch], problem: GemmProblem, sets: int) -> int:
     return int(min(samples, key=lambda index: statistics.median(samples[index])))
 
 
-def summarise(samples: Sequence[float]) -> Timing:
-    """Median and quartiles. Needs at least one sample."""
+def summarise(samples: Sequence[float], launches: int = 1) -> Timing:
+    """Median and quartiles of samples, each the mean of so many launches. Needs at least one sample."""
     if len(samples) == 1:
-        return Timing(samples[0], samples[0], samples[0], 1)
+        return Timing(samples[0], samples[0], samples[0], 1, launches)
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Timing(middle, low, high, len(samples))
+    return Timing(middle, low, high, len(samples), launches)

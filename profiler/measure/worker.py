@@ -35,6 +35,7 @@ from gemmill.profiler.measure.operands import (
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
 from gemmill.profiler.measure.timing import (
+    ROUNDS,
     Launch,
     Timing,
     capture,
@@ -62,7 +63,7 @@ class Options:
     """Replays of every kernel's graph in the first stage."""
     finalists: int | None = 8
     """Kernels that the last stage measures again, beside the baselines; None: all."""
-    final_rounds: int = 32
+    final_rounds: int = ROUNDS
     """Replays of each in the last stage."""
     seed: int = 0
     """Seed of the operands."""
@@ -276,7 +277,7 @@ class _Bench:
 
             samples = time_rounds(graphs, launches_each, rounds, self.runs, read)
             for name, values in samples.items():
-                outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values))
+                outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values, launches_each))
             return sorted(samples, key=lambda name: statistics.median(samples[name]))
 
         def seconds(names: Iterable[str]) -> float:

@@ -286,6 +286,7 @@ def measurements(
             low_us=timing.low if timing else None,
             high_us=timing.high if timing else None,
             samples=timing.samples if timing else 0,
+            launches=timing.launches if timing else 0,
             baseline_us=baseline.median if baseline and timing else None,
             verified=outcome.verified,
             error=outcome.error if outcome.error is not None and math.isfinite(outcome.error) else None,

@@ -48,7 +48,7 @@ def _bindings() -> Finding:
         found = importlib.import_module("cuda.bindings")
     except Exception as error:  # noqa: BLE001 - whatever a broken package raises
         says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
-        return Finding(name, "wrong", says, f"install what gemmill depends on: pip install {name}")
+        return Finding(name, "wrong", says, f"install what gemmill depends on: `pip install {name}`")
     return Finding(name, "ok", f"{version(name)}, {found.__file__}")
 
 

@@ -609,12 +609,13 @@ def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     store = Store(tmp_path / "store")
-    child = process("build", manifest, "--jobs", "1", "--store", store.path)
+    child = process("build", manifest, "--jobs", "1", "--store", store.path, "--json")
     while not store.list() and child.poll() is None:
         time.sleep(0.05)
     child.send_signal(sent)
-    _, errors = child.communicate(timeout=60)
+    answer, errors = child.communicate(timeout=60)
     assert child.returncode == status, errors
+    assert json.loads(answer)["error"]["code"] == ("interrupted" if sent == signal.SIGINT else "terminated")
     assert ("interrupted" in errors) == (sent == signal.SIGINT)
     assert "Traceback" not in errors
     assert not list(temporary.iterdir())

@@ -68,6 +68,17 @@ def test_a_record_survives_its_line_of_json(measurement: Measurement) -> None:
     assert Measurement.model_validate_json(line) == measurement
 
 
+def test_a_record_from_before_launches_and_regimes_reads_as_one_of_bursts() -> None:
+    line = MEASURED.model_copy(update={"launches": 6}).model_dump(mode="json")
+    assert (line["launches"], line["regime"]) == (6, "burst")
+    old = Measurement.model_validate_json(
+        json.dumps({k: v for k, v in line.items() if k not in ("launches", "regime")})
+    )
+    assert (old.launches, old.regime, old.key) == (0, "burst", MEASURED.key)
+    with pytest.raises(ValidationError, match="regime"):
+        Measurement.model_validate_json(json.dumps(line | {"regime": "idle"}))
+
+
 def test_rate_and_ratio_follow_from_the_times() -> None:
     assert MEASURED.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
     assert MEASURED.ratio == pytest.approx(0.95)

@@ -65,8 +65,13 @@ def main() -> None:
     status: str | int | None = 0
     try:
         application()(prog_name="gemmill")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before there is a command
         status = 130
+        if "--json" in sys.argv:
+            from gemmill.cli import output
+
+            with output.answer_as_json():
+                output.tell_as_json("interrupted", "interrupted")
     except OSError as error:
         from gemmill.library.files import told
 

@@ -13,24 +13,20 @@ from typer.core import TyperGroup
 
 from gemmill import __version__
 from gemmill.cli import output
-from gemmill.cli.output import Status
+from gemmill.cli.output import MEANS, Status
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError, ToolchainError
 from gemmill.library.files import told
 from gemmill.runtime.settings import Settings
 
-HELP = """Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
+_CODES = "\n".join(f"  {status:<4} {means}" for status, means in MEANS.items())
+HELP = f"""Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
 
 A MANIFEST is a file or the name of one that ships, such as bf16; a KERNEL is a kernel name or a manifest with exactly
 one config.
 
 \b
 Exit codes:
-  0    done
-  1    what was checked is wrong, or what was asked for failed
-  2    the command line is wrong
-  3    this machine lacks something: a toolchain, a GPU, PyTorch (see: gemmill doctor)
-  130  interrupted
-  143  terminated (SIGTERM); 129 where the terminal was closed (SIGHUP)
+{_CODES}
 
 GEMMILL_DEBUG=1 shows the traceback of an error.
 """
@@ -63,9 +59,16 @@ class Commands(TyperGroup):
         with output.only_printable():
             if "--json" not in (sys.argv[1:] if given is None else given):
                 return super().main(*args, **kwargs)
-            with output.errors_as_json():
+            with output.answer_as_json():
                 try:
                     status = super().main(*args, **{**kwargs, "standalone_mode": False})
+                except typer.Abort:  # Ctrl-C, while the command line is read
+                    output.tell_as_json("interrupted", "interrupted")
+                    sys.exit(Status.INTERRUPTED)
+                except SystemExit as end:
+                    if end.code in (Status.HUNG_UP, Status.TERMINATED):
+                        output.tell_as_json("terminated", MEANS[Status(end.code)])
+                    raise
                 except Exception as error:
                     if not hasattr(error, "format_message"):  # which those about a command line have
                         raise

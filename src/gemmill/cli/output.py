@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
@@ -13,27 +15,35 @@ from enum import IntEnum
 from typing import Any, TextIO, cast
 
 import typer
-from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from gemmill.library.files import naming
 
-PIPE_WIDTH = 240
-"""Columns of a table that does not go to a terminal; a kernel name takes about 90."""
-
 
 class Status(IntEnum):
-    """Exit codes."""
+    """Exit codes; :data:`MEANS` says of what. They stay as they are."""
 
     OK = 0
     WRONG = 1
-    """What was checked is wrong, or what was asked for failed."""
     USAGE = 2
     MISSING = 3
-    """The machine lacks something: a toolchain, a GPU, a package."""
+    HUNG_UP = 129
     INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANS = {
+    Status.OK: "done",
+    Status.WRONG: "what was checked is wrong, or what was asked for failed",
+    Status.USAGE: "the command line, or a setting, is wrong",
+    Status.MISSING: "this machine lacks something: a toolchain, a GPU, PyTorch (see: gemmill doctor)",
+    Status.HUNG_UP: "the terminal was closed (SIGHUP)",
+    Status.INTERRUPTED: "interrupted (Ctrl-C)",
+    Status.TERMINATED: "terminated (SIGTERM)",
+}
+"""What exit codes mean: the help and docs/output.md say it in these words."""
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -86,11 +96,11 @@ def only_printable() -> Iterator[None]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now; wide where nobody looks, so that tables in pipes are not cut."""
+    """A console on the stream as it is now."""
     stream = sys.stderr if stderr else sys.stdout
     # Rich sends colours, of its own.
     file = cast("TextIO", _Stream(stream.raw, stream.name)) if isinstance(stream, _Printable) else stream
-    return Console(file=file, width=None if _watched(stream) else PIPE_WIDTH, highlight=False, emoji=False)
+    return Console(file=file, highlight=False, emoji=False)
 
 
 def _watched(stream: TextIO | None) -> bool:
@@ -102,35 +112,47 @@ JSON_VERSION = 1
 """Grows when a form of JSON loses or renames something."""
 
 
+class _Answer:
+    """What --json promises: one document on stdout, whatever happens."""
+
+    def __init__(self) -> None:
+        self.given = False
+
+
+_answer: ContextVar[_Answer | None] = ContextVar("answer_as_json", default=None)
+_PLACE = re.compile(r"(\S+:\d+(?::\d+)?): ")
+_HINT = re.compile(r"(?:; |, (?=did you mean )|: (?=(?:run|raise|pass|name|split|keep|free|`pip|pip) ))(?!.*; )(.*)$")
+"""What to do, at the end of a message."""
+
+
 def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
     """One JSON document on stdout, which says its form and version; a list stands under ``items``. Numbers that JSON
     has no word for, such as NaN, are null."""
     content = value if isinstance(value, Mapping) else {"items": value}
     document = {"schema": f"gemmill.{form}/{JSON_VERSION}", **content}
-    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
-
-
-_as_json: ContextVar[bool] = ContextVar("errors_as_json", default=False)
-_PLACE = re.compile(r"(\S+:\d+(?::\d+)?): ")
+    text = json.dumps(_finite(document), indent=2, allow_nan=False)
+    if answer := _answer.get():
+        answer.given = True
+    typer.echo(text)
 
 
 @contextmanager
-def errors_as_json() -> Iterator[None]:
-    """Have errors told on stdout as well, as the one JSON document of the command."""
-    token = _as_json.set(True)
+def answer_as_json() -> Iterator[None]:
+    """Have errors told on stdout as well, unless the command has given its document by then."""
+    token = _answer.set(_Answer())
     try:
         yield
     finally:
-        _as_json.reset(token)
+        _answer.reset(token)
 
 
 def tell_as_json(code: str, message: str) -> None:
-    """An error as JSON on stdout, where that is what was asked for: its place, if it is one of a file, and, behind its
-    last semicolon, what to do."""
-    if _as_json.get():
-        place, (_, semicolon, hint) = _PLACE.match(message), message.rpartition("; ")
-        where = place[1] if place else None
-        error = {"code": code, "message": message, "where": where, "hint": hint if semicolon else None}
+    """An error as JSON on stdout, where JSON was asked for and nothing has been printed: its place, if it is one of a
+    file, and what to do, as far as the message ends with it."""
+    answer = _answer.get()
+    if answer and not answer.given:
+        place, hint = _PLACE.match(message), _HINT.search(message)
+        error = {"code": code, "message": message, "where": place and place[1], "hint": hint and hint[1]}
         with suppress(OSError):  # stdout may be what failed, and stderr has it already
             print_json("error", {"error": error})
 
@@ -143,18 +165,51 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_GAP = "  "
+"""Between two columns of a table."""
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table on stdout; columns whose name starts with ``>`` are aligned to the right."""
-    table = Table(
-        box=SIMPLE_HEAD, title=title and printable(title), title_justify="left", title_style="bold", pad_edge=False
-    )
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(printable(str(cell)) for cell in row))
-    console().print(table, markup=False)
+    """A table on stdout, a line for each row; columns whose name starts with ``>`` are aligned to the right.
+
+    In a terminal that is too narrow, cells are folded at their spaces; what has none, such as a kernel's name, stays
+    whole however narrow it is.
+    """
+    names = [column.removeprefix(">") for column in columns]
+    cells = [names, *([" ".join(printable(str(cell)).split()) for cell in row] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    to = console()
+    if _watched(sys.stdout):
+        least = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in zip(*cells)]  # noqa: B905
+        widths = _narrowed(widths, least, to.width - len(_GAP) * (len(widths) - 1))
+    right = [column.startswith(">") for column in columns]
+    if title:
+        to.print(printable(title), style="bold", markup=False, soft_wrap=True)
+    for number, row in enumerate(cells):
+        for line in _lines(row, widths, right):
+            to.print(line, style="bold" if number == 0 else "", markup=False, soft_wrap=True)
+
+
+def _narrowed(widths: list[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths of columns of which the widest that can be folded, one after the other, give way until all have room."""
+    widths = widths.copy()
+    while sum(widths) > room and (wide := [i for i, width in enumerate(widths) if width > least[i]]):
+        widths[max(wide, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
+    """The lines that a row takes."""
+    folded = [
+        textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) if cell_len(cell) > width else [cell]
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    for parts in itertools.zip_longest(*folded, fillvalue=""):
+        placed = []
+        for part, width, to_the_right in zip(parts, widths, right, strict=True):
+            space = " " * (width - cell_len(part))
+            placed.append(space + part if to_the_right else part + space)
+        yield _GAP.join(placed).rstrip()
 
 
 def complain(message: str) -> None:

@@ -14,7 +14,7 @@ from tests.cli.test_cli import gemmill, ok
 
 from gemmill.library.records import read_records
 from gemmill.profiler.analysis.figures import figures, geometric_mean
-from gemmill.profiler.analysis.report import Choices
+from gemmill.profiler.analysis.populations import Choices
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, THROUGH_TORCH
 from gemmill.runtime.select.measured import measured
 
@@ -111,7 +111,8 @@ def test_a_report_has_every_problem_and_loads_nothing(tmp_path: Path) -> None:
     parser.feed(page.read_text())
     assert parser.loads == []
     assert parser.rows == len(problems)
-    assert parser.scripts == 2 + 4, "Plotly, the table's, and one for each chart"
+    assert parser.scripts == 1
+    assert page.read_text().count('<svg role="img"') == 4, "charts"
     ok("report", SCALED, "-o", tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text() == page.read_text(), "equal records make equal pages"
 
@@ -131,10 +132,10 @@ def test_a_report_compares_with_every_baseline_of_its_records(tmp_path: Path) ->
     page, table = tmp_path / "report.html", tmp_path / "table.csv"
     ok("report", CLUSTERS, SCALED, "-o", page, "--csv", table)
     text = page.read_text()
-    options = re.findall(r"<option( selected)?>([^<]*)</option>", text)
+    options = re.findall(r'<option value="[a-z][^"]*"( selected)?>([^<]*)</option>', text)
     assert [name for _, name in options] == list(BASELINES)
     assert [name for selected, name in options if selected] == [CUBLASLT]
-    assert set(re.findall(r'<th data-baseline="([^"]*)">', text)) == set(BASELINES)
+    assert set(re.findall(r'<th class="number" data-baseline="([^"]*)">', text)) == set(BASELINES)
     with table.open(newline="") as file:
         lines = list(csv.DictReader(file))
     for name in BASELINES:
@@ -143,8 +144,13 @@ def test_a_report_compares_with_every_baseline_of_its_records(tmp_path: Path) ->
         for line in compared:
             ratio = float(line[f"{name}_us"]) / float(line["us"])
             assert float(line[f"{name}_ratio"]) == pytest.approx(ratio)
-        # Roofline, and best and selected in the distribution: by each of the formats that it has.
-        assert text.count(f'"meta":"{name}"') == 3 * len({line["formats"] for line in compared})
+            assert float(line[f"{name}_low_us"]) <= float(line[f"{name}_us"]) <= float(line[f"{name}_high_us"])
+        # The legends of the roofline and, as the selected kernel was timed of some, of two curves of speeds.
+        assert len(re.findall(rf'<li [^>]*data-baseline="{name}"', text)) == 3 * len({x["formats"] for x in compared})
+    assert all(float(line["low_us"]) <= float(line["us"]) <= float(line["high_us"]) for line in lines)
+    assert {(line["rounds"], line["launches"], line["regime"]) for line in lines} == {("16", "0", "burst")}
+    items = json.loads(ok("report", CLUSTERS, SCALED, "--json"))["items"]
+    assert [{k: "" if v is None else str(v) for k, v in item.items()} for item in items] == lines
 
 
 def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:
@@ -157,7 +163,7 @@ def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:
     ok("report", records, "-o", tmp_path / "page.html", "--junit", tmp_path / "tests.xml")
     page = (tmp_path / "page.html").read_text()
     assert "wrong &lt;result&gt;" in page
-    assert all(f"<li>{m.kernel}</li>" in page for m in (past, illegal))
+    assert all(f"<li><code>{m.kernel.replace('_', '_<wbr>')}</code></li>" in page for m in (past, illegal))
     (failure,) = ElementTree.parse(tmp_path / "tests.xml").getroot().iter("failure")
     assert failure.get("message") == "wrong <result>\N{REPLACEMENT CHARACTER}"
     records.write_text(second.model_dump_json() + "\n")
@@ -181,7 +187,7 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
     assert "no measurement: run gemmill profile" in result.stderr
     result = gemmill("report", SCALED)
     assert result.exit_code == 2
-    assert "pass --output, --csv or --junit" in result.stderr
+    assert "pass --output, --csv, --junit or --json" in result.stderr
     result = gemmill("report", SCALED, "-o", tmp_path / "none" / "page.html")
     assert result.exit_code == 1
     assert "No such file or directory" in result.stderr

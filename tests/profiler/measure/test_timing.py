@@ -27,7 +27,7 @@ def test_a_large_launch_is_not_repeated_beyond_its_sets() -> None:
 
 
 def test_a_summary_is_median_and_quartiles() -> None:
-    timing = summarise([5.0, 1.0, 2.0, 3.0, 4.0])
-    assert (timing.low, timing.median, timing.high, timing.samples) == (2.0, 3.0, 4.0, 5)
+    timing = summarise([5.0, 1.0, 2.0, 3.0, 4.0], 6)
+    assert (timing.low, timing.median, timing.high, timing.samples, timing.launches) == (2.0, 3.0, 4.0, 5, 6)
     single = summarise([7.0])
     assert (single.low, single.median, single.high, single.samples) == (7.0, 7.0, 7.0, 1)

@@ -19,10 +19,9 @@ from gemmill.cli.options import (
     Where,
     kernel_set,
 )
-from gemmill.cli.output import Status
 from gemmill.cli.pages import build_page, is_page
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.errors import StoreError
+from gemmill.library.errors import CompileError, StoreError
 from gemmill.runtime.compile.pool import Outcome, compile_many
 from gemmill.runtime.storage.artifact import artifact_key
 from gemmill.runtime.storage.store import Store
@@ -138,12 +137,9 @@ def tally(outcomes: Sequence[Outcome]) -> str:
 
 
 def report_failures(outcomes: Iterable[Outcome]) -> None:
-    """Name every kernel that failed on stderr, and exit with 1 if there is one."""
-    failures = [str(outcome.error) for outcome in outcomes if outcome.error is not None]
-    for failure in failures:
-        output.complain(f"error: {failure}")
-    if failures:
-        raise typer.Exit(Status.WRONG)
+    """CompileError that names every kernel that failed, if there is one."""
+    if failures := [str(outcome.error) for outcome in outcomes if outcome.error is not None]:
+        raise CompileError("\n".join(failures))
 
 
 def _outcome(outcome: Outcome) -> dict[str, object]:

@@ -59,7 +59,7 @@ def demo(
 
 
 def _heading(number: int, text: str) -> None:
-    output.console().print(f"\n{number}. {text}", style="bold", markup=False)
+    output.console().print(f"\n{number}. {text}", style="bold", markup=False, soft_wrap=True)
 
 
 def _validate(manifest: str) -> list[GemmConfig]:

@@ -37,7 +37,6 @@ from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.worker import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
-from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
 from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
@@ -266,18 +265,41 @@ def report_measurements(found: Iterable[Measurement], as_json: bool = False) -> 
     if as_json:
         output.print_json("measurements", [measurement.model_dump(mode="json") for measurement in found])
     else:
-        output.print_table(
-            ("problem", "kernel", ">us", ">TFLOP/s", ">x cuBLAS", ">error/bound", ""), [_row(m) for m in found]
-        )
+        _print(found)
     if any(measurement.stage == "failed" and measurement.kernel not in BASELINES for measurement in found):
         raise typer.Exit(Status.WRONG)
 
 
-def _row(m: Measurement) -> tuple[str, ...]:
-    shape = str(Shape(m.problem.m, m.problem.n, m.problem.k, m.problem.batch))
+def _print(found: Sequence[Measurement]) -> None:
+    """A table for each GPU; the ratio to cuBLAS of those alone that were timed beside it."""
+    columns = ("problem", "kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", ">x cuBLAS", ">error/bound", "")
+    for gpu, regime in dict.fromkeys((m.gpu, m.regime) for m in found):
+        rows = [_row(m) for m in found if (m.gpu, m.regime) == (gpu, regime)]
+        output.print_table(columns, rows, title=f"{gpu}: medians over rounds, regime {regime}")
+    if any(m.stage == "screen" for m in found):
+        output.complain(
+            "kernels without a ratio had a brief look alone, not beside cuBLAS: their times rank them, no more"
+        )
 
+
+def _row(m: Measurement) -> tuple[str, ...]:
     def number(value: float | None, digits: int) -> str:
         return "" if value is None else f"{value:.{digits}f}"
 
-    ratio = "" if m.kernel in BASELINES else number(m.ratio, 2)
-    return shape, m.kernel, number(m.us, 1), number(m.tflops, 0), ratio, number(m.error, 2), m.says
+    ratio = "" if m.kernel in BASELINES or m.stage != "final" else number(m.ratio, 2)
+    return (
+        str(m.problem),
+        m.kernel,
+        number(m.us, 1),
+        spread(m),
+        str(m.samples or ""),
+        number(m.tflops, 0),
+        ratio,
+        number(m.error, 2),
+        m.says,
+    )
+
+
+def spread(m: Measurement | None) -> str:
+    """The quartiles of a time, as in ``93.1 to 93.6``; nothing where they were not kept."""
+    return "" if m is None or m.low_us is None or m.high_us is None else f"{m.low_us:.1f} to {m.high_us:.1f}"

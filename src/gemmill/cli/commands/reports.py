@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
+from gemmill.cli.commands.problems import spread
 from gemmill.cli.options import Json, refuse_overwriting
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
@@ -16,7 +17,9 @@ from gemmill.library.files import publish
 from gemmill.library.manifest.renamed import warn
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis.figures import Figures, figures, formats
-from gemmill.profiler.analysis.report import Choices, as_csv, as_html, as_junit
+from gemmill.profiler.analysis.page import as_html
+from gemmill.profiler.analysis.populations import Choices
+from gemmill.profiler.analysis.report import as_csv, as_junit, rows
 from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
 Output = Annotated[
@@ -82,14 +85,17 @@ def report(
     as_tests: Junit = None,
     peak_rates: PeakRatesFiles = [],  # noqa: B006
     former: FormerPeakRatesFiles = [],  # noqa: B006
+    as_json: Json = False,
 ) -> None:
     """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
 
-    RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network and needs Plotly and
-    Jinja: gemmill's extra report. A menu on it chooses the baseline, of those in the records, cublaslt at first;
-    the CSV has BASELINE_us and BASELINE_ratio (speed of the best kernel relative to it) of each. The selector's regret
-    is that of its model alone, as if nothing had been measured. With --peak-rates, page and CSV also say what part of
-    the nearer roof of its GPU each problem reaches.
+    RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network, in any width, light
+    or dark, and prints whole; it needs Jinja: gemmill's extra report. Menus on it choose the formats and the baseline,
+    of those in the records, cublaslt at first; CSV and JSON, which have the same columns, have BASELINE_us, its
+    quartiles and BASELINE_ratio (speed of the best kernel relative to it) of each. Means and curves are of problems
+    alone where all that is compared was timed in the same rounds; how many that are of how many stands beside them. The
+    selector's regret is that of its model alone, as if nothing had been measured. With --peak-rates, it is also said
+    what part of the nearer roof of its GPU each problem reaches.
 
     \b
     Examples:
@@ -97,25 +103,26 @@ def report(
       gemmill report monday.jsonl tuesday.jsonl --csv table.csv --junit tests.xml
       gemmill report records.jsonl --peak-rates h200.peak-rates.json -o report.html
     """
-    if to is as_tests is as_table is None:
-        raise typer.BadParameter("nothing to write: pass --output, --csv or --junit")
+    if to is as_tests is as_table is None and not as_json:
+        raise typer.BadParameter("nothing to write: pass --output, --csv, --junit or --json")
     if former:
         warn("--ceilings is now called --peak-rates")
         peak_rates = [*peak_rates, *former]
     refuse_overwriting([to, as_table, as_tests], [*records, *peak_rates])
     found = _figures(records)
     measured = {known.gpu: known for known in map(read_peak_rates, peak_rates)}
-    if to is not None or as_table is not None:
-        choices = Choices(found)
-        if to is not None:
-            publish(to, [as_html(found, choices, measured).encode()])
-        if as_table is not None:
-            publish(as_table, [as_csv(found, choices, measured).encode(errors="backslashreplace")])
+    choices = Choices(found)
+    if to is not None:
+        publish(to, [as_html(found, choices, measured).encode()])
+    if as_table is not None:
+        publish(as_table, [as_csv(found, choices, measured).encode(errors="backslashreplace")])
     if as_tests is not None:
         publish(as_tests, [as_junit(found).encode()])
     for path in (to, as_table, as_tests):
         if path is not None:
             output.complain(f"{path}: {len(found)} problems")
+    if as_json:
+        output.print_json("report", rows(found, choices, measured))
     if missing := sorted({f.run.gpu for f in found} - set(measured)) if peak_rates else ():
         output.complain(f"none of the files of peak rates is of {', '.join(missing)}: run gemmill roofline there")
 
@@ -175,11 +182,11 @@ def _print_peak_rates(peak_rates: PeakRates) -> None:
     rows = []
     for name, rate in rates.items():
         unit, digits = ("TB/s", 2) if name == COPY else ("TFLOP/s", 0)
-        spread = f"{rate.low:.{digits}f} to {rate.high:.{digits}f}"
+        quartiles = f"{rate.low:.{digits}f} to {rate.high:.{digits}f}"
         what = name if name == COPY else f"WGMMA {name}"
-        state = rate.sm_mhz, f"{rate.watts:.0f}", ", ".join(rate.throttle)
-        rows.append((what, f"{rate.median:.{digits}f}", spread, unit, *state))
-    columns = ("peak rate of", ">median", ">quartiles", "", ">SM MHz", ">W", "throttled by")
+        state = rate.windows, rate.sm_mhz, f"{rate.watts:.0f}", ", ".join(rate.throttle)
+        rows.append((what, f"{rate.median:.{digits}f}", quartiles, unit, *state))
+    columns = ("peak rate of", ">median", ">quartiles", "", ">windows", ">SM MHz", ">W", "throttled by")
     output.print_table(columns, rows, title=f"{peak_rates.gpu}, driver {peak_rates.driver}")
 
 
@@ -191,6 +198,9 @@ def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, object]:
         "formats": formats(found.run.problem),
         "best": best.kernel if best else None,
         "us": best.us if best else None,
+        "low_us": best.low_us if best else None,
+        "high_us": best.high_us if best else None,
+        "rounds": best.samples if best else None,
         "tflops": best.tflops if best else None,
         "roof": roof.name if roof else None,
         "of_roof": _fraction(best, peak_rates),
@@ -203,14 +213,25 @@ def _fraction(measurement: Measurement | None, peak_rates: PeakRates) -> float |
 
 
 def _print_problems(found: list[Figures], peak_rates: PeakRates) -> None:
-    digits = {"us": 1, "tflops": 0, "of_roof": 3, "cublas_of_roof": 3}
+    def number(value: Any, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
 
-    def cell(name: str, value: object) -> object:
-        return "" if value is None else f"{value:.{digits[name]}f}" if name in digits else value
-
-    rows = [[cell(name, value) for name, value in _reached(f, peak_rates).items()] for f in found]
-    columns = ("problem", "formats", "best kernel", ">us", ">TFLOP/s", "nearer roof", ">of it", ">cuBLAS of it")
-    output.print_table(columns, rows)
+    rows = [
+        (
+            f.run.problem,
+            row["best"] or "",
+            number(row["us"], 1),
+            spread(f.best),
+            row["rounds"] or "",
+            number(row["tflops"], 0),
+            row["roof"] or "",
+            number(row["of_roof"], 3),
+            number(row["cublas_of_roof"], 3),
+        )
+        for f, row in ((f, _reached(f, peak_rates)) for f in found)
+    ]
+    columns = ("problem", "best kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", "nearer roof", ">of it")
+    output.print_table((*columns, ">cuBLAS of it"), rows)
     without = sorted({formats(f.run.problem) for f in found if peak_rates.roof(f.run.problem) is None})
     if without:
         output.complain(f"no peak rate was measured for {'; '.join(without)}")

@@ -1,0 +1,102 @@
+"""Which problems of a report compare with each other: those of one GPU and of like formats, where all was timed."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
+from gemmill.library.errors import ConfigError
+from gemmill.library.legality.rules import verdicts
+from gemmill.profiler.analysis.figures import Figures, Run, formats
+from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.runtime.select import gpus
+from gemmill.runtime.select.choice import RUNNERS_UP
+from gemmill.runtime.select.selector import Selector
+
+CHOICES = 1 + RUNNERS_UP
+"""Kernels that a selector names for a problem, and so the longest list that the regret curve tries."""
+
+
+class Choices:
+    """What the selector's model would take of the kernels that were measured, were none of them measured."""
+
+    def __init__(self, found: Sequence[Figures]) -> None:
+        kernels: dict[str, dict[str, GemmConfig]] = defaultdict(dict)
+        self.unknown: set[str] = set()
+        """Names of kernels that were measured, and that gemmill would no longer make."""
+        for figures in found:
+            for name in (*figures.finalists, *figures.screened):
+                config = _config(name)
+                if config is None:
+                    self.unknown.add(name)
+                else:
+                    kernels[figures.run.gpu][name] = config
+        self._selectors = {gpu: Selector(configs, gpus.figures(gpu)) for gpu, configs in kernels.items()}
+        self._known: dict[Run, tuple[str, ...]] = {}
+
+    def of(self, figures: Figures) -> tuple[str, ...]:
+        """Kernels for the problem of a run, the best first; none where no kernel serves it."""
+        if figures.run not in self._known:
+            selector = self._selectors.get(figures.run.gpu)
+            times = selector.times(figures.run.problem) if selector else {}
+            self._known[figures.run] = tuple(sorted(times, key=lambda name: times[name])[:CHOICES])
+        return self._known[figures.run]
+
+
+def _config(name: str) -> GemmConfig | None:
+    """The config of a kernel name; None where rules refuse it, or it is no name any more."""
+    try:
+        config = parse_name(name)
+    except ConfigError:
+        return None
+    return None if verdicts(config) else config
+
+
+def baselines(found: Sequence[Figures]) -> list[str]:
+    """Names of the baselines that any run was compared with."""
+    return [name for name in BASELINES if any(name in figures.baselines for figures in found)]
+
+
+class Compared(NamedTuple):
+    """Speeds relative to a baseline, of the same problems; without ``selected`` where none was timed at length."""
+
+    best: list[float]
+    selected: list[float]
+    part: list[float]
+    """The selected kernel's relative to the best's."""
+
+
+class Group(NamedTuple):
+    """Problems of one GPU and of like formats, whose ratios may be averaged."""
+
+    label: str
+    found: list[Figures]
+
+    def chosen(self, choices: Choices) -> list[Figures]:
+        """Those whose selected kernel was timed at length, beside the best."""
+        return [f for f in self.found if f.best and next(iter(choices.of(f)), "") in f.finalists]
+
+    def compared(self, choices: Choices, baseline: str) -> Compared:
+        """The best and the selected kernel relative to a baseline: of the problems that have all three, or else of
+        those that have the best."""
+        whole = [f for f in self.chosen(choices) if baseline in f.baselines]
+        of = whole or [f for f in self.found if f.best and baseline in f.baselines]
+        best = [ratio for f in of if (ratio := f.over(f.best, baseline)) is not None]
+        first = [(f, f.finalists[choices.of(f)[0]]) for f in whole]
+        selected = [ratio for f, m in first if (ratio := f.over(m, baseline)) is not None]
+        return Compared(best, selected, [f.reached([m.kernel]) or 0.0 for f, m in first])
+
+
+def grouped(found: Sequence[Figures]) -> list[Group]:
+    """Groups in the order of the runs; how many groups a batch has makes no other group, and a GPU is named where there
+    are several."""
+    groups: dict[tuple[str, str], list[Figures]] = defaultdict(list)
+    for figures in found:
+        like = re.sub(r"\b(grouped|masked|kgrouped|array)=\d+", r"\1", formats(figures.run.problem))
+        groups[figures.run.gpu, like].append(figures)
+    several = len({gpu for gpu, _ in groups}) > 1
+    return [Group(f"{gpu}, {like}" if several else like, own) for (gpu, like), own in groups.items()]
