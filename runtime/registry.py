@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from gemmill.library.arch import DEFAULT_GPU, Gpu, gpu_named, serving
+from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import (
     CompileError,
+    ConfigError,
     DeviceError,
     ManifestError,
     PackError,
+    ProblemError,
+    StoreError,
     ToolchainError,
     UnsupportedProblemError,
 )
+from gemmill.library.input.keywords import strict
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
+from gemmill.runtime.registry_arguments import check_files, checked_gpu, checked_problem, kernel_named
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
@@ -66,6 +71,7 @@ class Registry:
         ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
     """
 
+    @strict
     def __init__(
         self,
         manifests: Iterable[str | Path | KernelSet] | None = None,
@@ -75,13 +81,16 @@ class Registry:
         records: Iterable[str | Path] = (),
         model: str | Path | None = None,
     ) -> None:
+        check_files(manifests=manifests, packs=packs, records=records)
+        if not (store is None or isinstance(store, str | Path) or hasattr(store, "path")):
+            raise StoreError(f"store is {store!r:.80}; it must be the name of a folder, or a Store")
         place = Path(store) if isinstance(store, str | Path) else store.path if store else None
         self.packs = tuple(Pack.open(path, place) for path in packs)
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
         self._store = store
-        self._gpu = _gpu(gpu) if isinstance(gpu, str) else gpu
+        self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
         self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
@@ -164,6 +173,7 @@ class Registry:
             configs |= {kernel_name(config): config for config in expanded()}
         return configs
 
+    @strict
     def select(
         self,
         problem: GemmProblem,
@@ -181,16 +191,19 @@ class Registry:
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        problem = problem.with_narrow_a
+        if invariant_to not in (None, "m", "n"):
+            raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
+        problem = checked_problem(problem).with_narrow_a
         try:
             return self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
         except UnsupportedProblemError:
             everything = self.selector  # which says what the nearest of all kernels wants
         return everything.select(problem, sm_count, invariant_to, quick)
 
+    @strict
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem: :meth:`Selector.candidates`."""
-        problem = problem.with_narrow_a
+        problem = checked_problem(problem).with_narrow_a
         with suppress(UnsupportedProblemError):
             return self._selector_for(problem).candidates(problem, count, sm_count)
         return self.selector.candidates(problem, count, sm_count)
@@ -220,7 +233,7 @@ class Registry:
             CompileError: it does not compile.
             PackError: the pack that holds it is damaged.
         """
-        name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+        name = kernel_named(kernel)
         if (artifact := self._loaded.get(name)) is not None:
             return artifact
         with self._lock:
@@ -235,6 +248,7 @@ class Registry:
         with self._lock:
             self._loaded[artifact.name] = artifact
 
+    @strict
     def warm(
         self,
         kernels: Iterable[str | GemmConfig | GemmProblem],
@@ -255,6 +269,8 @@ class Registry:
             CompileError: some did not compile; names each. The others are warm all the same.
             ToolchainError, ConfigError, PackError, UnsupportedProblemError: as for :meth:`get` and :meth:`select`.
         """
+        if isinstance(kernels, str | GemmConfig | GemmProblem):
+            raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list, also of one")
         names = [self._name(kernel) for kernel in kernels]
         missing = []
         for name in dict.fromkeys(names):
@@ -276,7 +292,7 @@ class Registry:
     def _name(self, kernel: str | GemmConfig | GemmProblem) -> str:
         if isinstance(kernel, GemmProblem):
             return self.select(kernel).name
-        return kernel if isinstance(kernel, str) else kernel_name(kernel)
+        return kernel_named(kernel)
 
     def _packed(self, name: str) -> Artifact | None:
         """A kernel from the first pack that has it sound."""
@@ -325,20 +341,10 @@ def detect(device: int = 0) -> Gpu:
         return DEFAULT_GPU
 
 
-def _gpu(name: str) -> Gpu:
-    """The GPU of a name, as ``--gpu`` takes it."""
-    try:
-        return gpu_named(name)
-    except LookupError as error:
-        raise DeviceError(error.args[0]) from None
-
-
 def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
     """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
     from gemmill.library.manifest.load import load_manifest, shipped_manifests
 
-    if isinstance(manifests, str | Path):
-        raise ManifestError(f"manifests is {manifests!r}; it must be a list: manifests=[{str(manifests)!r}]")
     shipped = shipped_manifests()
     return tuple(
         load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest

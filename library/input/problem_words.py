@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName, called, default_accumulator, default_output, unknown
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
-from gemmill.library.errors import ExpressionError, ProblemError
+from gemmill.library.errors import ExpressionError, KeywordError, ProblemError
 from gemmill.library.wording import one_of, suggest
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown_words := [word for word in given if word not in KEYWORDS]:
         word = unknown_words[0]
         hint = suggest(word, KEYWORDS) or ";"
-        raise ProblemError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
+        raise KeywordError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
     words = {word: value for word, value in given.items() if value is not None}
     for short, field in _SHORT.items():
         if short in words:

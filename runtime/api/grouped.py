@@ -7,6 +7,7 @@ from typing import Any
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
+from gemmill.library.input.keywords import strict
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.api.streams import Stream
@@ -72,6 +73,7 @@ def grouped_matmul(
     return read_call(arguments)
 
 
+@strict
 def array_matmul(
     a: Any,
     b: Any,

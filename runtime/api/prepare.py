@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.checks import check_promises, check_values
+from gemmill.runtime.api.checks import check_options, check_promises, check_values
 from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
 from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
@@ -20,6 +20,7 @@ from gemmill.runtime.operands.call import GemmCall, signature
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.registry_arguments import kernel_named
 from gemmill.runtime.select.choice import Choice, Rows
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
@@ -29,7 +30,11 @@ def prepare(call: GemmCall) -> PreparedCall:
 
     Raises what :func:`gemmill.matmul` does.
     """
-    entry = caches.prepared(signature(call))
+    try:
+        entry = caches.prepared(signature(call))
+    except TypeError:  # what has no hash is no option
+        check_options(call.options)
+        raise
     if entry.value is None:
         entry.value = _prepared(call)
     return entry.value
@@ -45,13 +50,14 @@ def launch(call: GemmCall) -> PreparedCall:
 
 def _prepared(call: GemmCall) -> PreparedCall:
     options = call.options
+    check_options(options)
     check_promises(call)
     alpha, beta = check_values(call)
     gemm, arguments = call.bound
     device, memory = call.tensors["a"].device, MemoryCheck(call)
     memory(call.addresses)
     if is_empty(gemm.problem):
-        return PreparedCall(gemm.problem, None, memory, functools.partial(Resets, device, arguments))
+        return PreparedCall(gemm.problem, None, memory, functools.partial(Resets, device, arguments, memory))
     if options.batch_invariant:
         gemm = of_any_rows(gemm)
     registry = caches.default_registry() if options.registry is None else options.registry
@@ -83,7 +89,7 @@ def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | No
 
 def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
     """The name of the kernel that a call names, and whether it is to run the transposed problem."""
-    name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+    name = kernel_named(kernel)
     config = parse_name(name)  # which checks a config made by hand as well
     if batch_invariant:
         refuse_shared_k(config)

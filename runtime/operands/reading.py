@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName, called, unknown
 from gemmill.library.errors import OperandError
 from gemmill.runtime import driver
 from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch, without_memory
@@ -44,6 +44,14 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
         f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}; gemmill takes tensors of PyTorch, or any "
         "object with __dlpack__ or __cuda_array_interface__"
     )
+
+
+def dtype_named(dtype: object, argument: str) -> DTypeName:
+    """gemmill's name of a dtype that a caller wrote for an argument, as a text or as another library's."""
+    name = str(dtype)
+    if (found := called(name)) is None:
+        raise OperandError(f"{argument} is {dtype!r}{unknown(name) or ';'} gemmill knows {', '.join(DTYPES)}")
+    return found
 
 
 def as_words(tensor: Any, name: str) -> Any:
@@ -85,7 +93,9 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
 
 
 def _refuse_cpu(name: str, where: str) -> OperandError:
-    return OperandError(f"{name} is {where}; gemmill takes tensors in GPU memory: copy it there first")
+    return OperandError(
+        f"{name} is {where}; gemmill takes tensors in GPU memory: copy it there first, as with {name}.cuda()"
+    )
 
 
 def _refuse_dtype(name: str, dtype: str) -> OperandError:
