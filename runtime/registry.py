@@ -98,6 +98,14 @@ class Registry:
         self._lock = threading.RLock()
         _registries.add(self)
 
+    def __repr__(self) -> str:
+        """Where its kernels come from, without looking for any."""
+        named = "" if self._ships else ", ".join(kernel_set.name for kernel_set in self.kernel_sets)
+        sets = "the manifests that ship" if self._ships else named or "no manifest"
+        packs = "".join(f", {pack.path}" for pack in self.packs)
+        gpu = self._gpu.name if self._gpu else "the GPU at hand"
+        return f"<Registry of {sets}{packs} for {gpu}>"
+
     @cached_property
     def kernel_sets(self) -> tuple[KernelSet, ...]:
         """The kernel sets of the manifests: those that ship, unless others were named."""
@@ -193,12 +201,14 @@ class Registry:
         """
         if invariant_to not in (None, "m", "n"):
             raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
-        problem = checked_problem(problem).with_narrow_a
+        asked = checked_problem(problem)
+        problem = asked.with_narrow_a
         try:
-            return self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
+            choice = self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
         except UnsupportedProblemError:
-            everything = self.selector  # which says what the nearest of all kernels wants
-        return everything.select(problem, sm_count, invariant_to, quick)
+            # which says what the nearest of all kernels wants
+            choice = self.selector.select(problem, sm_count, invariant_to, quick)
+        return choice if problem is asked else choice.of_transposed
 
     @strict
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:

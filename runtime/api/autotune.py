@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
@@ -107,7 +107,8 @@ def autotuned(
                 kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.kernel)))
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
                 registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
-            known[key] = _choice(answer)
+            slow_path = registry.select(problem, sm_count).slow_path
+            known[key] = replace(_choice(answer), problem=problem, slow_path=slow_path)
         return known[key]
 
 

@@ -11,6 +11,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.checks import check_options, check_promises, check_values
+from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
 from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
@@ -26,7 +27,7 @@ from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
 
 def prepare(call: GemmCall) -> PreparedCall:
-    """A call made ready to launch: as one before it of the same signature, or now.
+    """A call made ready to launch: as one before it of the same signature, or now. Says of it what the call asks.
 
     Raises what :func:`gemmill.matmul` does.
     """
@@ -37,6 +38,8 @@ def prepare(call: GemmCall) -> PreparedCall:
         raise
     if entry.value is None:
         entry.value = _prepared(call)
+    if call.explain:
+        explain(entry.value)
     return entry.value
 
 
@@ -57,7 +60,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
     device, memory = call.tensors["a"].device, MemoryCheck(call)
     memory(call.addresses)
     if is_empty(gemm.problem):
-        return PreparedCall(gemm.problem, None, memory, functools.partial(Resets, device, arguments, memory))
+        return PreparedCall(gemm.problem, None, None, memory, functools.partial(Resets, device, arguments, memory))
     if options.batch_invariant:
         gemm = of_any_rows(gemm)
     registry = caches.default_registry() if options.registry is None else options.registry
@@ -70,15 +73,18 @@ def _prepared(call: GemmCall) -> PreparedCall:
         return functools.partial(Launcher, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments, memory)
 
     if options.kernel is not None:
-        new_launcher = launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
-        return PreparedCall(gemm.problem, None, memory, new_launcher)
+        name, swap_ab = _named(options.kernel, gemm.problem, options.batch_invariant)
+        return PreparedCall(gemm.problem, name, None, memory, launcher(name, swap_ab))
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
 
         choice = autotuned_call(call, registry, gemm.problem, sm_count, launcher)
     else:
         choice = _selected(call, registry, gemm, sm_count)
-    return PreparedCall(gemm.problem, choice, memory, launcher(choice.name, choice.swap_ab))
+    if gemm.is_transposed:
+        choice = choice.of_transposed
+    warn_of(choice)
+    return PreparedCall(gemm.problem, choice.name, choice, memory, launcher(choice.name, choice.swap_ab))
 
 
 def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:

@@ -95,6 +95,9 @@ class Artifact:
     provenance: Provenance
     """What it was made from."""
 
+    def __repr__(self) -> str:
+        return f"<Artifact {self.name}, a cubin of {len(self.cubin):,} bytes>"
+
     @cached_property
     def name(self) -> str:
         """Kernel name."""

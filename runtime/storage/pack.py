@@ -149,6 +149,9 @@ class Pack:
         )
         """The decision table."""
 
+    def __repr__(self) -> str:
+        return f"<Pack {self.path} of {len(self._members):,} kernels>"
+
     @classmethod
     def open(cls, path: Path | str, store: Path | None = None) -> Pack:
         """Read the index of a pack: of a file, or of a pipe, whose content is kept in a temporary file.

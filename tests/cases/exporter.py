@@ -101,12 +101,13 @@ def on_gpu(
     return Exporter(shape, strides, code=code, bits=bits, flags=int(read_only), gpu=gpu, address=where)
 
 
-class Words:
+class Words(Exporter):
     """Addresses of matrices: int64, which are viewed as pairs of int32, as PyTorch's and CuPy's tensors are."""
 
     dtype = "int64"
 
-    def __init__(self, rows: int, columns: int, address: int | None = None) -> None:
+    def __init__(self, rows: int, columns: int, address: int = 1 << 39) -> None:
+        super().__init__((rows, columns), code=INT, bits=64, gpu=0, address=address)
         self._as_words = on_gpu((rows, 2 * columns), "s32", address=address)
 
     def view(self, _: str) -> Exporter:
