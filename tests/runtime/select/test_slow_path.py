@@ -42,15 +42,7 @@ def test_what_makes_a_problem_slow_is_named(registry: Registry, words: dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [
-        {},
-        {"a_align": 2},
-        {"b_major": "mn"},
-        {"a": "f32"},
-        {"a": "s4", "b": "bf16"},
-        {"a": "e4m3", "b": "e5m2"},
-        {"k": 0},
-    ],
+    [{}, {"a_align": 2}, {"b_major": "mn"}, {"a": "f32"}, {"a": "e4m3", "b_major": "mn"}, {"k": 0}],
     ids=str,
 )
 def test_of_what_is_as_fast_as_it_can_be_nothing_is_said(registry: Registry, words: dict[str, Any]) -> None:
