@@ -49,6 +49,8 @@ FIELDS = (
 )
 """Fields of a problem, in its order."""
 KEYWORDS = (*FIELDS, *_SHORT, "groups")
+_NAMES = (*KEYWORDS, *_GROUPS)
+"""What stands before ``=`` in the line of a problem."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +155,8 @@ def read_text(text: str) -> dict[str, Any]:
     words: dict[str, Any] = dict(zip(("m", "n", "k", "batch"), map(int, extents.split("x")), strict=False))
     for part in rest:
         name, equals, value = part.partition("=")
+        if equals and name not in _NAMES:
+            raise KeywordError(f"{part!r} names nothing{suggest(name, _NAMES) or ';'} names are {', '.join(_NAMES)}")
         found = _part(part) if not equals else {"batching": name, "groups": value} if name in _GROUPS else {name: value}
         for word, given in found.items():
             if word in words:
@@ -169,9 +173,10 @@ def _part(part: str) -> dict[str, Any]:
     a, _, b = part.partition("*")
     if called(a) and (not b or called(b)):
         return {"a": a, "b": b or a}
+    meant = unknown(b if called(a) else a) or suggest(part, _LAYOUTS)
     raise ProblemError(
-        f"{part!r} is neither a type such as bf16 or s4*bf16, nor one of {', '.join(_LAYOUTS)}, nor NAME=VALUE with "
-        f"a name such as d, c, accumulator, a_scale, grouped or epilogue"
+        f"{part!r}{meant or ';'} it must be a type such as bf16 or s4*bf16, one of {', '.join(_LAYOUTS)}, or "
+        "NAME=VALUE with a name such as d, c, accumulator, a_scale, grouped or epilogue"
     )
 
 

@@ -133,7 +133,7 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
             continue
         if value.dtype not in OPERAND_DTYPES or (name in reductions and value.dtype != "f32"):
             allowed = "f32" if name in reductions else ", ".join(OPERAND_DTYPES)
-            raise OperandError(f"{name} is {value.dtype}; here it may be {allowed}")
+            raise OperandError(f"{name} is {value.dtype}; here it may be {allowed}: pass {name}.float()")
         if named[name] not in (OPERAND_DTYPES[0], value.dtype):
             raise OperandError(f"{name} is {value.dtype}, but {name}.{named[name]} in the epilogue: leave out the type")
         dtypes[name] = value.dtype

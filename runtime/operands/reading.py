@@ -17,6 +17,16 @@ from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch,
 _OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
 _OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if dtype.dlpack}
 
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+"""Type codes of DLPack, as dtypes are called."""
+_CONVERTED = {
+    "offsets": "; it must be s32: pass {}.int()",
+    "counts": "; it must be s32: pass {}.int()",
+    "scale": "; scales are floating-point: pass {}.float()",
+}
+"""What to do about dtypes that gemmill has not, where the name of the argument tells."""
+
+_DLPACK_HOST = 1
 _DLPACK_CUDA = 2
 _DLPACK_CUDA_MANAGED = 13
 _DLPACK_READ_ONLY = 1
@@ -99,7 +109,8 @@ def _refuse_cpu(name: str, where: str) -> OperandError:
 
 
 def _refuse_dtype(name: str, dtype: str) -> OperandError:
-    return OperandError(f"{name} has dtype {dtype}; gemmill knows {', '.join(DTYPES)}")
+    wanted = _CONVERTED.get(name.rpartition("_")[2], "; gemmill knows " + ", ".join(DTYPES) + ": convert it first")
+    return OperandError(f"{name} has dtype {dtype}{wanted.format(name)}")
 
 
 def _from_torch(tensor: Any, name: str) -> TensorView:
@@ -196,7 +207,7 @@ def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
 def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     device_type, device = (int(part) for part in tensor.__dlpack_device__())
     if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-        raise _refuse_cpu(name, f"on DLPack device type {device_type}")
+        raise _refuse_cpu(name, "in host memory" if device_type == _DLPACK_HOST else f"on DLPack device {device_type}")
     consumer = stream or 1  # DLPack writes the legacy default stream as 1
     try:
         capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
@@ -215,7 +226,8 @@ def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
         raise OperandError(f"{name}: its __dlpack__ returned {capsule!r}, which is no DLPack capsule")
     dtype = _OF_DLPACK.get((dl.code, dl.bits))
     if dtype is None or dl.lanes != 1:
-        raise _refuse_dtype(name, f"with DLPack code {dl.code}, {dl.bits} bits, {dl.lanes} lanes")
+        kind = _KINDS.get(dl.code, f"DLPack code {dl.code} of bits ")
+        raise _refuse_dtype(name, f"{kind}{dl.bits}" + (f" in vectors of {dl.lanes}" if dl.lanes != 1 else ""))
     shape = tuple(dl.shape[: dl.ndim])
     strides = tuple(dl.strides[: dl.ndim]) if dl.strides else _row_major(shape)
     # The capsule stays unconsumed: dropping it with the view releases the tensor.
