@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
@@ -108,7 +108,7 @@ def autotuned(
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
                 registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
             slow_path = registry.select(problem, sm_count).slow_path
-            known[key] = replace(_choice(answer), problem=problem, slow_path=slow_path)
+            known[key] = _choice(answer).answering(problem, slow_path)
         return known[key]
 
 

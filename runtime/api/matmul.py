@@ -96,10 +96,10 @@ def matmul(
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
-    Raises OperandError for operands that do not fit, UnsupportedProblemError where no kernel serves the problem,
-    ConfigError where ``kernel`` names none, CompileError, ToolchainError or PackError where it cannot be built or read,
-    DeviceError where the GPU cannot run it, CaptureError where the kernel is not loaded yet, or kernels are to be
-    timed, and the stream is being captured.
+    Raises OperandError for operands that do not fit, KeywordError for keywords that neither it nor the epilogue has,
+    UnsupportedProblemError where no kernel serves the problem, ConfigError where ``kernel`` names none, CompileError,
+    ToolchainError or PackError where it cannot be built or read, DeviceError where the GPU cannot run it, CaptureError
+    where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
     """
     return read_call(locals())
 

@@ -44,6 +44,11 @@ class Choice:
     """What the problem loses to one like it that fast kernels are made for; None where that is nothing much, and of a
     quick selection, which does not look."""
 
+    def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
+        """The same choice, for a problem. Quick selection has no time for ``dataclasses.replace``."""
+        own = (self.name, self.config, self.reason, self.predicted_us, self.runners_up, self.source, self.swap_ab)
+        return Choice(*own, problem, slow_path)
+
     @property
     def of_transposed(self) -> Choice:
         """The same choice, which speaks of operands as the transposed problem has them."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from math import inf
 
@@ -87,7 +86,7 @@ class Selector:
                 break
         else:
             choice = self._model.decide(problem, sm_count, invariant_to, quick)
-        return replace(choice, problem=problem, slow_path=self._slow_path(choice, problem, sm_count, invariant_to))
+        return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
 
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
