@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError
+from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.reading import as_words, unpacked, view
 from gemmill.runtime.operands.tensors import Tensor, TensorView
 
@@ -84,7 +86,7 @@ class Plan:
         """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
         GPU of the one it replaces.
 
-        OperandError where one has not; the plan is then unchanged.
+        OperandError where one has not, KeywordError where there is none of its name; the plan is then unchanged.
         """
         given = {name: x for name, x in (locals() | operands).items() if name not in ("self", "operands")}
         if self._call is None:
@@ -113,6 +115,8 @@ class Plan:
                 f"{name}: this plan was made with a number; for another make a new plan, or one with a tensor of one "
                 "element, which may be written to"
             )
+        if old is None and name not in OPERANDS:
+            raise unexpected(name, [*OPERANDS, *self._call.arguments.values])
         if old is None:
             raise OperandError(
                 f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"

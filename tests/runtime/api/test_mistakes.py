@@ -41,6 +41,11 @@ def fused(epilogue: Any, **operands: Any) -> Any:
     return matmul(A, B, out=OUT, epilogue=epilogue, **operands)
 
 
+def nothing() -> gemmill.Plan:
+    """A plan that launches nothing, and so needs no GPU."""
+    return plan(on_gpu((0, 64)), B, out=on_gpu((0, 64)), epilogue="d = acc + bias[n]", bias=ROW)
+
+
 Call = Callable[[], object]
 MISTAKES: dict[str, list[tuple[Call, str]]] = {
     "dtype": [
@@ -96,6 +101,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: array_matmul(A, B, OUT, Words(3, 4), betta=1.0), "^unexpected argument 'betta', did you mean beta"),  # type: ignore[call-arg]
         (lambda: matmul(A, B, out=OUT, x=ROW), "^unexpected argument 'x'; an epilogue has operands, as in"),
         (lambda: fused("d = acc + bias[n]", bais=ROW), "^bais is passed, .* does not name it, did you mean bias"),
+        (lambda: nothing().rebind(bais=ROW), "^unexpected argument 'bais', did you mean bias"),
         (lambda: Registry(manifest=["bf16"]), "^unexpected argument 'manifest', did you mean manifests"),  # type: ignore[call-arg]
         (lambda: Registry(manifests=()).select(PROBLEM, smcount=8), "^unexpected .*'smcount', did you mean sm_count"),  # type: ignore[call-arg]
         (lambda: gemmill.load_manifest("bf16", leagl=True), "^unexpected argument 'leagl', did you mean legal"),  # type: ignore[call-arg]
