@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 K_MAJOR = "a.major == 'k' and b.major == 'k' and c.dtype == 'none' and d.major == 'n'"
@@ -113,7 +114,7 @@ def _child(pack: str, extents: tuple[int, int, int], in_steps: bool) -> dict[str
     return {"launched": (launched - start) * 1000, "done": (done - start) * 1000}
 
 
-def _steps(pack: str, a: object, b: object) -> Iterator[str]:
+def _steps(pack: str, a: Any, b: Any) -> Iterator[str]:
     """The path to the first GEMM, step by step: each is yielded when it is done."""
     import gemmill
 
@@ -126,7 +127,7 @@ def _steps(pack: str, a: object, b: object) -> Iterator[str]:
     yield "  import cuda.bindings"
     registry = make_registry(packs=[pack])
     yield "  open the pack"
-    (m, k), n = a.shape, b.shape[1]  # type: ignore[attr-defined]
+    (m, k), n = a.shape, b.shape[1]
     operand = ("bf16", "k")
     problem = gemmill.GemmProblem(m, n, k, a=operand[0], a_major=operand[1], b_major=operand[1], d="bf16")
     name = registry.select(problem).name

@@ -31,6 +31,14 @@ class OperandError(GemmillError):
     """A tensor handed to gemmill has a wrong device, dtype, shape, stride or alignment."""
 
 
+class KeywordError(OperandError, ProblemError, TypeError):
+    """A keyword that a function, a registry or a problem does not take; the message names the nearest that it does.
+
+    As Python has it, it is a TypeError; so that whoever catches what else is wrong with a call or a problem catches it
+    too, it is an OperandError and a ProblemError as well.
+    """
+
+
 class ToolchainError(GemmillError):
     """NVRTC or headers are missing, or their versions clash."""
 
@@ -71,9 +79,22 @@ class SettingError(GemmillError):
     """An environment variable has a value that means nothing."""
 
 
-class SettingWarning(UserWarning):
+class GemmillWarning(UserWarning):
+    """Base of every warning that gemmill gives: Python's filters silence them, or make errors of them."""
+
+
+class SlowPathWarning(GemmillWarning):
+    """A call takes a path that is much slower than that of a call like it. The message says what it costs and what to
+    change; given once a process for each kind of reason."""
+
+
+class SettingWarning(GemmillWarning):
     """An environment variable is called ``GEMMILL_`` something that is no setting."""
 
 
-class RenamedWarning(FutureWarning):
+class RenamedWarning(GemmillWarning, FutureWarning):
     """Something is called by a former name, which is still read. The message says the present one."""
+
+
+class StoreWarning(GemmillWarning):
+    """The store is skipped; kernels are compiled again in every process."""

@@ -79,7 +79,7 @@ class Measurement(Frozen):
     """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
     verified: bool
     """Whether every element of D was within its bound of a float64 reference."""
-    error: float | None = None
+    error: float | None = Field(default=None, allow_inf_nan=False)
     """Largest error in multiples of an element's bound; None where it was not verified, or not finite."""
     says: str = ""
     """Why it failed."""
@@ -87,7 +87,7 @@ class Measurement(Frozen):
     """SM clock under load."""
     memory_mhz: int | None = None
     """Memory clock under load."""
-    watts: float | None = None
+    watts: float | None = Field(default=None, allow_inf_nan=False)
     """Power under load."""
     celsius: int | None = None
     """GPU temperature."""

@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from gemmill.library.arch import DEFAULT_GPU, Gpu, gpu_named, serving
+from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import (
     CompileError,
+    ConfigError,
     DeviceError,
     ManifestError,
     PackError,
+    ProblemError,
+    StoreError,
     ToolchainError,
     UnsupportedProblemError,
 )
+from gemmill.library.input.keywords import strict
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
+from gemmill.runtime.registry_arguments import check_files, checked_gpu, checked_problem, kernel_named
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
@@ -67,6 +72,7 @@ class Registry:
         ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
     """
 
+    @strict
     def __init__(
         self,
         manifests: Iterable[str | Path | KernelSet] | None = None,
@@ -76,19 +82,30 @@ class Registry:
         records: Iterable[str | Path] = (),
         model: str | Path | None = None,
     ) -> None:
+        check_files(manifests=manifests, packs=packs, records=records)
+        if not (store is None or isinstance(store, str | Path) or hasattr(store, "path")):
+            raise StoreError(f"store is {store!r:.80}; it must be the name of a folder, or a Store")
         place = Path(store) if isinstance(store, str | Path) else store.path if store else None
         self.packs = tuple(Pack.open(path, place) for path in packs)
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
         self._store = store
-        self._gpu = _gpu(gpu) if isinstance(gpu, str) else gpu
+        self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
         self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._lock = threading.RLock()
         _registries.add(self)
+
+    def __repr__(self) -> str:
+        """Where its kernels come from, without looking for any."""
+        named = "" if self._ships else ", ".join(kernel_set.name for kernel_set in self.kernel_sets)
+        sets = "the manifests that ship" if self._ships else named or "no manifest"
+        packs = "".join(f", {pack.path}" for pack in self.packs)
+        gpu = self._gpu.name if self._gpu else "the GPU at hand"
+        return f"<Registry of {sets}{packs} for {gpu}>"
 
     @cached_property
     def kernel_sets(self) -> tuple[KernelSet, ...]:
@@ -165,6 +182,7 @@ class Registry:
             configs |= {kernel_name(config): config for config in expanded()}
         return configs
 
+    @strict
     def select(
         self,
         problem: GemmProblem,
@@ -182,16 +200,21 @@ class Registry:
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
-        problem = problem.with_narrow_a
+        if invariant_to not in (None, "m", "n"):
+            raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
+        asked = checked_problem(problem)
+        problem = asked.with_narrow_a
         try:
-            return self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
+            choice = self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
         except UnsupportedProblemError:
-            everything = self.selector  # which says what the nearest of all kernels wants
-        return everything.select(problem, sm_count, invariant_to, quick)
+            # which says what the nearest of all kernels wants
+            choice = self.selector.select(problem, sm_count, invariant_to, quick)
+        return choice if problem is asked else choice.of_transposed
 
+    @strict
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem: :meth:`Selector.candidates`."""
-        problem = problem.with_narrow_a
+        problem = checked_problem(problem).with_narrow_a
         with suppress(UnsupportedProblemError):
             return self._selector_for(problem).candidates(problem, count, sm_count)
         return self.selector.candidates(problem, count, sm_count)
@@ -221,7 +244,7 @@ class Registry:
             CompileError: it does not compile.
             PackError: the pack that holds it is damaged.
         """
-        name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+        name = kernel_named(kernel)
         if (artifact := self._loaded.get(name)) is not None:
             return artifact
         with self._lock:
@@ -260,6 +283,7 @@ class Registry:
         with self._lock:
             self._loaded[artifact.name] = artifact
 
+    @strict
     def warm(
         self,
         kernels: Iterable[str | GemmConfig | GemmProblem],
@@ -280,6 +304,8 @@ class Registry:
             CompileError: some did not compile; names each. The others are warm all the same.
             ToolchainError, ConfigError, PackError, UnsupportedProblemError: as for :meth:`get` and :meth:`select`.
         """
+        if isinstance(kernels, str | GemmConfig | GemmProblem):
+            raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list, also of one")
         names = [self._name(kernel) for kernel in kernels]
         missing = []
         for name in dict.fromkeys(names):
@@ -301,7 +327,7 @@ class Registry:
     def _name(self, kernel: str | GemmConfig | GemmProblem) -> str:
         if isinstance(kernel, GemmProblem):
             return self.select(kernel).name
-        return kernel if isinstance(kernel, str) else kernel_name(kernel)
+        return kernel_named(kernel)
 
     def _packed(self, name: str) -> Artifact | None:
         """A kernel from the first pack that has it sound."""
@@ -354,20 +380,10 @@ def detect(device: int = 0) -> Gpu:
         return DEFAULT_GPU
 
 
-def _gpu(name: str) -> Gpu:
-    """The GPU of a name, as ``--gpu`` takes it."""
-    try:
-        return gpu_named(name)
-    except LookupError as error:
-        raise DeviceError(error.args[0]) from None
-
-
 def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
     """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
     from gemmill.library.manifest.load import load_manifest, shipped_manifests
 
-    if isinstance(manifests, str | Path):
-        raise ManifestError(f"manifests is {manifests!r}; it must be a list: manifests=[{str(manifests)!r}]")
     shipped = shipped_manifests()
     return tuple(
         load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest

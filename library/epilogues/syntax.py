@@ -65,6 +65,7 @@ RESERVED = frozenset(
             "batching",
             "groups",
             "deterministic",
+            "explain",
             "workspace",
         ),
     )
@@ -96,6 +97,10 @@ _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 SCALES = ("a_scale", "b_scale")
 """What scales A and B, as arguments of ``matmul`` and as operands of an expression."""
 _FACTORS = ("alpha", "beta")
+SUMS = ("acc", "gate", "up")
+"""Sums of products: of an element, or of an even column and the odd one after it."""
+GIVEN = (*SUMS, "c", *_FACTORS)
+"""Names that stand for something in every epilogue; nobody passes them as its operands."""
 
 
 def read(text: str) -> Epilogue:
@@ -121,8 +126,9 @@ def read(text: str) -> Epilogue:
         parser.assignment(statement, later)
     if not any(a.role == "d" for a in parser.assignments):
         raise ExpressionError("nothing is assigned to d; the least is `d = acc`", len(text.rstrip()))
-    if not parser.read & {"acc", "gate", "up"}:
-        raise ExpressionError("the sums of products are not read: acc, or gate and up, must stand somewhere")
+    if not parser.read & {*SUMS}:
+        near = next(filter(None, (suggest(name, SUMS) for name in parser.operands)), "")
+        raise ExpressionError(f"the sums of products are not read: acc, or gate and up, must stand somewhere{near}")
     return Epilogue(tuple(parser.assignments))
 
 
@@ -186,7 +192,7 @@ class _Parser:
             if dtype or kind or major:
                 raise self.error(target, "d is D: its type is that of the tensor, and it takes no index")
         elif name in RESERVED or _is_function(name):
-            raise self.error(target, f"{name!r} cannot be assigned to: the name has a meaning")
+            raise self.error(target, f"{name!r} cannot be assigned to: the name has a meaning; choose another")
         if any(a.name == name for a in self.assignments):
             raise self.error(target, f"{name!r} is assigned twice")
         if name in self.operands:
@@ -336,7 +342,7 @@ class _Parser:
     def value(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Node:
         name, dtype, kind, major = self.reference(node)
         assigned = next((a for a in self.assignments if a.name == name), None)
-        if name in ("acc", "c", "gate", "up") or assigned is not None:
+        if name in (*SUMS, "c") or assigned is not None:
             if dtype or kind or major:
                 raise self.error(node, f"{name!r} is a value of this element: it takes no type and no index")
             self.read.add(name)
@@ -352,7 +358,7 @@ class _Parser:
         if _is_function(name):
             raise self.error(node, f"{name!r} is a function, and has no value")
         if name in RESERVED and name not in (*_FACTORS, *SCALES):
-            raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning")
+            raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning; choose another")
         if major and dtype not in (None, *OUTPUT_DTYPES):
             raise self.error(node, f"{name!r} is {dtype}, of which TMA moves no matrices here: leave out the major")
         if major and kind != "matrix":

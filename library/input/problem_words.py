@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName, called, default_accumulator, default_output, unknown
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
-from gemmill.library.errors import ExpressionError, ProblemError
+from gemmill.library.errors import ExpressionError, KeywordError, ProblemError
 from gemmill.library.wording import one_of, suggest
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ FIELDS = (
 )
 """Fields of a problem, in its order."""
 KEYWORDS = (*FIELDS, *_SHORT, "groups")
+_NAMES = (*KEYWORDS, *_GROUPS)
+"""What stands before ``=`` in the line of a problem."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown_words := [word for word in given if word not in KEYWORDS]:
         word = unknown_words[0]
         hint = suggest(word, KEYWORDS) or ";"
-        raise ProblemError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
+        raise KeywordError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
     words = {word: value for word, value in given.items() if value is not None}
     for short, field in _SHORT.items():
         if short in words:
@@ -153,6 +155,8 @@ def read_text(text: str) -> dict[str, Any]:
     words: dict[str, Any] = dict(zip(("m", "n", "k", "batch"), map(int, extents.split("x")), strict=False))
     for part in rest:
         name, equals, value = part.partition("=")
+        if equals and name not in _NAMES:
+            raise KeywordError(f"{part!r} names nothing{suggest(name, _NAMES) or ';'} names are {', '.join(_NAMES)}")
         found = _part(part) if not equals else {"batching": name, "groups": value} if name in _GROUPS else {name: value}
         for word, given in found.items():
             if word in words:
@@ -169,9 +173,10 @@ def _part(part: str) -> dict[str, Any]:
     a, _, b = part.partition("*")
     if called(a) and (not b or called(b)):
         return {"a": a, "b": b or a}
+    meant = unknown(b if called(a) else a) or suggest(part, _LAYOUTS)
     raise ProblemError(
-        f"{part!r} is neither a type such as bf16 or s4*bf16, nor one of {', '.join(_LAYOUTS)}, nor NAME=VALUE with "
-        f"a name such as d, c, accumulator, a_scale, grouped or epilogue"
+        f"{part!r}{meant or ';'} it must be a type such as bf16 or s4*bf16, one of {', '.join(_LAYOUTS)}, or "
+        "NAME=VALUE with a name such as d, c, accumulator, a_scale, grouped or epilogue"
     )
 
 

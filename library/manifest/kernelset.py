@@ -93,6 +93,9 @@ class KernelSet:
     sets: tuple[Candidates, ...]
     presets: Mapping[str, Preset]
 
+    def __repr__(self) -> str:
+        return f"<KernelSet {self.name} with presets {', '.join(self.presets)}>"
+
     def expand(self, preset: str | None = None, where: str | None = None, legal: bool = True) -> Iterator[GemmConfig]:
         """The configs, one at a time, in the same order everywhere, each once.
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.files import read_given, read_regular, shipped
+from gemmill.library.input.keywords import strict
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
@@ -48,6 +49,7 @@ def shipped_manifest(name: str) -> Path:
     return SHIPPED / f"{name}.yaml"
 
 
+@strict
 def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
     """The kernel set that a manifest declares.
 

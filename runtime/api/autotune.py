@@ -107,7 +107,8 @@ def autotuned(
                 kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.kernel)))
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
                 registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
-            known[key] = _choice(answer)
+            slow_path = registry.select(problem, sm_count).slow_path
+            known[key] = _choice(answer).answering(problem, slow_path)
         return known[key]
 
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from math import isfinite
 
-from gemmill.library.dtypes import DTYPES, MAX_FLOAT32, DTypeName
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.invariance import refuse_atomic_sums
-from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.registry import Registry
+
+_FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick")
+
+
+def check_options(options: Options) -> None:
+    """OperandError where an option is no value of its kind."""
+    for name in _FLAGS:
+        if (value := getattr(options, name)) not in (True, False):
+            raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
+    if not isinstance(options.kernel, str | GemmConfig | None):
+        raise OperandError(f"kernel is {options.kernel!r:.80}; it must be the name of a kernel or a GemmConfig")
+    if not isinstance(options.registry, Registry | None):
+        raise OperandError(f"registry is {options.registry!r:.80}; it must be a gemmill.Registry, or None")
 
 
 def check_promises(call: GemmCall) -> None:
@@ -51,8 +66,6 @@ def check_values(call: GemmCall) -> tuple[float, float]:
     """Alpha and beta of a kernel; OperandError where an option has a value that no kernel takes."""
     options, d_dtype = call.options, call.tensors["out"].dtype
     beta_is_read = _check_factors(call)
-    if options.accumulator is not None and options.accumulator not in DTYPES:
-        raise OperandError(f"accumulator is {options.accumulator!r}; gemmill knows {', '.join(DTYPES)}")
     alpha, beta = options.alpha, options.beta
     for factor, value in (("alpha", alpha), ("beta", beta)):
         _check_range(factor, value, call.accumulator)

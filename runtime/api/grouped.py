@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
+from gemmill.library.input.keywords import strict
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.api.streams import Stream
 from gemmill.runtime.api.warm import by_tensors
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
 
 
 @by_tensors
 def grouped_matmul(
-    a: Any,
-    b: Any,
-    offsets: Any = None,
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor | None = None,
     *,
-    out: Any = None,
-    c: Any = None,
+    out: Tensor | None = None,
+    c: Tensor | None = None,
     alpha: float = 1.0,
     beta: float | None = None,
-    out_dtype: Any = None,
+    out_dtype: object = None,
     accumulator: DTypeName | None = None,
     tf32: bool = False,
     fast_accumulation: bool = True,
-    a_scale: Any = None,
-    b_scale: Any = None,
-    counts: Any = None,
-    stream: Stream = None,
+    a_scale: Tensor | float | None = None,
+    b_scale: Tensor | float | None = None,
+    counts: Tensor | None = None,
+    stream: Stream | None = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
     autotune: int | None = None,
+    explain: bool = False,
     epilogue: str | None = None,
-    **operands: Any,
+    **operands: Tensor | float,
 ) -> GemmCall:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
 
@@ -74,21 +75,23 @@ def grouped_matmul(
     return read_call(arguments)
 
 
+@strict
 def array_matmul(
-    a: Any,
-    b: Any,
-    out: Any,
-    addresses: Any,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    addresses: Tensor,
     *,
-    c: Any = None,
+    c: Tensor | None = None,
     alpha: float = 1.0,
     beta: float | None = None,
     accumulator: DTypeName | None = None,
     tf32: bool = False,
     fast_accumulation: bool = True,
-    stream: Stream = None,
+    stream: Stream | None = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
+    explain: bool = False,
 ) -> None:
     """``alpha * a @ b + beta * c`` for matrices at addresses in GPU memory, as ``cublasGemmBatchedEx`` takes them.
 

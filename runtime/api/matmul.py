@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.api.prepare import prepare
@@ -12,29 +10,30 @@ from gemmill.runtime.api.streams import Stream, stream_to_follow
 from gemmill.runtime.api.warm import by_values
 from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
 
 
 @by_values
 def matmul(
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     *,
-    out: Any = None,
-    c: Any = None,
+    out: Tensor | None = None,
+    c: Tensor | None = None,
     alpha: float = 1.0,
     beta: float | None = None,
-    out_dtype: Any = None,
+    out_dtype: object = None,
     accumulator: DTypeName | None = None,
     tf32: bool = False,
     fast_accumulation: bool = True,
-    a_scale: Any = None,
-    b_scale: Any = None,
-    a_zero: Any = None,
-    b_zero: Any = None,
-    a_dtype: Any = None,
-    b_dtype: Any = None,
-    stream: Stream = None,
+    a_scale: Tensor | float | None = None,
+    b_scale: Tensor | float | None = None,
+    a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None,
+    a_dtype: object = None,
+    b_dtype: object = None,
+    stream: Stream | None = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     sm_count: int | None = None,
@@ -42,8 +41,9 @@ def matmul(
     batch_invariant: bool = False,
     autotune: int | None = None,
     quick: bool = False,
+    explain: bool = False,
     epilogue: str | None = None,
-    **operands: Any,
+    **operands: Tensor | float,
 ) -> GemmCall:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
@@ -93,39 +93,43 @@ def matmul(
     prompts with an M of their own: where nothing was measured, the kernel is selected in some 10 us, not half a
     millisecond or more, and is 1 to 2% slower on average (docs/tuning.md).
 
+    ``explain`` prints the problem, its kernel and why that was selected, each time. Where an operand's dtype, layout or
+    alignment makes a call much slower than one like it, that says what it costs and what to change; so do
+    ``plan(...).choice.why`` and, once a process for each kind of reason, a SlowPathWarning when a call is made ready.
+
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
     ``a`` is no PyTorch tensor. Gradients are not recorded.
 
-    Raises OperandError for operands that do not fit, UnsupportedProblemError where no kernel serves the problem,
-    ConfigError where ``kernel`` names none, CompileError, ToolchainError or PackError where it cannot be built or read,
-    DeviceError where the GPU cannot run it, CaptureError where the kernel is not loaded yet, or kernels are to be
-    timed, and the stream is being captured.
+    Raises OperandError for operands that do not fit, KeywordError for keywords that neither it nor the epilogue has,
+    UnsupportedProblemError where no kernel serves the problem, ConfigError where ``kernel`` names none, CompileError,
+    ToolchainError or PackError where it cannot be built or read, DeviceError where the GPU cannot run it, CaptureError
+    where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
     """
     return read_call(locals())
 
 
 def plan(
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     *,
-    out: Any = None,
-    c: Any = None,
+    out: Tensor | None = None,
+    c: Tensor | None = None,
     alpha: float = 1.0,
     beta: float | None = None,
-    out_dtype: Any = None,
+    out_dtype: object = None,
     accumulator: DTypeName | None = None,
     tf32: bool = False,
     fast_accumulation: bool = True,
-    a_scale: Any = None,
-    b_scale: Any = None,
-    a_zero: Any = None,
-    b_zero: Any = None,
-    a_dtype: Any = None,
-    b_dtype: Any = None,
-    offsets: Any = None,
-    counts: Any = None,
-    addresses: Any = None,
-    stream: Stream = None,
+    a_scale: Tensor | float | None = None,
+    b_scale: Tensor | float | None = None,
+    a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None,
+    a_dtype: object = None,
+    b_dtype: object = None,
+    offsets: Tensor | None = None,
+    counts: Tensor | None = None,
+    addresses: Tensor | None = None,
+    stream: Stream | None = None,
     registry: Registry | None = None,
     kernel: str | GemmConfig | None = None,
     sm_count: int | None = None,
@@ -133,8 +137,9 @@ def plan(
     batch_invariant: bool = False,
     autotune: int | None = None,
     quick: bool = False,
+    explain: bool = False,
     epilogue: str | None = None,
-    **operands: Any,
+    **operands: Tensor | float,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 

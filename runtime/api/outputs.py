@@ -13,7 +13,7 @@ from gemmill.runtime.api.streams import Stream, handle_of, stream_handle, torch_
 from gemmill.runtime.operands.tensors import is_torch
 
 
-def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream) -> Any:
+def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream | None) -> Any:
     """A packed tensor of PyTorch or CuPy where ``a`` is theirs, for a stream that is to write it; OperandError
     elsewhere."""
     if is_torch(a):

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.checks import check_promises, check_values
+from gemmill.runtime.api.checks import check_options, check_promises, check_values
+from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
 from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
@@ -24,18 +25,25 @@ from gemmill.runtime.operands.call import GemmCall, signature
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.registry_arguments import kernel_named
 from gemmill.runtime.select.choice import Choice, Rows
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
 
 def prepare(call: GemmCall) -> PreparedCall:
-    """A call made ready to launch: as one before it of the same signature, or now.
+    """A call made ready to launch: as one before it of the same signature, or now. Says of it what the call asks.
 
     Raises what :func:`gemmill.matmul` does.
     """
-    entry = caches.prepared(signature(call))
+    try:
+        entry = caches.prepared(signature(call))
+    except TypeError:  # what has no hash is no option
+        check_options(call.options)
+        raise
     if entry.value is None:
         entry.value = _prepared(call)
+    if call.explain:
+        explain(entry.value)
     return entry.value
 
 
@@ -49,13 +57,14 @@ def launch(call: GemmCall) -> PreparedCall:
 
 def _prepared(call: GemmCall) -> PreparedCall:
     options = call.options
+    check_options(options)
     check_promises(call)
     alpha, beta = check_values(call)
     gemm, arguments = call.bound
     device, memory = call.tensors["a"].device, MemoryCheck(call)
     memory(call.addresses)
     if is_empty(gemm.problem):
-        return PreparedCall(gemm.problem, None, memory, functools.partial(Resets, device, arguments))
+        return PreparedCall(gemm.problem, None, None, memory, functools.partial(Resets, device, arguments, memory))
     if options.batch_invariant:
         gemm = of_any_rows(gemm)
     registry = caches.default_registry() if options.registry is None else options.registry
@@ -76,8 +85,8 @@ def _prepared(call: GemmCall) -> PreparedCall:
         return functools.partial(new, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
 
     if options.kernel is not None:
-        new_launcher = launcher(*_named(options.kernel, gemm.problem, options.batch_invariant))
-        return PreparedCall(problem, None, memory, new_launcher)
+        name, swap_ab = _named(options.kernel, gemm.problem, options.batch_invariant)
+        return PreparedCall(problem, name, None, memory, launcher(name, swap_ab))
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
 
@@ -87,7 +96,10 @@ def _prepared(call: GemmCall) -> PreparedCall:
     if parts > 1:
         strides = f"no kernel here takes a batch of {len(call.bound.gemm.nested)} strides as it is asked for"
         choice = replace(choice, reason=f"{choice.reason}; in {parts} launches of {gemm.problem.batch}, as {strides}")
-    return PreparedCall(problem, choice, memory, launcher(choice.name, choice.swap_ab))
+    if gemm.is_transposed:
+        choice = choice.of_transposed
+    warn_of(choice)
+    return PreparedCall(problem, choice.name, choice, memory, launcher(choice.name, choice.swap_ab))
 
 
 def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_count: int | None) -> bool:
@@ -97,8 +109,7 @@ def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_c
     if len(call.bound.gemm.nested) > NESTED_EXTENTS or options.batch_invariant:
         return False
     if options.kernel is not None:
-        name = options.kernel if isinstance(options.kernel, str) else kernel_name(options.kernel)
-        return needs_swap(parse_name(name), problem) is not None
+        return needs_swap(parse_name(plain_name(kernel_named(options.kernel))), problem) is not None
     try:
         registry.select(problem, sm_count, None, options.quick)
     except UnsupportedProblemError:
@@ -114,7 +125,7 @@ def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | No
 
 def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
     """The name of the kernel that a call names, and whether it is to run the transposed problem."""
-    name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+    name = kernel_named(kernel)
     config = parse_name(plain_name(name))  # which checks a config made by hand as well
     if batch_invariant:
         refuse_shared_k(config)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from gemmill.library.dtypes import DTYPES, DTypeName, default_output
+from gemmill.library.dtypes import default_output
 from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
@@ -16,9 +16,9 @@ from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, 
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options, wider
 from gemmill.runtime.operands.fused.scales import kinds_of_scales, named_scales, with_scales
 from gemmill.runtime.operands.gemm import OPERANDS
-from gemmill.runtime.operands.reading import TABLES, unpacked, view, view_table
+from gemmill.runtime.operands.reading import TABLES, dtype_named, unpacked, view, view_table
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
-from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView
+from gemmill.runtime.operands.tensors import TensorView
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
@@ -30,31 +30,40 @@ def read_call(given: Mapping[str, Any]) -> GemmCall:
     OperandError names the argument that cannot be read.
     """
     given = {**given, "alpha": alpha_of(given["alpha"]), "beta": beta_of(given["beta"])}
+    operands = given.pop("operands", {})
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
     stream = handle_of(given["a"], given["stream"])
-    text, operands = given.get("epilogue"), given.get("operands", {})
+    text = given.get("epilogue")
     scaled = any(given.get(name) is not None for name in SCALES)
     arguments = NO_ARGUMENTS if scaled and text else read_arguments(text, operands, stream, given)
     tensors = _read_operands(given, options, stream)
     if scaled:
-        arguments, options = _with_scales(given, options, tensors, stream)
-    wanted = default_output(wider(tensors)) if options.out_dtype is None else _dtype_name(options.out_dtype)
+        arguments, options = _with_scales(given, operands, options, tensors, stream)
+    asked = options.out_dtype
+    wanted = default_output(wider(tensors)) if asked is None else dtype_named(asked, "out_dtype")
     out = given["out"]
     if out is None:
         shape = _shape(tensors, arguments.epilogue)
         out = allocate(given["a"], shape, wanted, tensors["a"].device, given["stream"])
     tensors["out"] = view(out, "out", stream)
-    if options.out_dtype is not None and tensors["out"].dtype != wanted:
-        raise OperandError(f"out is {tensors['out'].dtype} and out_dtype {wanted}; they must be equal")
-    return GemmCall(tensors, options, arguments, out, stream)
+    if asked is not None and tensors["out"].dtype != wanted:
+        raise OperandError(
+            f"out is {tensors['out'].dtype} and out_dtype {wanted}; they must be equal: out says its dtype itself, "
+            "leave out_dtype out"
+        )
+    return GemmCall(tensors, options, arguments, out, stream, bool(given.get("explain")))
 
 
 def _with_scales(
-    given: Mapping[str, Any], options: Options, tensors: dict[str, TensorView], stream: int
+    given: Mapping[str, Any],
+    operands: Mapping[str, Any],
+    options: Options,
+    tensors: dict[str, TensorView],
+    stream: int,
 ) -> tuple[EpilogueArguments, Options]:
     """The epilogue and its operands, scales among them that are factors of the sums; and options, whose alpha takes in
     scales of the host where no expression is given."""
-    text, operands = given.get("epilogue"), given.get("operands", {})
+    text = given.get("epilogue")
     numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
     named = named_scales(text) if text is not None else {}
     kinds = kinds_of_scales(tensors, numbers, named, options.batch_invariant)
@@ -93,7 +102,7 @@ def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> d
     for name, dtype in (("a", options.a_dtype), ("b", options.b_dtype)):
         if dtype is not None:
             other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
-            told = _dtype_name(dtype, f"{name}_dtype")
+            told = dtype_named(dtype, f"{name}_dtype")
             tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
     for name in _OTHERS:
         if (tensor := given.get(name)) is not None and not (name in SCALES and is_number(tensor)):
@@ -107,13 +116,3 @@ def _shape(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, 
     if kind == "addresses":
         raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
     return grouped_shape(a, b, tensors[kind].shape, kind, epilogue) if kind else d_shape(a, b, epilogue)
-
-
-def _dtype_name(dtype: Any, argument: str = "out_dtype") -> DTypeName:
-    """gemmill's name of a dtype that a caller wrote for an argument."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return dtype  # type: ignore[return-value]
-    known = TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
-    if known is None:
-        raise OperandError(f"{argument} is {dtype!r}; gemmill knows {', '.join(DTYPES)}")
-    return known

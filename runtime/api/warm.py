@@ -94,7 +94,7 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     named = frozenset(inspect.signature(read).parameters)
 
     @_documented_by(read)
-    def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any) -> Any:
+    def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Any = None, **options: Any) -> Any:
         values = warm = entry = bucket = None
         if options:
             options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
@@ -180,7 +180,14 @@ def by_tensors(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
 
     @_documented_by(read)
     def short(
-        a: Any, b: Any, offsets: Any = None, *, out: Any = None, c: Any = None, stream: Stream = None, **options: Any
+        a: Any,
+        b: Any,
+        offsets: Any = None,
+        *,
+        out: Any = None,
+        c: Any = None,
+        stream: Stream | None = None,
+        **options: Any,
     ) -> Any:
         options["offsets"] = offsets
         given = {name: x for name, x in options.items() if x is not None or name not in named}
@@ -189,12 +196,12 @@ def by_tensors(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     return short
 
 
-def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream, options: dict[str, Any]) -> Any:
+def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | None, options: dict[str, Any]) -> Any:
     """A call with tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of them
     and by all values, if the tensors are PyTorch's.
 
-    Not where an epilogue writes to some, whose addresses are to be checked each time; nor before the second time, as
-    guards take longer to make than they save once.
+    Not where an epilogue writes to some, whose addresses are to be checked each time, nor where the call is to be
+    explained; nor before the second time, as guards take longer to make than they save once.
     """
     for factor, number in (("alpha", alpha_of), ("beta", beta_of)):
         if factor in options:
@@ -218,7 +225,7 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream, o
         remembers = bucket is not None and _is_on()
         call = read(a, b, out=out, c=c, stream=stream, **options)
         prepared = launch(call)
-        if remembers and prepared.launches > 1 and _is_torch(call) and not call.arguments.outputs:
+        if remembers and prepared.launches > 1 and _is_torch(call) and not (call.arguments.outputs or call.explain):
             _recognise(bucket, _warm(call, prepared), guarded)
         return call.out
     if out is None:

@@ -6,6 +6,7 @@ used. No GPU and no driver are needed.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -21,7 +22,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, GemmillError, ToolchainError
 from gemmill.library.files import digest_of
 from gemmill.library.version import __version__
-from gemmill.runtime.compile import pch
+from gemmill.runtime.compile import limits, pch
 from gemmill.runtime.compile.headers import toolkit_digest
 from gemmill.runtime.compile.sass import chain_multiply_adds
 from gemmill.runtime.compile.toolchain import Toolchain
@@ -150,6 +151,8 @@ class Compiler:
 
     def _explained(self, error: CompileError) -> GemmillError:
         """What NVRTC says, after what is wrong with its headers, if anything is."""
+        if os.strerror(errno.EMFILE) in str(error):  # which leaves nothing else to open either
+            return CompileError(f"{limits.too_few_files()}\n{error}")
         from gemmill.runtime.compile.wheels import damaged  # where nothing fails, it is left alone
 
         if "GEMMILL_INCLUDE" in self.toolchain.found_via.values():

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: processors and memory, within its cgroups of either version.
+"""What this process may use of its machine: processors and memory, within its cgroups of either version, and files.
 
 A container on a large host sees all of its processors and memory; what it was given stands in files of the kernel's
 (https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -48,6 +49,15 @@ def memory(process: Path = _SELF, machine: Path = Path("/proc/meminfo")) -> int 
             taken = sum(map(int, filter(str.isdecimal, used))) - sum(map(int, files[-2:]))
             left.append(max(0, int(limit) - max(0, taken)))
     return min(left, default=None)
+
+
+def too_few_files() -> str:
+    """In words that this process may have too few files open for NVRTC, which opens headers within headers."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"NVRTC could not open a header: this process may have {most:,} files open, and NVRTC needs some 16 beside "
+        "those that are open already; raise the limit, as `ulimit -n 1024` does in the shell that starts it"
+    )
 
 
 def _cgroups(controller: str, process: Path) -> Iterator[Path]:

@@ -30,14 +30,20 @@ _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 class Resets:
     """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
 
-    def __init__(self, device: int, arguments: Sequence[BoundArgument]) -> None:
+    def __init__(
+        self, device: int, arguments: Sequence[BoundArgument], memory: Callable[[Addresses], None] | None = None
+    ) -> None:
         self._device = device
+        self._memory = memory
+        """Refuses addresses that no call may have, unless whoever launches has asked already."""
         self._fills = tuple(
             (len(OPERANDS) + i, *argument.reset) for i, argument in enumerate(arguments) if argument.reset
         )
 
     def launch(self, stream: int, addresses: Addresses) -> None:
         """Fill the outputs on a stream."""
+        if self._memory is not None:
+            self._memory(addresses)
         for index, word, count in self._fills:
             if count:
                 driver.fill(self._device, stream, addresses[index], word, count)

@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError
+from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher
 from gemmill.runtime.launch.looped import Looped
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.reading import TABLES, unpacked, view, view_table
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import Tensor, TensorView
 
 T = TypeVar("T")
 
@@ -45,12 +47,19 @@ class Plan:
         """Which of ``a``, ``b`` and ``c`` TMA cannot move: they are copied into aligned memory before each launch."""
         self.out = call.out
         """The tensor it writes."""
+        self._said, self._device = str(prepared), call.tensors["out"].device
         self._moved = _moved(kernel) if kernel else frozenset()
         self._memory = prepared.memory
         self._call: GemmCall | None = call
         self._launcher: Launches | None = launcher
         self._stream = stream
         self._addresses = call.addresses
+
+    def __repr__(self) -> str:
+        if self._launcher is None:
+            return f"<Plan of {self.problem}, closed>"
+        where = f"; {self.ctas} CTAs on GPU {self._device}" if self.kernel else ""
+        return f"<Plan of {self._said}{where}>"
 
     def __call__(self) -> None:
         """Launch on the stream given to :func:`gemmill.plan`, or on PyTorch's current one."""
@@ -62,23 +71,23 @@ class Plan:
     def rebind(
         self,
         *,
-        a: Any = None,
-        b: Any = None,
-        c: Any = None,
-        out: Any = None,
-        a_scale: Any = None,
-        b_scale: Any = None,
-        a_zero: Any = None,
-        b_zero: Any = None,
-        offsets: Any = None,
-        counts: Any = None,
-        addresses: Any = None,
-        **operands: Any,
+        a: Tensor | None = None,
+        b: Tensor | None = None,
+        c: Tensor | None = None,
+        out: Tensor | None = None,
+        a_scale: Tensor | None = None,
+        b_scale: Tensor | None = None,
+        a_zero: Tensor | None = None,
+        b_zero: Tensor | None = None,
+        offsets: Tensor | None = None,
+        counts: Tensor | None = None,
+        addresses: Tensor | None = None,
+        **operands: Tensor | None,
     ) -> None:
         """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
         GPU of the one it replaces.
 
-        OperandError where one has not; the plan is then unchanged.
+        OperandError where one has not, KeywordError where there is none of its name; the plan is then unchanged.
         """
         given = {name: x for name, x in (locals() | operands).items() if name not in ("self", "operands")}
         if self._call is None:
@@ -107,6 +116,8 @@ class Plan:
                 f"{name}: this plan was made with a number; for another make a new plan, or one with a tensor of one "
                 "element, which may be written to"
             )
+        if old is None and name not in OPERANDS:
+            raise unexpected(name, [*OPERANDS, *self._call.arguments.values])
         if old is None:
             raise OperandError(
                 f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"

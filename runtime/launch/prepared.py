@@ -24,12 +24,15 @@ class PreparedCall:
     def __init__(
         self,
         problem: GemmProblem,
+        kernel: str | None,
         choice: Choice | None,
         memory: Callable[[Addresses], None],
         new_launcher: Callable[[], Launches],
     ) -> None:
         self.problem = problem
         """What it solves."""
+        self.kernel = kernel
+        """Name of its kernel; None where D is empty."""
         self.choice = choice
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.memory = memory
@@ -39,6 +42,12 @@ class PreparedCall:
         addresses to and fro."""
         self.launches = 0
         """How many calls have launched it the plain way."""
+
+    def __str__(self) -> str:
+        if self.kernel is None:
+            return f"{self.problem}: D is empty, and no kernel is launched"
+        why = "the call names it" if self.choice is None else self.choice.why
+        return f"{self.problem} goes to {self.kernel}: {why}"
 
     @cached_property
     def launcher(self) -> Launches:

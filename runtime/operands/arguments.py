@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
+from gemmill.library.epilogues.syntax import GIVEN
 from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, OUTPUT_DTYPES, Epilogue, Kind, with_dtypes
-from gemmill.library.errors import ExpressionError, OperandError
+from gemmill.library.errors import ExpressionError, KeywordError, OperandError
+from gemmill.library.input.keywords import unexpected
 from gemmill.library.wording import suggest
 from gemmill.runtime.operands.reading import view
 from gemmill.runtime.operands.tensors import TensorView
@@ -20,6 +22,8 @@ Value = TensorView | float
 
 def read_epilogue(text: str) -> Epilogue:
     """A caller's epilogue; OperandError that points at what is wrong with it."""
+    if not isinstance(text, str):
+        raise OperandError(f"epilogue is {text!r:.80}; it must be a text such as 'd = silu(acc + bias[n])'")
     try:
         return parse(text)
     except ExpressionError as error:
@@ -63,13 +67,11 @@ def read_arguments(
 ) -> EpilogueArguments:
     """An epilogue and its operands as a call passes them; OperandError names what does not fit.
 
-    ``keywords`` are what else the call takes, one of which may have been meant.
+    ``keywords`` are what else the call takes, one of which may have been meant: KeywordError names it.
     """
     if text is None:
         if given:
-            name = next(iter(given))
-            hint = suggest(name, keywords) or "; an epilogue has operands, as in epilogue='d = acc + x[n]'"
-            raise TypeError(f"unexpected argument {name!r}{hint}")
+            raise unexpected(next(iter(given)), keywords, "an epilogue has operands, as in epilogue='d = acc + x[n]'")
         return NO_ARGUMENTS
     epilogue = read_epilogue(text)
     values = read_values(epilogue, given, stream, keywords)
@@ -86,12 +88,12 @@ def read_values(
     for name in given:
         if name not in names:
             hint = suggest(name, (*names, *keywords)) or f"; it names {', '.join(names) or 'no operand'}"
-            raise OperandError(f"{name} is passed, but the epilogue `{epilogue}` does not name it{hint}")
+            raise KeywordError(f"{name} is passed, but the epilogue `{epilogue}` does not name it{hint}")
     values: dict[str, Value] = {}
     for name, kind in wanted:
         value = given.get(name)
         if value is None:
-            raise OperandError(f"{name} is missing: the epilogue `{epilogue}` needs {name}=")
+            raise _missing(name, epilogue)
         if is_number(value) and kind == "scalar" and not any(o.name == name for o in epilogue.outputs):
             if not abs(value) <= MAX_FLOAT32 and value == value and abs(value) != float("inf"):
                 raise OperandError(f"{name} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
@@ -108,6 +110,15 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _missing(name: str, epilogue: Epilogue) -> OperandError:
+    """The error for a name of an epilogue that the call does not pass: what was meant may be one that nobody passes."""
+    known = (*GIVEN, *(x.name for x in epilogue.assignments if x.role == "local"))
+    return OperandError(
+        f"{name} is missing: the epilogue `{epilogue}` needs {name}={suggest(name, known) or ';'} "
+        f"names that are not passed are {', '.join(known)}"
+    )
+
+
 def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     """The epilogue with the element types of the tensors, where it names none."""
     dtypes = {}
@@ -118,7 +129,8 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
         if not isinstance(value, TensorView):
             continue
         if value.dtype not in allowed[name]:
-            raise OperandError(f"{name} is {value.dtype}; here it may be {', '.join(allowed[name])}")
+            may = ", ".join(allowed[name])
+            raise OperandError(f"{name} is {value.dtype}; here it may be {may}: pass {name}.float()")
         if named[name] not in (OPERAND_DTYPES[0], value.dtype):
             raise OperandError(f"{name} is {value.dtype}, but {name}.{named[name]} in the epilogue: leave out the type")
         dtypes[name] = value.dtype

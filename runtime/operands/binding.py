@@ -113,9 +113,9 @@ def check_devices(a: TensorView, **others: TensorView | None) -> None:
 def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:
     """Refuse a D that cannot hold a product of this shape."""
     if d.shape != shape:
-        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}")
+        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}: pass one of that shape")
     if not d.writable:
-        raise OperandError("out is read-only")
+        raise OperandError("out is read-only: pass memory that may be written to")
 
 
 def spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:

@@ -146,7 +146,9 @@ def _vector(
     count = prod(value.shape)
     if kind == "scalar":
         if count != 1:
-            raise OperandError(f"{name} has shape {value.shape}; it has no index, so it is one element")
+            raise OperandError(
+                f"{name} has shape {value.shape}; it has no index, so it is one element: {name}[n] has N"
+            )
         stride = 0
     else:
         own, strides = value.shape, value.strides

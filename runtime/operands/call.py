@@ -25,6 +25,7 @@ from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_argumen
 from gemmill.runtime.operands.fused.layouts import fitted, stacked
 from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
 from gemmill.runtime.operands.groups import bind_groups
+from gemmill.runtime.operands.reading import dtype_named
 from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -94,6 +95,8 @@ class GemmCall:
     """D as its library knows it."""
     stream: int = 0
     """Handle of the stream that work goes to; 0: the legacy default stream."""
+    explain: bool = False
+    """Whether to say where it goes, and why."""
 
     @cached_property
     def bound(self) -> BoundCall:
@@ -108,8 +111,9 @@ class GemmCall:
 
     @property
     def accumulator(self) -> DTypeName:
-        """Dtype of the sums."""
-        return self.options.accumulator or default_accumulator(wider(self.tensors))
+        """Dtype of the sums; OperandError where the caller asks for one that there is not."""
+        asked = self.options.accumulator
+        return default_accumulator(wider(self.tensors)) if asked is None else dtype_named(asked, "accumulator")
 
     @property
     def addresses(self) -> Addresses:

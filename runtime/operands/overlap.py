@@ -62,12 +62,14 @@ class MemoryCheck:
     """Refuses calls like one whose outputs lie where other tensors of the call do, or whose tensors have no memory.
 
     C, and a matrix that the epilogue reads, may be D: each element is read by the thread that writes it. Of an array
-    of matrices nobody but the GPU knows where they are: nothing is checked.
+    of matrices nobody but the GPU knows where they are: only their table is looked at.
     """
 
     def __init__(self, call: GemmCall) -> None:
         values = {name: x for name, x in call.arguments.values.items() if isinstance(x, TensorView)}
-        tensors = {} if "addresses" in call.tensors else {**call.tensors, **values}
+        tensors = {**call.tensors, **values}
+        if "addresses" in tensors:
+            tensors = {"addresses": tensors["addresses"]}
         out, written = call.tensors["out"], {"out", *call.arguments.outputs}
         if 0 in out.shape:  # nothing is read
             tensors = {name: x for name, x in tensors.items() if name in written}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName, called, unknown
 from gemmill.library.errors import OperandError
 from gemmill.runtime import driver
 from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, is_torch, without_memory
@@ -19,7 +19,14 @@ _OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if d
 
 TABLES = ("offsets", "counts", "addresses")
 """Operands that say where matrices are."""
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+"""Type codes of DLPack, as dtypes are called."""
+_CONVERTED = {
+    "scale": "; scales are floating-point: pass {}.float()",
+}
+"""What to do about dtypes that gemmill has not, where the name of the argument tells."""
 
+_DLPACK_HOST = 1
 _DLPACK_CUDA = 2
 _DLPACK_CUDA_MANAGED = 13
 _DLPACK_READ_ONLY = 1
@@ -47,6 +54,14 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
         f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}; gemmill takes tensors of PyTorch, or any "
         "object with __dlpack__ or __cuda_array_interface__"
     )
+
+
+def dtype_named(dtype: object, argument: str) -> DTypeName:
+    """gemmill's name of a dtype that a caller wrote for an argument, as a text or as another library's."""
+    name = str(dtype)
+    if (found := called(name)) is None:
+        raise OperandError(f"{argument} is {dtype!r}{unknown(name) or ';'} gemmill knows {', '.join(DTYPES)}")
+    return found
 
 
 def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
@@ -106,11 +121,14 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
 
 
 def _refuse_cpu(name: str, where: str) -> OperandError:
-    return OperandError(f"{name} is {where}; gemmill takes tensors in GPU memory: copy it there first")
+    return OperandError(
+        f"{name} is {where}; gemmill takes tensors in GPU memory: copy it there first, as with {name}.cuda()"
+    )
 
 
 def _refuse_dtype(name: str, dtype: str) -> OperandError:
-    return OperandError(f"{name} has dtype {dtype}; gemmill knows {', '.join(DTYPES)}")
+    wanted = _CONVERTED.get(name.rpartition("_")[2], "; gemmill knows " + ", ".join(DTYPES) + ": convert it first")
+    return OperandError(f"{name} has dtype {dtype}{wanted.format(name)}")
 
 
 def _from_torch(tensor: Any, name: str) -> TensorView:
@@ -207,7 +225,7 @@ def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
 def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     device_type, device = (int(part) for part in tensor.__dlpack_device__())
     if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-        raise _refuse_cpu(name, f"on DLPack device type {device_type}")
+        raise _refuse_cpu(name, "in host memory" if device_type == _DLPACK_HOST else f"on DLPack device {device_type}")
     consumer = stream or 1  # DLPack writes the legacy default stream as 1
     try:
         capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
@@ -226,7 +244,8 @@ def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
         raise OperandError(f"{name}: its __dlpack__ returned {capsule!r}, which is no DLPack capsule")
     dtype = _OF_DLPACK.get((dl.code, dl.bits))
     if dtype is None or dl.lanes != 1:
-        raise _refuse_dtype(name, f"with DLPack code {dl.code}, {dl.bits} bits, {dl.lanes} lanes")
+        kind = _KINDS.get(dl.code, f"DLPack code {dl.code} of bits ")
+        raise _refuse_dtype(name, f"{kind}{dl.bits}" + (f" in vectors of {dl.lanes}" if dl.lanes != 1 else ""))
     shape = tuple(dl.shape[: dl.ndim])
     strides = tuple(dl.strides[: dl.ndim]) if dl.strides else _row_major(shape)
     # The capsule stays unconsumed: dropping it with the view releases the tensor.

@@ -116,7 +116,9 @@ def group_scales(
     rows, k = (narrow.rows, narrow.columns) if name == "a" else (narrow.columns, narrow.rows)
     for kind in ("scale", "zero"):
         if tensors[f"{other}_{kind}"] is not None:
-            raise OperandError(f"{other} is {wide.dtype}, the wider operand; only {name} takes a {kind}")
+            raise OperandError(
+                f"{other} is {wide.dtype}, the wider operand; only {name} takes a {kind} of groups along K"
+            )
     scale, zero = tensors[f"{name}_scale"], tensors[f"{name}_zero"]
     if scale is None:
         if zero is not None:

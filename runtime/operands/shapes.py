@@ -24,7 +24,7 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
         raise OperandError(f"a has shape {a} and b {b}; matmul takes no scalars: multiply with alpha")
     inner = b[-2] if len(b) > 1 else b[-1]
     if a[-1] != inner:
-        raise OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal")
+        raise _unequal_k(a, b)
     longest = max(len(a), len(b)) - 2
     batch = []
     for axis in range(longest, 0, -1):
@@ -33,6 +33,14 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
             raise OperandError(f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast")
         batch.append(extents.pop() if extents else 1)
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def _unequal_k(a: tuple[int, ...], b: tuple[int, ...]) -> OperandError:
+    """The error for operands of several K, with the transpose that has the other's, if one has."""
+    inner = b[-2] if len(b) > 1 else b[-1]
+    turned = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
+    way = f": pass {turned}.mT, whose strides are read as they are" if turned else ""
+    return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{way}")
 
 
 def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
@@ -92,5 +100,5 @@ def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ..
         if len(shape) == 3 and shape[0] != count:
             raise OperandError(f"{name} has {shape[0]} matrices and {kind} {count} entries; they must be equal")
     if a[-1] != b[-2]:
-        raise OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {b[-2]} rows; they must be equal")
+        raise _unequal_k(a, b)
     return (a[0], b[-1]) if ranks == (2, 3) else (count, a[-2], b[-1])

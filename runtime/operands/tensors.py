@@ -5,10 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
+
+
+class SupportsDLPack(Protocol):
+    """What exports its memory by DLPack, as PyTorch, CuPy and JAX do."""
+
+    def __dlpack__(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> Any: ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """What exports its memory by the CUDA array interface, as CuPy and Numba do."""
+
+    @property
+    def __cuda_array_interface__(self) -> Mapping[str, Any]: ...
+
+
+Tensor = SupportsDLPack | SupportsCudaArrayInterface
+"""A tensor of any library, in GPU memory."""
 
 TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 """gemmill's dtype by the name of PyTorch's."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.faults import is_aligned, realigned
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.slow_path import SlowPath
 
 RUNNERS_UP = 4
 """Most runners-up that a choice names."""
@@ -17,7 +20,7 @@ Rows = Literal["m", "n"]
 """The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Choice:
     """The kernel that a problem goes to."""
 
@@ -34,6 +37,30 @@ class Choice:
     """What the choice rests on."""
     swap_ab: bool = False
     """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+
+    problem: GemmProblem | None = None
+    """What it is to solve; None of a choice that no selector has answered yet."""
+    slow_path: SlowPath | None = None
+    """What the problem loses to one like it that fast kernels are made for; None where that is nothing much, and of a
+    quick selection, which does not look."""
+
+    def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
+        """The same choice, for a problem. Quick selection has no time for ``dataclasses.replace``."""
+        own = (self.name, self.config, self.reason, self.predicted_us, self.runners_up, self.source, self.swap_ab)
+        return Choice(*own, problem, slow_path)
+
+    @property
+    def of_transposed(self) -> Choice:
+        """The same choice, which speaks of operands as the transposed problem has them."""
+        return self if self.slow_path is None else replace(self, slow_path=self.slow_path.transposed)
+
+    @property
+    def why(self) -> str:
+        """The reason, and where a problem like it would be much faster what that costs, and what to change."""
+        return self.reason if self.slow_path is None else f"{self.reason}; {self.slow_path}"
+
+    def __repr__(self) -> str:
+        return f"<Choice {self.name} for {self.problem}: {self.why}>"
 
     @property
     def swapped(self) -> bool:

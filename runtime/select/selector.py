@@ -6,7 +6,9 @@ every M.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from math import inf
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
@@ -20,6 +22,7 @@ from gemmill.runtime.select.deciders.model import ByModel, ForNothing
 from gemmill.runtime.select.deciders.quick import ByDecisionTree
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.groups import Kernels
+from gemmill.runtime.select.slow_path import SlowPath, slow_path
 
 _CACHED = 4096
 """Problems whose choice is remembered."""
@@ -52,11 +55,12 @@ class Selector:
         kernels = Kernels(configs, gpu, varies)
         self._measured = ByMeasurement(kernels, gpu, decisions)
         self._model = ByModel(kernels, gpu)
+        self._invariant = ForAnyRows(kernels, gpu)
         self._deciders: tuple[Decider, ...] = (
             self._measured,
             ByDecisionTree(kernels, gpu),
             ForNothing(kernels),
-            ForAnyRows(kernels, gpu),
+            self._invariant,
         )
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
@@ -79,8 +83,27 @@ class Selector:
         sm_count = self._bound(sm_count)
         for decider in self._deciders:
             if (choice := decider.decide(problem, sm_count, invariant_to, quick)) is not None:
-                return choice
-        return self._model.decide(problem, sm_count, invariant_to, quick)
+                break
+        else:
+            choice = self._model.decide(problem, sm_count, invariant_to, quick)
+        return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
+
+    def _slow_path(
+        self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
+    ) -> SlowPath | None:
+        """What a problem loses to one like it, by the model whoever decided."""
+        if choice.source == "quick" or 0 in (problem.m, problem.n, problem.k, problem.batch):
+            return None
+
+        def us(other: GemmProblem, invariant: bool) -> float:
+            if not invariant or invariant_to is None:
+                return self._model.least_us(other, sm_count)
+            with suppress(UnsupportedProblemError):
+                if (found := self._invariant.decide(other, sm_count, invariant_to)) is not None:
+                    return found.predicted_us
+            return inf
+
+        return slow_path(problem, choice.config, invariant_to is not None, us)
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then

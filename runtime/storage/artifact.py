@@ -99,6 +99,9 @@ class Artifact:
     is_edited: bool = False
     """Whether its source is a page that somebody edited, not what its config emits. Name and key then tell of it."""
 
+    def __repr__(self) -> str:
+        return f"<Artifact {self.name}, a cubin of {len(self.cubin):,} bytes>"
+
     @cached_property
     def name(self) -> str:
         """Kernel name; of an edited kernel with the digest of its source."""

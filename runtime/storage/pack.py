@@ -152,6 +152,9 @@ class Pack:
         )
         """The decision table."""
 
+    def __repr__(self) -> str:
+        return f"<Pack {self.path} of {len(self._members):,} kernels>"
+
     @classmethod
     def open(cls, path: Path | str, store: Path | None = None) -> Pack:
         """Read the index of a pack: of a file, or of a pipe, whose content is kept in a temporary file.
@@ -168,7 +171,7 @@ class Pack:
             with open_given(path, MAX_PACK_BYTES) as file:
                 prefix = file.read(_PREFIX.size)
                 if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
-                    raise PackError(f"{path}: no pack of this version of gemmill")
+                    raise PackError(f"{path}: no pack of this version of gemmill; make one with `gemmill pack`")
                 _, size, checksum = _PREFIX.unpack(prefix)
                 if size > MAX_INDEX_BYTES:
                     raise PackError(f"{path}: its index has {size:,} bytes; at most {MAX_INDEX_BYTES:,} are read")
@@ -180,7 +183,8 @@ class Pack:
                 content = _typed(parse(index), (dict,), f"{path}: the index is damaged: it")
                 return cls(path, file, _PREFIX.size + size, Verdicts(checksum, store), **content)
         except OSError as error:
-            raise PackError(f"{path}: {error.strerror or error}") from error
+            way = "; `gemmill pack` makes one" if isinstance(error, FileNotFoundError) else ""
+            raise PackError(f"{path}: {error.strerror or error}{way}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gemmill.library.errors import StoreError
+from gemmill.library.errors import StoreError, StoreWarning
 from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage import locks
@@ -39,10 +39,6 @@ _AHEAD_SECONDS = 86400
 """A time of use that is further ahead of this clock is none: the entry counts as the oldest."""
 _LOW_WATER = 0.9
 """Part of the cap that is kept when it is exceeded, so that not every further entry evicts."""
-
-
-class StoreWarning(UserWarning):
-    """The store is skipped; kernels are compiled again in every process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,31 @@ from gemmill.library.version import __version__ as __version__
 TYPE_CHECKING = False  # typing's, which need not be imported for it
 
 if TYPE_CHECKING:
+    from gemmill.library.arch import Gpu as Gpu
     from gemmill.library.config.model import GemmConfig as GemmConfig
+    from gemmill.library.errors import CaptureError as CaptureError
+    from gemmill.library.errors import CompileError as CompileError
+    from gemmill.library.errors import ConfigError as ConfigError
+    from gemmill.library.errors import DeviceError as DeviceError
+    from gemmill.library.errors import ExpressionError as ExpressionError
     from gemmill.library.errors import GemmillError as GemmillError
+    from gemmill.library.errors import GemmillWarning as GemmillWarning
+    from gemmill.library.errors import InstallationError as InstallationError
+    from gemmill.library.errors import KeywordError as KeywordError
+    from gemmill.library.errors import ManifestError as ManifestError
+    from gemmill.library.errors import OperandError as OperandError
+    from gemmill.library.errors import PackError as PackError
+    from gemmill.library.errors import ProblemError as ProblemError
+    from gemmill.library.errors import RecordError as RecordError
+    from gemmill.library.errors import RenamedWarning as RenamedWarning
+    from gemmill.library.errors import SettingError as SettingError
+    from gemmill.library.errors import SettingWarning as SettingWarning
+    from gemmill.library.errors import SlowPathWarning as SlowPathWarning
+    from gemmill.library.errors import StoreError as StoreError
+    from gemmill.library.errors import StoreWarning as StoreWarning
+    from gemmill.library.errors import ToolchainError as ToolchainError
+    from gemmill.library.errors import UnsupportedProblemError as UnsupportedProblemError
+    from gemmill.library.manifest.kernelset import KernelSet as KernelSet
     from gemmill.library.manifest.load import load_manifest as load_manifest
     from gemmill.library.problem import GemmProblem as GemmProblem
     from gemmill.runtime.api.grouped import array_matmul as array_matmul
@@ -22,20 +45,58 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.matmul import plan as plan
     from gemmill.runtime.launch.plan import Plan as Plan
     from gemmill.runtime.registry import Registry as Registry
+    from gemmill.runtime.select.choice import Candidate as Candidate
     from gemmill.runtime.select.choice import Choice as Choice
+    from gemmill.runtime.select.slow_path import SlowPath as SlowPath
+    from gemmill.runtime.storage.artifact import Artifact as Artifact
+    from gemmill.runtime.storage.pack import Pack as Pack
+    from gemmill.runtime.storage.store import Store as Store
 
 _HOMES = {
+    "Artifact": "gemmill.runtime.storage.artifact",
+    "Candidate": "gemmill.runtime.select.choice",
     "Choice": "gemmill.runtime.select.choice",
     "GemmConfig": "gemmill.library.config.model",
     "GemmProblem": "gemmill.library.problem",
-    "GemmillError": "gemmill.library.errors",
+    "Gpu": "gemmill.library.arch",
+    "KernelSet": "gemmill.library.manifest.kernelset",
+    "Pack": "gemmill.runtime.storage.pack",
     "Plan": "gemmill.runtime.launch.plan",
     "Registry": "gemmill.runtime.registry",
+    "SlowPath": "gemmill.runtime.select.slow_path",
+    "Store": "gemmill.runtime.storage.store",
     "array_matmul": "gemmill.runtime.api.grouped",
     "grouped_matmul": "gemmill.runtime.api.grouped",
     "load_manifest": "gemmill.library.manifest.load",
     "matmul": "gemmill.runtime.api.matmul",
     "plan": "gemmill.runtime.api.matmul",
+    **dict.fromkeys(
+        (
+            "GemmillError",
+            "InstallationError",
+            "ManifestError",
+            "ConfigError",
+            "ProblemError",
+            "UnsupportedProblemError",
+            "OperandError",
+            "KeywordError",
+            "ToolchainError",
+            "CompileError",
+            "StoreError",
+            "PackError",
+            "DeviceError",
+            "CaptureError",
+            "RecordError",
+            "ExpressionError",
+            "SettingError",
+            "GemmillWarning",
+            "SlowPathWarning",
+            "SettingWarning",
+            "RenamedWarning",
+            "StoreWarning",
+        ),
+        "gemmill.library.errors",
+    ),
 }
 """The module that defines each public name."""
 

@@ -47,11 +47,11 @@ LINES = [
     ("", "a problem that is empty; it must be such as"),
     ("64x64", "'64x64' is no MxNxK or MxNxKxBATCH"),
     ("64x64x64 'a", "cannot be read: No closing quotation"),
-    ("64x64x64 bf17", "'bf17' is neither a type such as"),
+    ("64x64x64 bf17", "'bf17', did you mean bf16. it must be a type such as"),
     ("64x64x64 bf16 f16", "'f16' says a a second time"),
-    ("64x64x64 bf16*", "'bf16*' is neither a type|a second time"),
+    ("64x64x64 bf16*", "'bf16*'; it must be a type|a second time"),
     ("64x64x64 tn a_major=k", "'a_major=k' says a_major a second time"),
-    ("64x64x64 dd=3", "a problem has no 'dd', did you mean d"),
+    ("64x64x64 dd=3", "'dd=3' names nothing, did you mean d. names are m, n, k, batch, a_dtype"),
     ("99999999999x1x1", "is no MxNxK"),
 ]
 

@@ -109,6 +109,15 @@ def test_what_is_no_measurement_is_refused(change: dict[str, object]) -> None:
         Measurement.model_validate({**MEASURED.model_dump(), **change})
 
 
+@pytest.mark.parametrize("field", ["us", "low_us", "baseline_us", "error", "watts"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_figures_that_are_no_numbers_are_refused_by_name(tmp_path: Path, field: str, value: str) -> None:
+    line = json.dumps(json.loads(MEASURED.model_dump_json()) | {field: None})
+    path = write(tmp_path, line.replace(f'"{field}": null', f'"{field}": {value}'))
+    with pytest.raises(RecordError, match=rf":1:1: {field}: Input should be"):
+        list(read_records(path))
+
+
 def test_records_are_read_in_order(tmp_path: Path) -> None:
     later = MEASURED.model_copy(update={"us": 150.0})
     path = write(tmp_path, MEASURED.model_dump_json(), "", later.model_dump_json())

@@ -36,7 +36,7 @@ class ForAnyRows:
         self._ranked = lru_cache(_CACHED)(self._rank)
 
     def decide(
-        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool = False
     ) -> Choice | None:
         """The kernel for problems that differ in M and batch alone, with its time for this one.
 

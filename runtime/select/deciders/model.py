@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +59,13 @@ class ByModel:
             for i in serving.tolist():
                 found[group.names[i]] = min(float(us[i]), found.get(group.names[i], float("inf")))
         return found
+
+    def least_us(self, problem: GemmProblem, sm_count: int | None) -> float:
+        """Microseconds of the fastest kernel for a problem whose D is not empty; infinity where none serves it."""
+        if (served := self._kernels.find(problem, sm_count)) is None:
+            return inf
+        group, serving = served
+        return float(estimate(group.table, problem, with_at_most(self._gpu, sm_count), serving).us[serving].min())
 
     def _asked(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers, Estimate]:
         """The kernels for a problem, those of them that serve it, and what the model says."""

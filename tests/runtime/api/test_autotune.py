@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemmill.library.arch import GPUS
+from gemmill.library.errors import StoreWarning
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.autotune import autotuned
 from gemmill.runtime.registry import Registry
@@ -19,7 +20,6 @@ from gemmill.runtime.select.choice import Candidate, Choice
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
-from gemmill.runtime.storage.store import StoreWarning
 
 PROBLEM = GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 GPU = "NVIDIA H200"

@@ -24,14 +24,14 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_keywords_have_the_order_and_the_defaults_of_the_table(function: Callable[..., Any]) -> None:
     declared, order = keywords(function), [*keywords(gemmill.plan)]
-    assert declared == {name: getattr(DEFAULTS, name, None) for name in declared}
+    assert declared == {name: getattr(DEFAULTS, name, None) for name in declared} | {"explain": False}
     assert [*declared] == [name for name in order if name in declared]
     assert inspect.getdoc(function)
 
 
 def test_a_plan_takes_them_all() -> None:
     declared = [*keywords(gemmill.plan)]
-    assert {*declared} == {*Options._fields, *OPERANDS, "stream", "epilogue"} - {"a", "b"}
+    assert {*declared} == {*Options._fields, *OPERANDS, "stream", "explain", "epilogue"} - {"a", "b"}
     assert [name for name in declared if name in Options._fields] == [*Options._fields]
 
 

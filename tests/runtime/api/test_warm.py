@@ -137,6 +137,7 @@ OPTIONS: dict[str, list[Any]] = {
     "sm_count": [None, 1, True, 0],
     "autotune": [None, 1, True, 0],
     "quick": [True, False],
+    "explain": [True, False],
     "deterministic": [True, False],
     "kernel": [None, ["no name"]],
     "stream": [None, 0, "default"],

@@ -129,6 +129,19 @@ def test_low_limits_cost_no_kernel(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_too_few_files_are_named_with_the_way_to_more(tmp_path: Path) -> None:
+    code = (
+        "from resource import *; from gemmill.emitters.emit import emit; from tests.runtime.conftest import *\n"
+        "from gemmill.runtime.compile.compiler import Compiler\n"
+        "config = parse_name(NAMES[0]); compiler = Compiler(); source = emit(config)\n"
+        "setrlimit(RLIMIT_NOFILE, (10, 10)); compiler.compile(source, config)"
+    )
+    done = python(code, TMPDIR=str(tmp_path))
+    assert "may have 10 files open" in done.stderr
+    assert "`ulimit -n 1024`" in done.stderr
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
 @pytest.mark.parametrize("size", ["64k", "8m", "100m", "200m", "300m"])

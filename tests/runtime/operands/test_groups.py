@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.exporter import on_gpu
 from tests.cases.manifests import shipped_kernels
 
 from gemmill.emitters.emit import launch_spec
@@ -153,7 +154,7 @@ def test_other_integers_find_no_groups() -> None:
 
 def test_groups_are_told_apart_by_one_array() -> None:
     with pytest.raises(OperandError, match="neither offsets nor counts"):
-        grouped_matmul(None, None)
+        grouped_matmul(on_gpu((4, 8)), on_gpu((4, 8, 8)))
     with pytest.raises(OperandError, match="offsets and counts are both given"):
         groups_kind({"offsets": groups(4), "counts": groups(4)})
 

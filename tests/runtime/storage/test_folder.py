@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.library.errors import StoreError
+from gemmill.library.errors import StoreError, StoreWarning
 from gemmill.runtime.storage import locks
 from gemmill.runtime.storage import store as store_module
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.folder import MARK, StoreFolder
-from gemmill.runtime.storage.store import Store, StoreWarning
+from gemmill.runtime.storage.store import Store
 
 ROOT = os.getuid() == 0
 

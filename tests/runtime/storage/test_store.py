@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from gemmill.library.errors import StoreWarning
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.place import default_path
-from gemmill.runtime.storage.store import Store, StoreWarning
+from gemmill.runtime.storage.store import Store
 
 ROOT = os.getuid() == 0
 

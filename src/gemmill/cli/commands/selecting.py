@@ -43,7 +43,7 @@ def select(
     gpu: OnGpu = None,
     model: Model = None,
     top: Top = 1,
-    why: Annotated[bool, typer.Option("--why", help="Say why it won.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Say why it won, and what makes it slow.")] = False,
     as_json: Json = False,
 ) -> None:
     """Name the kernel that a problem goes to, or each of many: --shapes. Exits with 1 if one has none.
@@ -87,7 +87,7 @@ def select(
         ]
         output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
     if why:
-        typer.echo(choice.reason)
+        typer.echo(choice.why)
 
 
 def _select_many(
@@ -132,7 +132,12 @@ def _ranked(choice: Choice, top: int) -> list[tuple[str, float | None]]:
 def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
     report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swap_ab")}
     ranking = [{"name": name, "us": us} for name, us in _ranked(choice, top)]
-    return {"problem": asdict(problem), "text": str(problem), **report, "ranking": ranking}
+    slow = choice.slow_path and {
+        "factor": choice.slow_path.factor,
+        "us": choice.slow_path.us,
+        "advice": choice.slow_path.advice,
+    }
+    return {"problem": asdict(problem), "text": str(problem), **report, "ranking": ranking, "slow_path": slow}
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,0 +1,133 @@
+"""Slow paths: what a problem loses to the nearest like it that the fast kernels are made for, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.input.problem_words import FIELDS, aligns
+from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.runtime.select.cost.families import FAMILIES
+from gemmill.runtime.select.kernels.faults import is_aligned
+
+MUCH = 1.3
+"""How many times as long a problem takes before it is said: less is within what models err."""
+_ALIKE = 1.05
+"""Changes that gain less than this are left out of the advice."""
+_ANY = "any"
+
+Kind = Literal["types", "layout", "alignment", "batch_invariant"]
+Time = Callable[[GemmProblem, bool], float]
+"""Microseconds by the model of a problem, batch-invariant or not; infinity where no kernel serves it."""
+
+
+class Change(NamedTuple):
+    """One thing that would have to be otherwise."""
+
+    kind: Kind
+    operand: str
+    """``a``, ``b``, ``c`` or ``out``; empty for ``batch_invariant``."""
+    to: str
+    """Dtype, or the extent that is to be contiguous, or the alignment in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPath:
+    """What a problem loses, and to what change."""
+
+    factor: float
+    """How many times as long it takes."""
+    us: float
+    """Microseconds that it would take, by the model."""
+    changes: tuple[Change, ...]
+
+    @property
+    def transposed(self) -> SlowPath:
+        """The same of the transposed problem, whose ``a`` and ``b`` have changed places."""
+        names = {"a": "b", "b": "a"}
+        return replace(self, changes=tuple(x._replace(operand=names.get(x.operand, x.operand)) for x in self.changes))
+
+    @property
+    def advice(self) -> str:
+        """What to change."""
+        ways: dict[tuple[Kind, str], list[str]] = {}
+        for change in self.changes:
+            ways.setdefault((change.kind, change.to), []).append(change.operand)
+        return "; ".join(_WAYS[kind].format(" and ".join(names), to) for (kind, to), names in ways.items())
+
+    def __str__(self) -> str:
+        return (
+            f"it takes {self.factor:.1f} times as long as it need, by the model {self.us:.1f} us if you {self.advice}"
+        )
+
+
+_WAYS: dict[Kind, str] = {
+    "types": "convert {} to {}, so that a and b have one type",
+    "layout": "make {} contiguous along {}",
+    "alignment": "align {} to {} bytes: the address of the first element, and every stride, by padding rows",
+    "batch_invariant": "leave out batch_invariant",
+}
+
+
+def slow_path(problem: GemmProblem, config: GemmConfig, invariant: bool, time: Time) -> SlowPath | None:
+    """What a problem that a kernel was chosen for loses; None where that is nothing much, or where nothing tells.
+
+    Args:
+        problem: what is to be solved, whose extents are all at least 1.
+        config: the kernel.
+        invariant: whether it was chosen for every M.
+        time: the model.
+    """
+    if not invariant and FAMILIES[config.family].is_preferred and _is_read_as_it_lies(problem):
+        return None
+    moves = [*_moves(problem, invariant)]
+
+    def us(without: int | None = None) -> float:
+        changed, is_invariant = problem, invariant
+        for i, (change, fields) in enumerate(moves):
+            if i != without:
+                changed, is_invariant = changed.but(**fields), is_invariant and change.kind != "batch_invariant"
+        return time(changed, is_invariant)
+
+    now, best = time(problem, invariant), us()
+    if not moves or now <= MUCH * best:
+        return None
+    for i in reversed(range(len(moves))):
+        if us(without=i) <= _ALIKE * best:
+            del moves[i]
+    best = us()
+    return SlowPath(now / best, best, tuple(change for change, _ in moves))
+
+
+def _is_read_as_it_lies(problem: GemmProblem) -> bool:
+    """Whether TMA moves all operands and tensor cores read them: those of 16 bits in either major, others along K."""
+    read = ((problem.a_dtype, problem.a_major), (problem.b_dtype, problem.b_major))
+    moved = is_aligned(problem) and _ANY not in (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
+    return moved and all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in read)
+
+
+def _moves(problem: GemmProblem, invariant: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
+    """Changes to what fast kernels take, and the fields that each sets; one after the other they add up."""
+    if invariant:
+        yield Change("batch_invariant", "", ""), {}
+    a, b = problem.a_dtype, problem.b_dtype
+    if a != b and not is_mixed(a, b):
+        name, to = ("a", b) if DTYPES[a].bits < DTYPES[b].bits else ("b", a)
+        yield Change("types", name, to), {f"{name}_dtype": to}
+        problem = problem.but(**{f"{name}_dtype": to})
+    for name in "abcd":
+        if getattr(problem, f"{name}_dtype") is None:
+            continue
+        called = "out" if name == "d" else name
+        fast, major = "k" if name in "ab" else "n", getattr(problem, f"{name}_major")
+        if major == _ANY or (major != fast and name in "ab"):
+            packed = problem.but(**{f"{name}_major": fast})
+            align = aligns({field: getattr(packed, field) for field in FIELDS})[f"{name}_align"]
+            yield Change("layout", called, fast.upper()), {f"{name}_major": fast, f"{name}_align": align}
+            problem = packed.but(**{f"{name}_align": align})
+        if getattr(problem, f"{name}_align") < TMA_ALIGN:
+            yield Change("alignment", called, str(TMA_ALIGN)), {f"{name}_align": TMA_ALIGN}

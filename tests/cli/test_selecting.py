@@ -1,0 +1,39 @@
+"""``gemmill select``: what makes a problem slow without need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cases.manifests import ONE
+from tests.cli.test_cli import ok
+
+# The fast kernel, and one that multiplies any two types.
+KERNELS = (
+    ONE
+    + """\
+  - arch: sm90
+    a: {dtype: bf16, major: any, align: 2}
+    b: {dtype: f16, major: any, align: 2}
+    accumulator: f32
+    d: {dtype: bf16, major: any, align: 2}
+    tile: 64x64x16
+    schedule: simt
+"""
+)
+
+
+def test_why_says_what_a_slow_path_costs_and_what_to_change(tmp_path: Path) -> None:
+    (manifest := tmp_path / "kernels.yaml").write_text(KERNELS)
+    mixed = ("select", "--problem", "4096x4096x4096 bf16*f16", "--manifest", manifest)
+    report = json.loads(ok(*mixed, "--json"))
+    slow = report["slow_path"]
+    assert slow["factor"] > 3
+    assert slow["us"] * slow["factor"] == pytest.approx(report["ranking"][0]["us"], rel=0.01)
+    assert slow["advice"] == "convert b to bf16, so that a and b have one type"
+    *_, why = ok(*mixed, "--why").splitlines()
+    assert why.startswith(report["reason"])
+    assert why.endswith(slow["advice"])
+    plain = ("select", "--problem", "4096x4096x4096 bf16", "--manifest", manifest)
+    assert json.loads(ok(*plain, "--json"))["slow_path"] is None

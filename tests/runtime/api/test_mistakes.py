@@ -1,0 +1,177 @@
+"""Mistakes that new users make: each message names what is wrong, and the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cases.exporter import Exporter, Words, on_gpu
+
+import gemmill
+from gemmill import GemmProblem, Registry, array_matmul, grouped_matmul, matmul, plan
+
+COMPLEX, INT = 5, 0
+A, B, OUT, GROUPS = (on_gpu(shape) for shape in ((64, 64), (64, 64), (64, 64), (4, 64, 64)))
+ENDS = on_gpu((4,), "s32")
+ROW = on_gpu((64,), "f32")
+FP8, FP8_B = on_gpu((64, 256), "e4m3"), on_gpu((256, 64), "e4m3", strides=(1, 256))
+SCALES, SCALES_B = on_gpu((64, 2), "f32"), on_gpu((2, 1), "f32")
+WIDE, NARROW = on_gpu((64, 128)), on_gpu((128, 64), "s8", strides=(1, 128))
+PROBLEM = GemmProblem(m=64, n=64, k=64)
+
+
+def odd(code: int, bits: int, shape: tuple[int, ...] = (64, 64)) -> Exporter:
+    """A tensor of a type that gemmill has not."""
+    return Exporter(shape, code=code, bits=bits, gpu=0)
+
+
+def scaled(**scales: Any) -> Any:
+    return matmul(FP8, FP8_B, out=OUT, **scales)
+
+
+def upconverted(**scales: Any) -> Any:
+    return matmul(WIDE, NARROW, out=OUT, **scales)
+
+
+def fused(epilogue: Any, **operands: Any) -> Any:
+    return matmul(A, B, out=OUT, epilogue=epilogue, **operands)
+
+
+def nothing() -> gemmill.Plan:
+    """A plan that launches nothing, and so needs no GPU."""
+    return plan(on_gpu((0, 64)), B, out=on_gpu((0, 64)), epilogue="d = acc + bias[n]", bias=ROW)
+
+
+Call = Callable[[], object]
+MISTAKES: dict[str, list[tuple[Call, str]]] = {
+    "dtype": [
+        (lambda: matmul(odd(COMPLEX, 64), B, out=OUT), r"^a has dtype complex64; gemmill knows bf16.*convert it first"),
+        (lambda: matmul(A, odd(INT, 16), out=OUT), r"^b has dtype int16; gemmill knows bf16.*convert it first"),
+        (lambda: matmul([[1.0]], B, out=OUT), r"^a is a builtins.list; gemmill takes tensors of PyTorch"),  # type: ignore[arg-type]
+        (lambda: matmul(A, np.zeros((64, 64), np.float16), out=OUT), r"^b is in host memory; .* as with b.cuda\(\)"),
+        (lambda: matmul(A, B, out=OUT, out_dtype="bf61"), "^out_dtype is 'bf61', did you mean bf16"),
+        (lambda: matmul(A, B, out=OUT, out_dtype="f32"), "^out is bf16 and out_dtype f32; .*leave out_dtype out"),
+        (lambda: matmul(A, B, out=OUT, accumulator="f46"), "^accumulator is 'f46', did you mean f64"),  # type: ignore[arg-type]
+        (lambda: matmul(WIDE, NARROW, out=OUT, b_dtype="f32"), "^b is s8, and cannot be read as f32: pass int8"),
+        (lambda: grouped_matmul(A, GROUPS, on_gpu((4,), "f32"), out=OUT), r"^offsets is f32; .* pass offsets.int\(\)"),
+        (lambda: array_matmul(A, B, OUT, on_gpu((3, 8), "s32")), "^addresses has dtype .*; it must be int64"),
+        (lambda: fused("d = acc + x[n]", x=on_gpu((64,), "s8")), r"^x is s8; here it may be f32.*pass x.float\(\)"),
+        (lambda: GemmProblem(m=1, n=1, k=1, a="bf61"), "^a is 'bf61', did you mean bf16"),
+    ],
+    "shape": [
+        (lambda: matmul(A, on_gpu((72, 64)), out=OUT), "a has K = 64 columns, b has K = 72 rows; they must be equal"),
+        (lambda: matmul(WIDE, on_gpu((96, 128)), out=OUT), "K = 128 .* K = 96 rows; they must be equal: pass b.mT"),
+        (lambda: matmul(WIDE, on_gpu((64, 96)), out=OUT), "K = 128 .* K = 64 rows; they must be equal: pass a.mT"),
+        (lambda: matmul(A, B, out=WIDE), r"^out has shape \(64, 128\); .* has \(64, 64\): pass one of that shape"),
+        (lambda: matmul(on_gpu(()), B, out=OUT), r"^a has shape \(\) .* multiply with alpha"),
+        (lambda: matmul(on_gpu((2, 8, 8)), on_gpu((3, 8, 8)), out=OUT), r"batch extents \[2, 3\] do not broadcast"),
+        (lambda: fused("d = acc + x[n]", x=on_gpu((72,))), r"^x has shape \(72,\); x\[n\] takes \(64,\)"),
+        (lambda: fused("d = acc * x", x=ROW), r"^x has shape \(64,\); it has no index, so .* x\[n\] has N"),
+        (lambda: fused("d = acc * x[n]", x=2.0), r"^x is 2.0, but x\[n\] is a tensor in GPU memory"),
+        (lambda: fused("d = gate * up"), r"^out has shape \(64, 64\); .* has \(64, 32\)"),
+        (lambda: matmul(A, B, out=OUT, c=on_gpu((72, 64))), "^c has shape .* does not broadcast to"),
+        (lambda: grouped_matmul(GROUPS, GROUPS, ENDS, out=OUT), r"with offsets of 4 groups, a is \(M, K\) and b"),
+        (lambda: grouped_matmul(A, GROUPS, out=OUT), "^neither offsets nor counts .* call gemmill.matmul"),
+        (lambda: array_matmul(A, B, OUT, Words(2, 4)), r"^addresses is not int64 \(3, matrices\): a row each for a, b"),
+        (lambda: GemmProblem(m=1.5, n=1, k=1), "^m is 1.5; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: GemmProblem.from_text("64*64*64 bf16"), "is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096"),
+    ],
+    "scale": [
+        (lambda: scaled(a_scale=SCALES), r"^a_scale has shape .* beside which b_scale is of blocks too: \(2, 1\)"),
+        (lambda: scaled(a_scale=on_gpu((64, 3), "f32"), b_scale=SCALES_B), r"^a_scale has shape \(64, 3\)"),
+        (
+            lambda: scaled(a_scale=SCALES, b_scale=on_gpu((3, 3), "f32")),
+            r"beside which b_scale is of blocks too: \(2, 1\)",
+        ),
+        (lambda: scaled(a_scale=odd(INT, 64, (64, 2)), b_scale=SCALES_B), r"^a_scale .* int64; .*a_scale.float\(\)"),
+        (lambda: scaled(a_scale=on_gpu((64, 2), "f32", gpu=1), b_scale=SCALES_B), "^a_scale is on GPU 1 .* be on one"),
+        (lambda: scaled(a_scale=np.ones((64, 2), "f4"), b_scale=SCALES_B), r"^a_scale is in host .* a_scale.cuda\(\)"),
+        (lambda: scaled(a_scale="1x128", b_scale=SCALES_B), "^a_scale is a builtins.str; gemmill takes tensors"),
+        (lambda: scaled(b_zero=SCALES_B), "^zero points are for operands narrower than the other; a is e4m3"),
+        (lambda: upconverted(b_zero=on_gpu((1, 64))), "^b_zero is given without b_scale; pass both"),
+        (lambda: upconverted(a_scale=on_gpu((64, 2))), "^a is bf16, the wider operand; only b takes a scale of groups"),
+        (lambda: upconverted(b_scale=on_gpu((3, 64))), r"^b_scale has shape \(3, 64\); .* must be \(1, 64\) or"),
+        (lambda: GemmProblem(m=64, n=64, k=64, a_scale="128x1"), "^a_scale is '128x1', did you mean 128x128"),
+    ],
+    "keyword": [
+        (lambda: matmul(A, B, out=OUT, aplha=2.0), "^unexpected argument 'aplha', did you mean alpha"),
+        (lambda: plan(A, B, out=OUT, sm_cuont=8), "^unexpected argument 'sm_cuont', did you mean sm_count"),
+        (lambda: grouped_matmul(A, GROUPS, ofsets=ENDS, counts=ENDS), "^unexpected .*'ofsets', did you mean offsets"),
+        (lambda: array_matmul(A, B, OUT, Words(3, 4), betta=1.0), "^unexpected argument 'betta', did you mean beta"),  # type: ignore[call-arg]
+        (lambda: matmul(A, B, out=OUT, x=ROW), "^unexpected argument 'x'; an epilogue has operands, as in"),
+        (lambda: fused("d = acc + bias[n]", bais=ROW), "^bais is passed, .* does not name it, did you mean bias"),
+        (lambda: nothing().rebind(bais=ROW), "^unexpected argument 'bais', did you mean bias"),
+        (lambda: Registry(manifest=["bf16"]), "^unexpected argument 'manifest', did you mean manifests"),  # type: ignore[call-arg]
+        (lambda: Registry(manifests=()).select(PROBLEM, smcount=8), "^unexpected .*'smcount', did you mean sm_count"),  # type: ignore[call-arg]
+        (lambda: gemmill.load_manifest("bf16", leagl=True), "^unexpected argument 'leagl', did you mean legal"),  # type: ignore[call-arg]
+        (lambda: GemmProblem(m=1, n=1, k=1, epilog="d = acc"), "^a problem has no 'epilog', did you mean epilogue"),
+        (lambda: GemmProblem.from_text("64x64x64 gruoped=4"), "^'gruoped=4' names nothing, did you mean grouped"),
+    ],
+    "name in an epilogue": [
+        (lambda: fused("d = silu(gate) * upp"), "^upp is missing: .*did you mean up. names .* are acc, gate, up, c"),
+        (lambda: fused("d = acc * alhpa"), "^alhpa is missing: .*did you mean alpha"),
+        (lambda: fused("twice = acc * 2; d = twcie + twice"), "^twcie is missing: .*did you mean twice"),
+        (lambda: fused("d = accc + x[n]", x=ROW), "sums of products are not read: .*did you mean acc"),
+        (lambda: fused("d = sliu(acc)"), "unknown function 'sliu', did you mean silu"),
+        (lambda: fused("d = acc + a_zero[m]"), "'a_zero' cannot name an operand: .*choose another"),
+        (lambda: fused("acc"), "'acc' is no assignment, as `d = acc` is"),
+        (lambda: fused("d = acc + c"), "reads c: pass c="),
+        (lambda: fused("d = acc", alpha=2.0), "^alpha is 2.0, but the epilogue `d = acc` does not read it"),
+        (lambda: fused(5), "^epilogue is 5; it must be a text such as 'd = silu"),
+    ],
+    "value": [
+        (lambda: matmul(A, B, out=OUT, kernel=5), "^kernel is 5; it must be the name of a kernel or a GemmConfig"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, kernel="bf16"), "^'bf16' is not a kernel name: .* a name has 13: arch, A"),
+        (lambda: matmul(A, B, out=OUT, registry="bf16"), "^registry is 'bf16'; it must be a gemmill.Registry"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, registry=[]), r"^registry is \[\]; it must be a gemmill.Registry"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, stream="default"), "^stream is 'default'; pass a CUstream handle"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, quick="no"), "^quick is 'no'; it must be True or False"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, autotune=True), "^autotune is True; it must be a positive integer"),
+        (lambda: matmul(A, B, out=OUT, alpha="two"), "^alpha is 'two'; it must be a number"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, beta=1.0), "^beta is 1.0, but there is no c to scale: pass c="),
+        (lambda: Registry(manifests=()).select("64x64x64"), "^problem is '64x64x64'; .*GemmProblem.from_text"),  # type: ignore[arg-type]
+        (lambda: Registry(manifests=()).select(PROBLEM, None, "k"), "^invariant_to is 'k'; it must be 'm', 'n'"),  # type: ignore[arg-type]
+        (lambda: Registry(manifests=()).get(5), "^kernel is 5; it must be the name of a kernel"),  # type: ignore[arg-type]
+        (lambda: Registry(manifests=()).warm("bf16"), "^kernels is 'bf16'; it must be a list"),
+        (lambda: Registry(gpu="H2000"), "'H2000' is none of NVIDIA H200"),
+        (lambda: Registry(gpu=0), "^gpu is 0; it must be a name such as 'H200'"),  # type: ignore[arg-type]
+    ],
+    "file": [
+        (lambda: Registry(manifests=["bf61"]), "^bf61:1:1: file: cannot be read: No such file"),
+        (lambda: Registry(manifests="bf16"), r"^manifests is 'bf16'; it must be a list: manifests=\['bf16'\]"),
+        (lambda: Registry(manifests=["typo.yaml"]), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
+        (lambda: Registry(packs=["none.pack"]), "^none.pack: No such file or directory; `gemmill pack` makes one"),
+        (lambda: Registry(packs="some.pack"), r"^packs is 'some.pack'; it must be a list: packs=\['some.pack'\]"),
+        (lambda: Registry(packs=["bad.pack"]), "^bad.pack: no pack of this version .* make one with `gemmill pack`"),
+        (lambda: Registry(records=["none.jsonl"]), "^none.jsonl: cannot be read: No such file or directory"),
+        (lambda: Registry(records=["bad.jsonl"]), "^bad.jsonl:1:1: kernel: Input should be a valid string"),
+        (lambda: Registry(records=Path("bad.jsonl")), r"^records is 'bad.jsonl'; it must be a list"),  # type: ignore[arg-type]
+        (lambda: Registry(store=5), "^store is 5; it must be the name of a folder"),  # type: ignore[arg-type]
+        (lambda: Registry(gpu="H200", model="none").gpu, "^model none: .* train it again: gemmill train"),
+    ],
+}
+TABLE = [pytest.param(kind, *row, id=f"{kind}-{i}") for kind, rows in MISTAKES.items() for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(("kind", "mistake", "says"), TABLE)
+def test_a_mistake_is_named_with_the_way_out(
+    kind: str, mistake: Call, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.pack").write_text("no pack")
+    Path("bad.jsonl").write_text('{"kernel": 1}\n')
+    Path("typo.yaml").write_text("name: x\nstes: []\n")
+    with pytest.raises(gemmill.GemmillError) as raised:
+        mistake()
+    assert re.search(says, str(raised.value), re.DOTALL), str(raised.value)
+    if kind == "keyword":
+        assert isinstance(raised.value, gemmill.KeywordError)
+        assert isinstance(raised.value, TypeError), "as Python has it"
+
+
+def test_there_are_ten_of_each_kind() -> None:
+    assert min(map(len, MISTAKES.values())) >= 10
