@@ -11,6 +11,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
+from gemmill.profiler.measure.operands import argument_bytes
 
 
 class Run(NamedTuple):
@@ -21,6 +22,8 @@ class Run(NamedTuple):
     commit: str
     sweep: str
     """``Measurement.run``: empty in what a sweep appends, as there the file is the sweep."""
+    sizes: str = ""
+    """Sizes of the problem's groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
     runs: dict[Run, dict[str, Measurement]] = {}
     for m in measurements:
-        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run), {})[m.kernel] = m
+        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.sizes), {})[m.kernel] = m
     result = []
     for run, by_name in runs.items():
         kernels = {name: m for name, m in by_name.items() if name not in BASELINES}
@@ -105,7 +108,7 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     return result
 
 
-def formats(problem: GemmProblem) -> str:
+def formats(problem: GemmProblem, sizes: str = "") -> str:
     """Types and majors in short, as in ``bf16 k x bf16 k, bf16 n``; what else makes a problem another follows."""
     p = problem
     text = f"{p.a_dtype} {p.a_major} x {p.b_dtype} {p.b_major}, {p.d_dtype} {p.d_major}"
@@ -114,19 +117,19 @@ def formats(problem: GemmProblem) -> str:
         (p.accumulator not in ("f32", "s32", "f64"), f"sums {p.accumulator}"),
         (p.promote and p.a_scale == "none", "promoted"),
         (p.a_scale != "none", f"A scaled {p.a_scale}"),
-        (p.batching != "strided", p.batching),
+        (p.batching != "strided", f"{p.batching} {sizes}".strip()),
         (p.epilogue != "linear", p.epilogue),
     )
     return ", ".join([text, *(word for applies, word in others if applies)])
 
 
 def moved_bytes(problem: GemmProblem) -> float:
-    """Bytes of A, B, C and D, each moved once; of groups, as if all were of one size."""
+    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size."""
     p = problem.typical()
     matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
     if p.c_dtype is not None:
         matrices.append((p.c_dtype, p.m * p.d_columns))
-    return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices)
+    return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices) + argument_bytes(problem)
 
 
 def intensity(problem: GemmProblem) -> float:

@@ -95,7 +95,7 @@ def _row(
         against |= {f"{name}_us": baseline.us if baseline else None, f"{name}_ratio": figures.over(best, name)}
     return {
         "problem": run.problem.extents,
-        "formats": formats(run.problem),
+        "formats": formats(run.problem, run.sizes),
         "gpu": run.gpu,
         "commit": run.commit,
         "run": run.sweep,

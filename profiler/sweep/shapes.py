@@ -2,9 +2,10 @@
 
 A suite is ``{name: large, shapes: [[4096, 4096, 4096], [128, 128, 4096, 16], {m: 1000, n: 3000, k: 1024}]}``. Each
 shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. A mapping
-may have the other keywords of a problem, too (library/input/problem_words.py), and a ``count``; lists in it are cross
-products, as in manifests: ``{m: [1, 16, 4096], n: 6144, k: 4096, a: [bf16, f16]}`` is six shapes. One that stands twice
-counts as often. Lists of other tools are told apart by what they hold (profiler/imports).
+may have the other keywords of a problem, too (library/input/problem_words.py), ``sizes`` of its groups
+(library/input/group_sizes.py) and a ``count``; lists in it are cross products, as in manifests: ``{m: [1, 16, 4096], n:
+6144, k: 4096, a: [bf16, f16]}`` is six shapes; but a list of numbers for ``sizes`` is one choice of them. One that
+stands twice counts as often. Lists of other tools are told apart by what they hold (profiler/imports).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import errno
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gemmill.library.errors import ManifestError, ProblemError, RecordError
 from gemmill.library.files import read_given
+from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.input.problem_words import KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
@@ -28,7 +30,7 @@ from gemmill.profiler.imports.read import MAX_BYTES, problems_of
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
-KEYS = (*KEYWORDS, "count")
+KEYS = (*KEYWORDS, "sizes", "count")
 """Keys of a shape's mapping."""
 MAX_SHAPES = 100_000
 """Most shapes of a file."""
@@ -48,6 +50,8 @@ class Shape:
     batch: int = 1
     said: tuple[tuple[str, Any], ...] = ()
     """Other keywords of its problem, sorted by name; what is not among them, whoever measures it chooses."""
+    sizes: str = ""
+    """Sizes of its groups; empty where it has none."""
 
     @property
     def problem(self) -> GemmProblem:
@@ -58,7 +62,7 @@ class Shape:
     def __str__(self) -> str:
         """``MxNxK``, and ``xBATCH`` where there is more than one; its problem where more is said."""
         if self.said:
-            return str(self.problem)
+            return str(self.problem) + (f" sizes={self.sizes}" if self.sizes not in ("", BALANCED) else "")
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
 
@@ -119,7 +123,7 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
     for asked in found.problems:
         shape = _of_asked(asked)
         try:
-            shape.problem  # noqa: B018 (is checked when made)
+            shape = replace(shape, sizes=checked_sizes(shape.problem, shape.sizes))
         except ProblemError as error:
             left_out.append(f"{asked.where}: {error}")
             continue
@@ -132,8 +136,8 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
 
 def _of_asked(asked: Asked) -> Shape:
     words: dict[str, Any] = dict(asked.fields)
-    extents = {key: words.pop(key) for key in EXTENTS if key in words}
-    return Shape(**extents, said=tuple(sorted(words.items())))
+    own = {key: words.pop(key) for key in (*EXTENTS, "sizes") if key in words}
+    return Shape(**own, said=tuple(sorted(words.items())))
 
 
 def _suite(document: Document) -> ShapeSuite:
@@ -176,7 +180,7 @@ def _shapes(document: Document, location: Location, item: object, most: int) -> 
     found: dict[str, list[Any]] = {}
     for key, value in given.items():
         values: dict[Location, object] = {places[key]: value}
-        if isinstance(item, dict) and isinstance(value, list):
+        if isinstance(item, dict) and isinstance(value, list) and not (key == "sizes" and _are_sizes(value)):
             values = {(*places[key], index): one for index, one in enumerate(value)}
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")
@@ -190,15 +194,19 @@ def _shapes(document: Document, location: Location, item: object, most: int) -> 
     elif len(found) == len(given) and not missing and INVALID not in itertools.chain(*found.values()):
         for combination in itertools.product(*found.values()):
             words = dict(zip(found, combination, strict=True))
-            count = words.pop("count", 1)
+            count, sizes = words.pop("count", 1), words.pop("sizes", None)
             extents = {key: words.pop(key) for key in EXTENTS if key in words}
             try:
                 shape = Shape(**extents, said=tuple(sorted(words.items())))
-                shape.problem  # noqa: B018 (is checked when made)
+                shape = replace(shape, sizes=checked_sizes(shape.problem, sizes))
             except (ProblemError, TypeError) as error:  # the latter: a mapping in place of a word
                 document.fault(location, str(error))
                 return
             yield shape, count
+
+
+def _are_sizes(values: list[object]) -> bool:
+    return bool(values) and all(type(value) is int for value in values)
 
 
 def _refuse_unknown(document: Document, location: Location, mapping: dict[str, object], known: tuple[str, ...]) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import BatchingName, GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
-from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
+from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.input.problem_words import aligns
+from gemmill.library.input.problem_words import aligns as packed_aligns
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.worker import Unit
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.selector import Selector
 
 MAX_PARTIAL_BYTES = 1 << 30
@@ -28,7 +31,8 @@ TRANSPOSED_ROWS = 1024
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
 
-    The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
+    The narrow A of a kernel is the transposed B of the call that the shape describes: weights. Groups are as many as
+    the shape says.
     """
     a, b, c, d = config.a, config.b, config.c, config.d
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
@@ -36,7 +40,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "m": m,
         "n": n,
         "k": shape.k,
-        "batch": shape.batch,
+        "batch": dict(shape.said).get("groups", shape.batch),
         "a_dtype": a.dtype,
         "a_major": "k" if a.major == "any" else a.major,
         "b_dtype": b.dtype,
@@ -49,9 +53,12 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "a_scale": a.scale,
         "b_scale": b.scale,
         "promote": config.promote,
-        "epilogue": LINEAR,
+        "batching": config.scheduler.batching,
+        "epilogue": config.epilogue,
     }
-    return GemmProblem.known(**fields, **aligns(fields))  # a config's fields need no check, and there are thousands
+    return GemmProblem.known(
+        **fields, **packed_aligns(fields)
+    )  # a config's fields need no check, and there are thousands
 
 
 _SWAPPED = {"a": "b", "b": "a"}
@@ -59,61 +66,91 @@ _MEANS = {"acc": "accumulator", "a": "a_dtype", "b": "b_dtype", "c": "c_dtype", 
 
 
 def _asked(shape: Shape) -> dict[str, Any]:
-    """What a shape says of the formats of the problem that a kernel solves on it."""
+    """What a shape says of the formats of the problem that a kernel solves on it, and of alignments; nothing of groups
+    says that there are none. ValueError where the operand that kernels upconvert has no transpose."""
     if not shape.said:
-        return {}
+        return {"batching": "strided"}
     problem = shape.problem
     asked = problem.with_narrow_a
     swapped = asked is not problem
     if upconverts_a(asked.b_dtype, asked.a_dtype):
         asked, swapped = asked.transposed, True
-    fields = [_MEANS.get(word, word) for word, _ in shape.said if word not in ("groups", "promote")]
-    if swapped:
-        fields = [_SWAPPED[name[0]] + name[1:] if name[:2] in ("a_", "b_") else name for name in fields]
-    return {name: getattr(asked, name) for name in fields}
+    said = [word for word, _ in shape.said if word not in ("groups", "promote")]
+    fields = {"batching": None, **dict.fromkeys(_MEANS.get(word, word) for word in said)}
+    names = [_SWAPPED[name[0]] + name[1:] if swapped and name[:2] in ("a_", "b_") else name for name in fields]
+    return {name: getattr(asked, name) for name in names}
+
+
+def _aligns(asked: Mapping[str, Any]) -> dict[str, int]:
+    """The alignments among what a shape says."""
+    return {name: value for name, value in asked.items() if name.endswith("_align")}
 
 
 def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[GemmConfig, GemmProblem]]:
     """The kernels whose formats are what a shape says, each with its problem on it."""
-    asked = _asked(shape)
+    try:
+        asked = _asked(shape)
+    except ValueError:
+        return
+    aligns = _aligns(asked)
     for config in configs:
-        problem = problem_of(config, shape)
-        if all(getattr(problem, name) == value for name, value in asked.items()):
+        problem = problem_of(config, shape).but(**aligns) if aligns else problem_of(config, shape)
+        matches = all(getattr(problem, name) == value for name, value in asked.items())
+        if matches and not (aligns and needs_swap(config, problem) is None):
             yield config, problem
 
 
-NOT_MEASURED = "they are for groups or arrays, or have an expression"
-"""Why kernels are not that :func:`is_measured` tells."""
-
-
-def is_measured(config: GemmConfig) -> bool:
-    """Whether a shape is all that a kernel's problem needs: groups, arrays and expressions take more than matrices."""
+def is_plain(config: GemmConfig) -> bool:
+    """Whether a kernel is for matrices alone: a strided batch, no expression."""
     return config.scheduler.batching == "strided" and config.epilogue == LINEAR
 
 
+def with_expressions(configs: Sequence[GemmConfig], shapes: Iterable[Shape]) -> list[GemmConfig]:
+    """The kernels, and those without an expression also with each that shapes say, as a registry would take them: where
+    there are few rows, for the transposed problem too."""
+    found = dict.fromkeys(configs)
+    linear = [config for config in configs if config.epilogue == LINEAR]
+    epilogues: dict[tuple[str, BatchingName], None] = {}
+    for shape in shapes:
+        with suppress(ValueError):
+            if (text := _asked(shape).get("epilogue", LINEAR)) != LINEAR:
+                batching = shape.problem.batching
+                epilogues[text, batching] = None
+                if batching == "strided" and not is_gated(text) and shape.m <= TRANSPOSED_ROWS:
+                    epilogues[spelling(transposed(parse(text))), batching] = None
+    for text, batching in epilogues:
+        own = (with_epilogue(config, text) for config in linear if config.scheduler.batching == batching)
+        found |= dict.fromkeys(config for config in own if config is not None)
+    return [*found]
+
+
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
-    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs. Those
-    are left out that :func:`is_measured` tells.
+    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
+    Kernels for groups or arrays are for shapes that say so.
 
     Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
     """
-    configs = list(filter(is_measured, configs))
-    groups: dict[GemmProblem, list[GemmConfig]] = {}
+    configs = list(configs)
+    groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
         own = dict(_problems(configs, shape))
         for config, problem in own.items():
-            groups.setdefault(problem, []).append(config)
-        for config, problem in own.items() if shape.m <= TRANSPOSED_ROWS else ():
-            swapped = problem_of(config, replace(shape, m=shape.n, n=shape.m)).transposed
-            if swapped != problem and swapped in groups and needs_swap(config, swapped):
-                groups[swapped].append(config)
-    return [Unit(problem, tuple(members)) for problem, members in groups.items()]
+            groups.setdefault((problem, shape.sizes), []).append(config)
+        for config in configs if own and shape.m <= TRANSPOSED_ROWS else ():
+            turned = problem_of(config, replace(shape, m=shape.n, n=shape.m))
+            if not turned.can_transpose:
+                continue
+            swapped = turned.transposed.but(**_aligns(_asked(shape)))
+            members = groups.get((swapped, shape.sizes))
+            if members is not None and own.get(config) != swapped and needs_swap(config, swapped):
+                members.append(config)
+    return [Unit(problem, tuple(members), sizes=sizes) for (problem, sizes), members in groups.items()]
 
 
 def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes that say of their formats what no kernel that :func:`units` takes has."""
-    configs = list(filter(is_measured, configs))
+    """Shapes that say of their formats what none of the kernels has."""
+    configs = list(configs)
     return [shape for shape in shapes if next(_problems(configs, shape), None) is None]
 
 

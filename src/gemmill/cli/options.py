@@ -116,6 +116,23 @@ Records = Annotated[
 ]
 
 
+def _sizes(text: str) -> str:
+    if not text:
+        raise typer.BadParameter("is empty; it takes balanced, zipf:S or a list of sizes")
+    return text
+
+
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes",
+        metavar="SIZES",
+        parser=_sizes,
+        help="Sizes of groups: balanced, zipf:1.1, or 128,64,0,64. Default: balanced.",
+    ),
+]
+
+
 def _is_file(source: str) -> bool:
     """Whether this names a file, or a pipe that holds what one would."""
     return os.path.exists(source) and not os.path.isdir(source)

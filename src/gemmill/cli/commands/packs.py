@@ -37,7 +37,7 @@ from gemmill.library.errors import PackError, SettingError, UnsupportedProblemEr
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units, unserved
+from gemmill.profiler.sweep.units import is_plain, units, unserved
 from gemmill.runtime.registry import detect
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.decisions import Decision, read_decisions
@@ -166,14 +166,14 @@ def _needed(
     """About as few kernels as solve every shape of a suite nearly as fast as all; what kernels take on each problem,
     and what of that ships. Shapes that say more than kernels of matrices alone do, an epilogue or groups, get the
     kernel each that a registry over the manifest would take."""
-    plain = list(filter(is_measured, configs))
+    plain = list(filter(is_plain, configs))
     suite = shape_suite(shapes)
     others = dict.fromkeys(unserved(plain, suite.shapes))
     special = _special(configs, [shape.problem for shape in others], decisions, gpu)
     if missing := [shape for shape in others if shape.problem not in special]:
         tell_unserved(missing, suite)
-    if left := sum(not is_measured(config) for config in configs) and not others:
-        output.complain(f"{left} kernels are left out: {NOT_MEASURED}")
+    if (left := sum(not is_plain(config) for config in configs)) and not others:
+        output.complain(f"{left} kernels are left out: they are for groups or arrays, or have an expression")
     needs: dict[GemmProblem, dict[str, float]] = {}
     chosen: list[GemmConfig] = []
     shipped: list[Decision] = []

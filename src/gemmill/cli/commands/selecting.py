@@ -17,6 +17,7 @@ from gemmill.cli.options import Json, Manifests, Model, OnGpu, Packs, Records, s
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problems
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.sweep.shapes import Shape, ShapeSuite
 from gemmill.runtime.api.invariance import packed_rows
@@ -174,7 +175,7 @@ def shapes(
 
 def _words(shape: Shape) -> dict[str, Any]:
     extents = {"m": shape.m, "n": shape.n, "k": shape.k} | ({"batch": shape.batch} if shape.batch != 1 else {})
-    return extents | dict(shape.said)
+    return extents | dict(shape.said) | ({"sizes": shape.sizes} if shape.sizes not in ("", BALANCED) else {})
 
 
 def _as_yaml(suite: ShapeSuite) -> list[str]:
