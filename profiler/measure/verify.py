@@ -66,7 +66,8 @@ class Reference:
         """Hold a computed D, and outputs of the epilogue by name, against every element's bound."""
         found = _compared("D", d if d.dim() == 3 else d.unsqueeze(0), self.expected, self.bound)
         for name, (expected, bound) in self.outputs.items():
-            actual, *others = (x.reshape(1, -1, x.shape[-1]) for x in ((arguments or {})[name], expected, bound))
+            shape = (1, -1, expected.shape[-1] if expected.dim() else 1)
+            actual, *others = (x.reshape(shape) for x in ((arguments or {})[name], expected, bound))
             other = _compared(name, actual, *others)
             worst = max(found.error, other.error)
             found = Comparison(found.passed and other.passed, worst, found.says or other.says)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from gemmill.library.config.model import BatchingName, GemmConfig
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
@@ -87,17 +88,33 @@ def _aligns(asked: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[GemmConfig, GemmProblem]]:
-    """The kernels whose formats are what a shape says, each with its problem on it."""
+    """The kernels whose formats are what a shape says, each with its problem on it; of few rows also those that solve
+    it transposed only."""
     try:
         asked = _asked(shape)
     except ValueError:
         return
     aligns = _aligns(asked)
+
+    def matches(problem: GemmProblem) -> bool:
+        return all(getattr(problem, name) == value for name, value in asked.items())
+
     for config in configs:
         problem = problem_of(config, shape).but(**aligns) if aligns else problem_of(config, shape)
-        matches = all(getattr(problem, name) == value for name, value in asked.items())
-        if matches and not (aligns and needs_swap(config, problem) is None):
-            yield config, problem
+        if matches(problem):
+            if not aligns or needs_swap(config, problem) is not None:
+                yield config, problem
+        elif shape.said and (swapped := _swapped(config, shape, aligns)) and matches(swapped):
+            yield config, swapped
+
+
+def _swapped(config: GemmConfig, shape: Shape, aligns: Mapping[str, int]) -> GemmProblem | None:
+    """The problem on a shape of few rows that a kernel solves transposed only; None where there is none."""
+    if shape.m > TRANSPOSED_ROWS:
+        return None
+    turned = problem_of(config, replace(shape, m=shape.n, n=shape.m))
+    swapped = turned.transposed.but(**aligns) if turned.can_transpose else None
+    return swapped if swapped and needs_swap(config, swapped) else None
 
 
 def is_plain(config: GemmConfig) -> bool:
@@ -105,28 +122,10 @@ def is_plain(config: GemmConfig) -> bool:
     return config.scheduler.batching == "strided" and config.epilogue == LINEAR
 
 
-def with_expressions(configs: Sequence[GemmConfig], shapes: Iterable[Shape]) -> list[GemmConfig]:
-    """The kernels, and those without an expression also with each that shapes say, as a registry would take them: where
-    there are few rows, for the transposed problem too."""
-    found = dict.fromkeys(configs)
-    linear = [config for config in configs if config.epilogue == LINEAR]
-    epilogues: dict[tuple[str, BatchingName], None] = {}
-    for shape in shapes:
-        with suppress(ValueError):
-            if (text := _asked(shape).get("epilogue", LINEAR)) != LINEAR:
-                batching = shape.problem.batching
-                epilogues[text, batching] = None
-                if batching == "strided" and not is_gated(text) and shape.m <= TRANSPOSED_ROWS:
-                    epilogues[spelling(transposed(parse(text))), batching] = None
-    for text, batching in epilogues:
-        own = (with_epilogue(config, text) for config in linear if config.scheduler.batching == batching)
-        found |= dict.fromkeys(config for config in own if config is not None)
-    return [*found]
-
-
-def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
+def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Unit]:
     """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
-    Kernels for groups or arrays are for shapes that say so.
+    Kernels for groups or arrays are for shapes that say so. With ``varies``, kernels without an expression are also
+    taken with the one that a shape says, as a registry would take them.
 
     Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
@@ -134,24 +133,41 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
     configs = list(configs)
     groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
-        own = dict(_problems(configs, shape))
+        offered = _offered(configs, shape, varies)
+        own = dict(_problems(offered, shape))
         for config, problem in own.items():
             groups.setdefault((problem, shape.sizes), []).append(config)
-        for config in configs if own and shape.m <= TRANSPOSED_ROWS else ():
-            turned = problem_of(config, replace(shape, m=shape.n, n=shape.m))
-            if not turned.can_transpose:
-                continue
-            swapped = turned.transposed.but(**_aligns(_asked(shape)))
-            members = groups.get((swapped, shape.sizes))
-            if members is not None and own.get(config) != swapped and needs_swap(config, swapped):
+        for config in offered if own and shape.m <= TRANSPOSED_ROWS else ():
+            swapped = _swapped(config, shape, _aligns(_asked(shape)))
+            if swapped and own.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
                 members.append(config)
     return [Unit(problem, tuple(members), sizes=sizes) for (problem, sizes), members in groups.items()]
 
 
-def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes that say of their formats what none of the kernels has."""
+def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Shape]:
+    """Shapes that say of their formats what none of the kernels has; ``varies`` is as for :func:`units`."""
     configs = list(configs)
-    return [shape for shape in shapes if next(_problems(configs, shape), None) is None]
+    return [shape for shape in shapes if next(_problems(_offered(configs, shape, varies), shape), None) is None]
+
+
+def _offered(configs: Sequence[GemmConfig], shape: Shape, varies: bool) -> list[GemmConfig]:
+    """The kernels for a shape: those of the set and, where it says an expression, its linear ones with that, or where
+    there are few rows with that of the transposed problem."""
+    offered = dict.fromkeys(configs)
+    with suppress(ValueError):  # what has no transpose, and so no kernel
+        text = _asked(shape).get("epilogue", LINEAR) if varies else LINEAR
+        if text != LINEAR:
+            texts = {text: None}
+            if shape.m <= TRANSPOSED_ROWS and not is_gated(text):
+                texts[spelling(transposed(parse(text)))] = None
+            offered |= {varied: None for text in texts for config in configs if (varied := _varied(config, text))}
+    return [*offered]
+
+
+@lru_cache(1 << 16)
+def _varied(config: GemmConfig, text: str) -> GemmConfig | None:
+    """A linear kernel with an expression; None where rules refuse it, or it has another."""
+    return with_epilogue(config, text) if config.epilogue == LINEAR else None
 
 
 def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] = ()) -> Unit:

@@ -200,12 +200,13 @@ def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> Sh
 
 
 def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
-    """The shapes whose formats some of the kernels have; that there are others is complained of.
+    """The shapes whose formats some of the kernels have, be it with another expression; that there are others is
+    complained of.
 
     Raises:
         UnsupportedProblemError: no kernel has the formats of any.
     """
-    without = dict.fromkeys(unserved(configs, suite.shapes))
+    without = dict.fromkeys(unserved(configs, suite.shapes, varies=True))
     if without:
         tell_unserved([*without], suite)
     return tuple(shape for shape in suite.shapes if shape not in without)

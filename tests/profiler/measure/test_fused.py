@@ -32,6 +32,7 @@ def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
             "cols": sums.sum(-2),
             "low": sums.amin((-2, -1)),
         },
+        "one": lambda: {"d": sums + x["s"], "low": sums.amin()},
         "c": lambda: {"d": torch.relu(alpha * sums + beta * o.c.float())},
         "quantised": lambda: {"d": (sums * x["s"]).round().clamp(-128, 127)},
     }
@@ -51,6 +52,7 @@ PROBLEMS = {
         batch=2,
         epilogue="d = acc; amax = max(abs(acc)); top[m] = max(acc); cols[n] = sum(acc); low[batch] = min(acc)",
     ),
+    "one": GemmProblem(72, 40, 64, epilogue="d = acc + s[batch]; low[batch] = min(acc)"),
     "c": GemmProblem(72, 40, 512, c="bf16", epilogue="d = relu(alpha * acc + beta * c)"),
     "quantised": GemmProblem(72, 40, 64, a="s8", d="s8", epilogue="d = acc * s"),
 }

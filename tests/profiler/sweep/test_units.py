@@ -9,7 +9,7 @@ from tests.cases.manifests import shipped_set
 from gemmill.library.config.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shapes import Shape, load_shapes
-from gemmill.profiler.sweep.units import units, unserved, with_expressions
+from gemmill.profiler.sweep.units import units, unserved
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 BF16 = tuple(shipped_set("bf16").expand())
@@ -24,7 +24,7 @@ def shape(problem: GemmProblem, sizes: str = "") -> Shape:
 
 
 def problems(*shapes: Shape) -> set[GemmProblem]:
-    return {unit.problem for unit in units(with_expressions(BF16, shapes), shapes)}
+    return {unit.problem for unit in units(BF16, shapes, varies=True)}
 
 
 def test_groups_are_measured_by_kernels_for_them() -> None:
@@ -54,16 +54,20 @@ def test_kernels_are_measured_with_the_expression_of_a_shape() -> None:
     asked = GemmProblem(4096, 256, 512, epilogue="d = gelu(acc + bias.bf16[n])")
     assert unserved(BF16, [shape(asked)])
     assert asked in problems(shape(asked))
-    found = units(with_expressions(BF16, [shape(asked)]), [shape(asked)])
+    found = units(BF16, [shape(asked)], varies=True)
     (unit,) = (unit for unit in found if unit.problem == asked)
     assert len(unit.configs) > 20
     assert {config.epilogue for config in unit.configs} == {asked.epilogue}
     assert not any(needs_swap(config, asked) for config in unit.configs)
+    assert asked not in {unit.problem for unit in units(BF16, [shape(asked)])}
+    both = units(BF16, [shape(asked), Shape(4096, 256, 512)], varies=True)
+    assert {config.epilogue for u in both if u.problem.epilogue == "linear" for config in u.configs} == {"linear"}
+    assert {u.problem.epilogue for u in units(BF16, [Shape(4096, 256, 512)], varies=True)} == {"linear"}
 
 
 def test_few_rows_with_an_expression_are_measured_transposed_too() -> None:
     asked = GemmProblem(16, 4096, 512, epilogue="d = acc * sa[m] + bias[n]")
-    found = units(with_expressions(BF16, [shape(asked)]), [shape(asked)])
+    found = units(BF16, [shape(asked)], varies=True)
     (unit,) = (unit for unit in found if unit.problem == asked)
     transposed = [config for config in unit.configs if needs_swap(config, asked)]
     assert {config.epilogue for config in transposed} == {"d = acc * sa[n] + bias[m]"}
@@ -74,12 +78,12 @@ def test_gates_have_no_transpose() -> None:
     asked = GemmProblem(16, 4096, 512, epilogue="d = silu(gate) * up")
     assert asked in problems(shape(asked))
     narrow = GemmProblem(16, 4096, 512, b="u4", b_scale="1x128", epilogue="d = silu(gate) * up")
-    assert unserved(with_expressions(MIXED, [shape(narrow)]), [shape(narrow)])
+    assert unserved(MIXED, [shape(narrow)], varies=True)
 
 
 def test_narrow_weights_with_an_expression_are_the_transpose() -> None:
     asked = GemmProblem(16, 4096, 512, b="u4", b_scale="1x128", epilogue="d = acc + bias[n]")
-    found = units(with_expressions(MIXED, [shape(asked)]), [shape(asked)])
+    found = units(MIXED, [shape(asked)], varies=True)
     (unit,) = (unit for unit in found if unit.problem == asked.with_narrow_a)
     assert unit.problem.epilogue == "d = acc + bias[m]"
 

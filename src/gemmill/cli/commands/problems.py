@@ -42,7 +42,7 @@ from gemmill.profiler.measure.worker import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
-from gemmill.profiler.sweep.units import units, with_expressions
+from gemmill.profiler.sweep.units import units
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
@@ -174,8 +174,8 @@ def profile(
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     suite = shape_suite(shapes)
-    configs = with_expressions([*kernel_set(manifest).expand(preset, where)], suite.shapes)
-    chosen = units(configs, [_sized(shape, sizes) for shape in served(configs, suite)])
+    configs = [*kernel_set(manifest).expand(preset, where)]
+    chosen = units(configs, [_sized(shape, sizes) for shape in served(configs, suite)], varies=True)
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
