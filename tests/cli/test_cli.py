@@ -749,3 +749,10 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
     assert "such as 64x96x64 e4m3 tn. What was understood of the file, as YAML: gemmill shapes FILE" in done.stderr
+
+
+def test_shapes_lists_the_suites_that_ship() -> None:
+    found = {suite["name"]: suite for suite in json.loads(ok("shapes", "--json"))["items"]}
+    assert found["moe"]["shapes"] == 52
+    assert found["moe"]["says"].startswith("Experts of six public models")
+    assert "moe" in ok("shapes")
