@@ -359,6 +359,23 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_what_ran_most_often_comes_first_into_a_pack(tmp_path: Path) -> None:
+    """Of two shapes, each of which another kernel solves best, a budget for one kernel serves the one that ran more."""
+    manifest, shapes, to = (tmp_path / name for name in ("two.yaml", "shapes.yaml", "one.pack"))
+    manifest.write_text(MANIFEST.replace("tile: 64x32x64", 'tile: ["64x16x64", "64x64x64"]'))
+    pack = ("pack", manifest, "--shapes", shapes, "--regret", "0", "-o", to)
+    for counts, tile in (((7, 2), "_64x16x64_"), ((2, 7), "_64x64x64_")):
+        few, many = ("{m: 64, n: 64, k: 64, count: 1}", f"{{m: 4096, n: 4096, k: 4096, count: {counts[1]}}}")
+        again = f"{{m: 64, n: 64, k: 64, count: {counts[0] - 1}}}"  # a shape named twice adds to its count
+        shapes.write_text(f"shapes: [{few}, {many}, {again}]")
+        ok(*pack)
+        assert len(Pack.open(to).names()) == 2
+        assert "in the mean of all runs" in ok(*pack, "--budget", str(to.stat().st_size - 1))
+        (name,) = Pack.open(to).names()
+        assert tile in name
+
+
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_kernels_are_chosen_and_packed_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     # Measured on both, where an H100 has less bandwidth for it.
