@@ -297,7 +297,11 @@ def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], 
     if kind is None:
         return {}
     if kind == "addresses":
-        rows = [[x.data_ptr() for x in tensor] for tensor in matrices if tensor is not None]
+        rows = [
+            [x.data_ptr() + i * x.stride(0) * x.element_size() for i in range(problem.batch)]
+            for x in matrices
+            if x is not None
+        ]
         return {kind: torch().tensor(rows, dtype=torch().int64, device=device)}
     values = [*accumulate(sizes)] if kind == "offsets" else [*sizes]
     return {kind: torch().tensor(values, dtype=torch().int32, device=device)}

@@ -21,7 +21,7 @@ from typing import Any
 from gemmill.library.errors import ManifestError, ProblemError, RecordError
 from gemmill.library.files import read_given
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
-from gemmill.library.input.problem_words import KEYWORDS
+from gemmill.library.input.problem_words import FIELDS, KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
@@ -52,6 +52,12 @@ class Shape:
     """Other keywords of its problem, sorted by name; what is not among them, whoever measures it chooses."""
     sizes: str = ""
     """Sizes of its groups; empty where it has none."""
+
+    @classmethod
+    def of(cls, problem: GemmProblem, sizes: str = "") -> Shape:
+        """The shape that says all of a problem, also that it has no C."""
+        said = tuple(sorted((name, getattr(problem, name)) for name in FIELDS if name not in EXTENTS))
+        return cls(problem.m, problem.n, problem.k, problem.batch, said, sizes)
 
     @property
     def problem(self) -> GemmProblem:

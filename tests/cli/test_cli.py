@@ -352,6 +352,8 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         (("--gpu", "H200"), "--regret, --budget and --gpu need --shapes"),
         (("--shapes", shapes, "--budget", "many"), "not a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a suite that ships"),
+        (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
+        (("--problem", "64x64x64 bf16", "--shapes", shapes), "both say what is multiplied: give one"),
     ):
         result = gemmill("pack", manifest, *arguments, "-o", to)
         assert result.exit_code == 2
@@ -766,6 +768,20 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
     assert "such as 64x96x64 e4m3 tn. What was understood of the file, as YAML: gemmill shapes FILE" in done.stderr
+
+
+def test_profile_is_told_what_to_measure() -> None:
+    for arguments, says in (
+        ((), "nothing to measure: --shapes FILE or --problem TEXT"),
+        (("--problem", "64x64x64 bf16 grouped=4", "--sizes", "zipf"), "it must be balanced, zipf:S"),
+        (("--problem", "64x64x64 bf16 a_scal=1x128"), "did you mean a_scale"),
+    ):
+        result = gemmill("profile", "bf16", *arguments)
+        assert result.exit_code == 2
+        assert says in " ".join(result.stderr.split())
+    result = gemmill("profile", "int8", "--problem", "64x64x64 bf16")
+    assert result.exit_code == 1
+    assert "no kernel here has the formats of the shapes of --problem, such as 64x64x64 bf16 tn" in result.stderr
 
 
 def test_shapes_lists_the_suites_that_ship() -> None:

@@ -58,11 +58,11 @@ def test_shapes(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def packed(choices: Mapping[str, Choice], tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """A pack for shapes of every kind, of a manifest of the kernels that are selected for them."""
+    """A pack for problems of every kind, of a manifest of the kernels that are selected for them."""
     folder = tmp_path_factory.mktemp("kinds")
     (path := folder / "kinds.yaml").write_text(manifest(dict.fromkeys(choice.config for choice in choices.values())))
-    (shapes := folder / "shapes.yaml").write_text(suite(KINDS.values()))
-    ok("pack", path, "--shapes", shapes, "--gpu", "H200", "-o", folder / "kinds.pack")
+    problems = [word for kind in KINDS.values() for word in ("--problem", kind.text)]
+    ok("pack", path, *problems, "--gpu", "H200", "-o", folder / "kinds.pack")
     return Registry(packs=[folder / "kinds.pack"], gpu="H200")
 
 

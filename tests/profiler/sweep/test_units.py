@@ -16,6 +16,17 @@ BF16 = tuple(shipped_set("bf16").expand())
 MIXED = tuple(shipped_set("mixed").expand(where="a.dtype == 'u4' and a.scale == '1x128' and b.dtype == 'bf16'"))
 
 
+def test_a_shape_that_says_all_of_a_problem_is_measured_on_it_alone() -> None:
+    asked = GemmProblem(4096, 256, 512, d="f32", d_major="m", b_major="mn")
+    assert Shape.of(asked).problem == asked
+    assert [unit.problem for unit in units(BF16, [Shape.of(asked)])] == [asked]
+    narrow = GemmProblem(16, 4096, 512, b="u4", b_scale="1x128", epilogue="d = acc + bias[n]")
+    assert [unit.problem for unit in units(MIXED, [Shape.of(narrow)], varies=True)] == [narrow.with_narrow_a]
+    grouped = GemmProblem(512, 256, 512, batching="grouped", groups=8)
+    (unit,) = units(BF16, [Shape.of(grouped, "zipf:1.1")])
+    assert (unit.problem, unit.sizes) == (grouped, "zipf:1.1")
+
+
 def shape(problem: GemmProblem, sizes: str = "") -> Shape:
     """A shape that says all of a problem that is not by default."""
     words = problem.to_dict()

@@ -21,13 +21,14 @@ from gemmill.cli.options import (
     Manifest,
     OnGpu,
     Preset,
+    Problems,
     Records,
     StorePath,
     Where,
+    asked_suite,
     is_manifest,
     kernel_set,
     refuse_overwriting,
-    shape_suite,
     tell_unserved,
 )
 from gemmill.cli.output import Status
@@ -37,6 +38,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
+from gemmill.profiler.sweep.shapes import ShapeSuite
 from gemmill.profiler.sweep.units import is_plain, units, unserved
 from gemmill.runtime.registry import detect
 from gemmill.runtime.select.choice import Choice
@@ -97,6 +99,7 @@ def make(
         str | None,
         typer.Option(metavar="FILE", help="Only the kernels that this suite needs: a file, or one that ships."),
     ] = None,
+    problem: Problems = [],  # noqa: B006
     regret: Annotated[
         float | None,
         typer.Option(min=0, help="With --shapes: the most that a shape may lose, as part of the least time (0.03)."),
@@ -109,13 +112,14 @@ def make(
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
 
-    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
-    the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within --regret of the
-    fastest of the manifest: by the measurements of --records where there are some, by those that ship with gemmill
-    where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu. A shape that
-    says an expression or groups gets the kernel that a registry over the manifest would take; without such shapes,
-    kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that serve the
-    most shapes, each counted as often as it ran or is listed, as many as fit; what shapes then lose is printed.
+    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes or
+    --problem, the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within
+    --regret of the fastest of the manifest: by the measurements of --records where there are some, by those that ship
+    with gemmill where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu. A
+    shape that says an expression or groups gets the kernel that a registry over the manifest would take; without such
+    shapes, kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that
+    serve the most shapes, each counted as often as it ran or is listed, as many as fit; what shapes then lose is
+    printed.
 
     \b
     Examples:
@@ -124,8 +128,10 @@ def make(
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
       gemmill pack bf16 --shapes large --gpu "H100 80GB HBM3" -o h100.pack
       gemmill pack bf16 --shapes trace.json --budget 20M -o trace.pack
+      gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
-    if shapes is None and (regret is not None or budget is not None or gpu is not None):
+    suite = asked_suite(shapes, problem)
+    if suite is None and (regret, budget, gpu) != (None, None, None):
         raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")
     try:
         most = None if budget is None else number_of_bytes("--budget", budget)
@@ -135,9 +141,9 @@ def make(
     configs = list(kernel_set(manifest).expand(preset, where))
     decisions = read_decisions(records)
     asked = _Asked({}, {}, [])
-    if shapes is not None:
+    if suite is not None:
         allowed = REGRET if regret is None else regret
-        configs, asked = _asked(configs, shapes, decisions, gpu or detect(), allowed)
+        configs, asked = _asked(configs, suite, decisions, gpu or detect(), allowed)
         decisions += asked.shipped
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
@@ -173,13 +179,12 @@ class _Asked(NamedTuple):
 
 
 def _asked(
-    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu, regret: float
+    configs: Sequence[GemmConfig], suite: ShapeSuite, decisions: Sequence[Decision], gpu: Gpu, regret: float
 ) -> tuple[list[GemmConfig], _Asked]:
     """About as few kernels as solve every shape of a suite nearly as fast as all, those first that serve what runs most
     often; and what kernels take on each problem. Shapes that say more than kernels of matrices alone do, an epilogue or
     groups, get the kernel each that a registry over the manifest would take."""
     plain = list(filter(is_plain, configs))
-    suite = shape_suite(shapes)
     others = dict.fromkeys(unserved(plain, suite.shapes))
     special = _special(configs, [shape.problem for shape in others], decisions, gpu)
     if missing := [shape for shape in others if shape.problem not in special]:

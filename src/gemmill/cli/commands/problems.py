@@ -19,15 +19,16 @@ from gemmill.cli.options import (
     Manifest,
     Manifests,
     Preset,
+    Problems,
     Records,
     Sizes,
     StorePath,
     Where,
+    asked_suite,
     kernel,
     kernel_set,
     manifest_path,
     served,
-    shape_suite,
 )
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problem
@@ -127,7 +128,10 @@ def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
 @app.command()
 def profile(
     manifest: Manifest,
-    shapes: Annotated[str, typer.Option(metavar="FILE", help="A shape suite: a file, or the name of one that ships.")],
+    shapes: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A shape suite: a file, or the name of one that ships.")
+    ] = None,
+    problem: Problems = [],  # noqa: B006 (typer copies it)
     records: Annotated[
         Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
     ] = Path("records.jsonl"),
@@ -171,9 +175,11 @@ def profile(
       gemmill profile bf16 --shapes large --budget 10m --gpus all
       gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
       gemmill profile bf16 --shapes moe --sizes zipf:1.1
+      gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
-    suite = shape_suite(shapes)
+    if (suite := asked_suite(shapes, problem)) is None:
+        raise typer.BadParameter("nothing to measure: --shapes FILE or --problem TEXT says what is multiplied")
     configs = [*kernel_set(manifest).expand(preset, where)]
     chosen = units(configs, [_sized(shape, sizes) for shape in served(configs, suite)], varies=True)
     if exhaustive and budget is not None:
