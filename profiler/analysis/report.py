@@ -134,7 +134,7 @@ def as_junit(found: Sequence[Figures]) -> str:
     """A test case for every kernel on every problem, which fails where the kernel did; times are of one launch."""
     root = ElementTree.Element("testsuites", name="gemmill")
     for figures in found:
-        name = f"{figures.run.problem.extents} ({formats(figures.run.problem)}) on {figures.run.gpu}"
+        name = f"{figures.run.problem.extents} ({formats(figures.run.problem, figures.run.sizes)}) on {figures.run.gpu}"
         cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
         counts = {"name": _xml(name), "tests": str(len(cases)), "failures": str(len(figures.failed))}
         suite = ElementTree.SubElement(root, "testsuite", counts)
@@ -288,7 +288,9 @@ def _winners(found: Sequence[Figures]) -> _Chart:
         return {
             "x": [[f.run.problem.n for f in group] for group in shown],
             "y": [[f.run.problem.m for f in group] for group in shown],
-            "text": [[f"{f.run.problem.extents}<br>{formats(f.run.problem)}" for f in group] for group in shown],
+            "text": [
+                [f"{f.run.problem.extents}<br>{formats(f.run.problem, f.run.sizes)}" for f in group] for group in shown
+            ],
         }
 
     every = points(None)

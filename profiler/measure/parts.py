@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.measure.operands import OperandSet, scale_block
+from gemmill.profiler.measure.operands import OperandSet, scale_block, torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class Part:
     """(K blocks, column blocks)."""
 
     def scaled(self, problem: GemmProblem, rows: slice) -> tuple[Any, Any]:
-        """Some rows of A, and B, in float64, with their block scales."""
-        left, right = self.a[rows].double(), self.b.double()
+        """Copies of some rows of A, and of B, in float64, with their block scales."""
+        left, right = (x.to(torch().float64, copy=True) for x in (self.a[rows], self.b))
         k, n = self.b.shape
         if self.a_scale is not None:
             across, along_k = scale_block(problem.a_scale)
-            scales = self.a_scale.repeat_interleave(across, 0)[rows].double()
-            left = left * scales.repeat_interleave(along_k, 1)[:, :k]
+            scales = self.a_scale.repeat_interleave(across, 0)[rows]
+            left *= scales.repeat_interleave(along_k, 1)[:, :k]
         if self.b_scale is not None:
             across, along_k = scale_block(problem.b_scale)
-            scales = self.b_scale.double().repeat_interleave(across, 1)
-            right = right * scales.repeat_interleave(along_k, 0)[:k, :n]
+            scales = self.b_scale.repeat_interleave(across, 1)
+            right *= scales.repeat_interleave(along_k, 0)[:k, :n]
         return left, right
 
 

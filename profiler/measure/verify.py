@@ -118,7 +118,7 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     c = None if operands.c is None else operands.c.reshape(shape) if operands.c.dim() == 2 else operands.c
     others = outputs_of(problem, device)
     for part in parts(problem, operands):
-        for rows in _rows(part):
+        for rows in _rows(part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
             sums = _sums(problem, part, rows)
             own = None if c is None else c[part.at, rows]
             if problem.epilogue == LINEAR:
@@ -133,9 +133,9 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     return Reference(expected, bound, outputs)
 
 
-def _rows(part: Part) -> Iterator[slice]:
-    """Rows of D that are computed at a time."""
-    for _, rows in _chunks((1, part.rows.stop - part.rows.start, part.b.shape[1])):
+def _rows(part: Part, elements: int) -> Iterator[slice]:
+    """Rows of D that are computed at a time: so many elements, fewer with an expression, which has many temporaries."""
+    for _, rows in _chunks((1, part.rows.stop - part.rows.start, part.b.shape[1]), elements):
         yield slice(part.rows.start + rows.start, part.rows.start + rows.stop)
 
 
@@ -146,7 +146,7 @@ def _sums(problem: GemmProblem, part: Part, rows: slice) -> Bounded:
     lost = summation_loss(problem if part.b.shape[0] == problem.k else problem.but(k=part.b.shape[0]))
     if not lost:
         return Bounded(sums, torch().zeros_like(sums))
-    return Bounded(sums, ((left * left) @ (right * right)).sqrt_().mul_(lost))
+    return Bounded(sums, (left.square_() @ right.square_()).sqrt_().mul_(lost))
 
 
 def _linear(problem: GemmProblem, sums: Bounded, c: Any, alpha: float, beta: float) -> Bounded:
@@ -253,10 +253,10 @@ def _info(dtype: str) -> Any:
     return (torch().iinfo if DTYPES[dtype].is_integer else torch().finfo)(torch_dtype(dtype))
 
 
-def _chunks(shape: Any) -> Iterator[tuple[int, slice]]:
-    """Batch index and rows of parts of at most :data:`CHUNK` elements, at least a row."""
+def _chunks(shape: Any, elements: int | None = None) -> Iterator[tuple[int, slice]]:
+    """Batch index and rows of parts of at most so many elements, :data:`CHUNK` by default, at least a row."""
     batch, m, n = shape
-    step = max(1, CHUNK // max(1, n))
+    step = max(1, (elements or CHUNK) // max(1, n))
     for index in range(batch):
         for row in range(0, m, step):
             yield index, slice(row, min(m, row + step))
