@@ -4,8 +4,9 @@ A suite is ``{name: large, shapes: [[4096, 4096, 4096], [128, 128, 4096, 16], {m
 shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. A mapping
 may have the other keywords of a problem, too (library/input/problem_words.py), ``sizes`` of its groups
 (library/input/group_sizes.py) and a ``count``; lists in it are cross products, as in manifests: ``{m: [1, 16, 4096], n:
-6144, k: 4096, a: [bf16, f16]}`` is six shapes; but a list of numbers for ``sizes`` is one choice of them. One that
-stands twice counts as often. Lists of other tools are told apart by what they hold (profiler/imports).
+6144, k: 4096, a: [bf16, f16]}`` is six shapes; but a list of numbers for ``sizes`` is one choice of them. A suite may
+have ``defaults``, a mapping of such keywords for shapes that do not say them. One shape that stands twice counts as
+often. Lists of other tools are told apart by what they hold (profiler/imports).
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _suite(document: Document) -> ShapeSuite:
     if not isinstance(root, dict):
         document.fault((), "a shape suite is a mapping with name and shapes")
         return ShapeSuite("", ())
-    _refuse_unknown(document, (), root, ("name", "shapes"))
+    _refuse_unknown(document, (), root, ("name", "defaults", "shapes"))
     name, items = root.get("name", document.path.stem), root.get("shapes")
     if name is not INVALID and not isinstance(name, str):
         document.fault(("name",), f"{name!r} is not text")
@@ -159,14 +160,21 @@ def _suite(document: Document) -> ShapeSuite:
         if items is not INVALID:
             document.fault(("shapes",), f"must be a list with at least one shape; {FORMS}")
         return ShapeSuite(str(name), ())
+    defaults = root.get("defaults", {})
+    if not isinstance(defaults, dict):
+        document.fault(("defaults",), f"must be a mapping of keywords; allowed: {', '.join(KEYWORDS)}")
+        defaults = {}
+    _refuse_unknown(document, ("defaults",), defaults, (*KEYWORDS, "sizes"))
     counts: dict[Shape, int] = {}
     for index, item in enumerate(items):
-        for shape, count in _shapes(document, ("shapes", index), item, MAX_SHAPES - len(counts)):
+        for shape, count in _shapes(document, ("shapes", index), item, defaults, MAX_SHAPES - len(counts)):
             counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + count)
     return ShapeSuite(str(name), tuple(counts), counts)
 
 
-def _shapes(document: Document, location: Location, item: object, most: int) -> Iterator[tuple[Shape, int]]:
+def _shapes(
+    document: Document, location: Location, item: object, defaults: Mapping[str, object], most: int
+) -> Iterator[tuple[Shape, int]]:
     """The shapes of an item, and how often each counts; none where it is wrong, or they are more than ``most``."""
     given: Mapping[str, object]
     places: dict[str, Location]
@@ -181,12 +189,15 @@ def _shapes(document: Document, location: Location, item: object, most: int) -> 
         if item is not INVALID:
             document.fault(location, FORMS)
         return
+    given = {key: value for key, value in defaults.items() if key in KEYS} | dict(given)
+    places = {key: ("defaults", key) for key in given} | places
     if missing := [key for key in EXTENTS[:3] if key not in given]:
         document.fault(location, f"{', '.join(missing)} missing; {FORMS}")
     found: dict[str, list[Any]] = {}
     for key, value in given.items():
         values: dict[Location, object] = {places[key]: value}
-        if isinstance(item, dict) and isinstance(value, list) and not (key == "sizes" and _are_sizes(value)):
+        may_be_many = isinstance(item, dict) or key in defaults
+        if may_be_many and isinstance(value, list) and not (key == "sizes" and _are_sizes(value)):
             values = {(*places[key], index): one for index, one in enumerate(value)}
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")

@@ -155,7 +155,7 @@ def profile(
     """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
 
     Kernels without an expression are measured with that of a shape too. Kernels for groups or arrays are measured on
-    shapes that say so; --sizes is of the groups of which the file says no sizes.
+    shapes that say so; --sizes is of the groups that the file leaves balanced.
     What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
     With --budget, each shape gets its share of that time: kernels are tried in the selector's order (what ships as
     measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
@@ -174,14 +174,15 @@ def profile(
       gemmill profile bf16 --shapes large
       gemmill profile bf16 --shapes large --budget 10m --gpus all
       gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
-      gemmill profile bf16 --shapes moe --sizes zipf:1.1
+      gemmill profile bf16 --shapes moe
       gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     if (suite := asked_suite(shapes, problem)) is None:
         raise typer.BadParameter("nothing to measure: --shapes FILE or --problem TEXT says what is multiplied")
     configs = [*kernel_set(manifest).expand(preset, where)]
-    chosen = units(configs, [_sized(shape, sizes) for shape in served(configs, suite)], varies=True)
+    sized = dict.fromkeys(_sized(shape, sizes) for shape in served(configs, suite))
+    chosen = units(configs, sized, varies=True)
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
@@ -193,7 +194,7 @@ def profile(
 
 
 def _sized(shape: Shape, sizes: str | None) -> Shape:
-    """A shape with the sizes of groups that an option says, where it has groups and says none."""
+    """A shape with the sizes of groups that an option says, where they would be balanced."""
     if sizes is None or shape.sizes != BALANCED:
         return shape
     return replace(shape, sizes=_checked_sizes(shape.problem, sizes))
