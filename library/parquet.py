@@ -43,7 +43,7 @@ COLUMNS: Mapping[str, str] = {
     "method": _SMALL,
     "time": "time",
     **PROBLEM,
-    **dict.fromkeys(("kernel", "digest"), _WORD),
+    **dict.fromkeys(("sizes", "kernel", "digest"), _WORD),
     "chosen": "words",
     **dict.fromkeys(("holds", "stage"), _WORD),
     "us": _FULL,

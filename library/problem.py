@@ -169,8 +169,10 @@ class GemmProblem:
 
     @property
     def with_narrow_a(self) -> GemmProblem:
-        """Its transpose where B is narrow and has scales of groups: kernels upconvert A alone, and apply its scales."""
-        if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none":
+        """Its transpose where B is narrow and has scales of groups: kernels upconvert A alone, and apply its scales.
+        Itself where there is no such thing: groups and gates have no transpose."""
+        has_transpose = self.batching == "strided" and not is_gated(self.epilogue)
+        if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none" and has_transpose:
             return self.transposed.but(a_scale=self.b_scale, b_scale=self.a_scale)
         return self
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
 from gemmill.library.frozen import Frozen
+from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, flops_of
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 
@@ -52,6 +53,8 @@ class Measurement(Frozen):
     """:data:`METHOD` when it was measured."""
     time: AwareDatetime = Field(strict=False)
     """When it was measured."""
+    sizes: str = ""
+    """Sizes of the problem's groups (library/input/group_sizes.py); empty where it has none."""
     run: str = ""
     """Which sweep it is of, where a file holds several: times of one run compare."""
     chosen: tuple[str, ...] = Field(default=(), strict=False)
@@ -98,13 +101,18 @@ class Measurement(Frozen):
     @property
     def key(self) -> str:
         """What makes a measurement the same measurement: :func:`measurement_key`."""
-        return measurement_key(self.digest, self.problem, self.gpu, self.method)
+        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def tflops(self) -> float | None:
         """Rate in TFLOP/s."""
-        return None if self.us is None else self.problem.flops / self.us / 1e6
+        return None if self.us is None else flops_of(self.problem, self.sizes) / self.us / 1e6
+
+    @property
+    def as_full(self) -> GemmProblem:
+        """The problem, of slots only as many rows as are used on average."""
+        return as_full(self.problem, self.sizes)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -119,9 +127,11 @@ class Measurement(Frozen):
         return {name: data[name] for name in data if name not in _DERIVED} if isinstance(data, dict) else data
 
 
-def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = METHOD) -> str:
-    """SHA-256 in hex over cubin digest, problem, GPU and method: nothing else makes a kernel worth measuring again."""
-    text = json.dumps([digest, asdict(problem), gpu, method], sort_keys=True)
+def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = METHOD, sizes: str = "") -> str:
+    """SHA-256 in hex over cubin digest, problem, GPU, method, and sizes of groups that are not balanced: nothing else
+    makes a kernel worth measuring again."""
+    others = [] if sizes in ("", BALANCED) else [sizes]
+    text = json.dumps([digest, asdict(problem), gpu, method, *others], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -145,6 +155,7 @@ def read_records(path: Path) -> Iterator[Measurement]:
         try:
             measurement = Measurement.model_validate_json(line)
             measurement.problem.check()
+            checked_sizes(measurement.problem, measurement.sizes)
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False)[0]
             if fault["type"] == "json_invalid" and line.startswith(b"{"):

@@ -32,6 +32,8 @@ _LAYOUTS: Mapping[str, tuple[MajorAB, MajorAB]] = MappingProxyType(
 """Majors of A and B, as BLAS and CUTLASS write them."""
 _SHORT = MappingProxyType({"a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype", "acc": "accumulator"})
 """Keywords that people write for fields."""
+_NO_C = (("c", "none"), ("c_dtype", "none"))
+"""How a problem says that it has no C where leaving it out would say nothing, as in a suite."""
 _GROUPS = ("grouped", "masked", "kgrouped", "array", "nested")
 _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType(
     {
@@ -63,7 +65,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         word = unknown_words[0]
         hint = suggest(word, KEYWORDS) or ";"
         raise KeywordError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
-    words = {word: value for word, value in given.items() if value is not None}
+    words = {word: value for word, value in given.items() if value is not None and (word, value) not in _NO_C}
     for short, field in _SHORT.items():
         if short in words:
             if field in words:

@@ -11,6 +11,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
+from gemmill.profiler.measure.operands import argument_bytes
 
 
 class Run(NamedTuple):
@@ -23,6 +24,8 @@ class Run(NamedTuple):
     """``Measurement.run``: empty in what a sweep appends, as there the file is the sweep."""
     regime: str
     method: int
+    sizes: str = ""
+    """Sizes of the problem's groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
     runs: dict[Run, dict[str, Measurement]] = {}
     for m in measurements:
-        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.regime, m.method), {})[m.kernel] = m
+        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.regime, m.method, m.sizes), {})[m.kernel] = m
     result = []
     for run, by_name in runs.items():
         kernels = {name: m for name, m in by_name.items() if name not in BASELINES}
@@ -107,18 +110,19 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     return result
 
 
-def formats(problem: GemmProblem) -> str:
-    """The text of a problem without its extents, as in ``bf16 tn`` or ``e4m3 tn grouped=64 a_scale=1x128``."""
-    return str(problem).partition(" ")[2]
+def formats(problem: GemmProblem, sizes: str = "") -> str:
+    """The text of a problem without its extents, as in ``bf16 tn`` or ``e4m3 tn grouped=64 a_scale=1x128``, and the
+    sizes of its groups."""
+    return f"{str(problem).partition(' ')[2]} {sizes and f'sizes={sizes}'}".rstrip()
 
 
 def moved_bytes(problem: GemmProblem) -> float:
-    """Bytes of A, B, C and D, each moved once; of groups, as if all were of one size."""
+    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size."""
     p = problem.typical()
     matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
     if p.c_dtype is not None:
         matrices.append((p.c_dtype, p.m * p.d_columns))
-    return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices)
+    return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices) + argument_bytes(problem)
 
 
 def intensity(problem: GemmProblem) -> float:

@@ -42,7 +42,7 @@ def _row(
         against[f"{name}_ratio"] = figures.over(best, name)
     return {
         "problem": run.problem.extents,
-        "formats": formats(run.problem),
+        "formats": formats(run.problem, run.sizes),
         "gpu": run.gpu,
         "commit": run.commit,
         "run": run.sweep,
@@ -89,7 +89,8 @@ def as_junit(found: Sequence[Figures]) -> str:
     """A test case for every kernel on every problem, which fails where the kernel did; times are of one launch."""
     root = ElementTree.Element("testsuites", name="gemmill")
     for figures in found:
-        name = f"{figures.run.problem} on {figures.run.gpu}"
+        run = figures.run
+        name = f"{run.problem.extents} {formats(run.problem, run.sizes)} on {run.gpu}"
         cases: list[Measurement] = [*figures.finalists.values(), *figures.screened.values(), *figures.failed]
         counts = {"name": _xml(name), "tests": str(len(cases)), "failures": str(len(figures.failed))}
         suite = ElementTree.SubElement(root, "testsuite", counts)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.problem import GemmProblem
+from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.profiler.measure.operands import OperandSet, matrix, torch
 from gemmill.profiler.measure.timing import Launch
 
@@ -28,11 +29,26 @@ _FP8_PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
 """What cuBLASLt multiplies of fp8 (cuBLAS documentation, ``cublasLtMatmul``)."""
 
 
+def lacking(problem: GemmProblem) -> str:
+    """What of a problem none of the baselines has; empty where some may have it."""
+    majors = (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
+    others = (
+        (problem.batching != "strided", f"{problem.batching} matrices"),
+        (problem.epilogue != LINEAR, "an expression"),
+        (is_mixed(problem.a_dtype, problem.b_dtype), f"{problem.a_dtype} operands beside {problem.b_dtype}"),
+        ("any" in majors, "matrices that are contiguous along no extent"),
+    )
+    return " and ".join(what for applies, what in others if applies)
+
+
 def nearest(problem: GemmProblem) -> GemmProblem | None:
     """What cuBLAS and cuBLASLt can solve in a problem's place: itself, or the same with D in another type.
 
-    8-bit integers give s32 whatever D is, and D of fp8 is bf16: the nearest there is. None where there is nothing near.
+    8-bit integers give s32 whatever D is, and D of fp8 is bf16: the nearest there is. None where there is nothing near,
+    as for groups, arrays and expressions.
     """
+    if lacking(problem):
+        return None
     a, d = problem.a_dtype, problem.d_dtype
     solved = problem
     if (a, problem.b_dtype) == ("s8", "s8"):

@@ -13,7 +13,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.baselines.cublas import Baseline
+from gemmill.profiler.baselines.cublas import Baseline, lacking
 from gemmill.profiler.measure.operands import OperandSet, torch
 from gemmill.profiler.measure.timing import Launch, fastest
 
@@ -55,7 +55,8 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
     a, d = problem.a_dtype, problem.d_dtype
     exact, fp8 = a == "s8", a in ("e4m3", "e5m2")
     if (
-        a != problem.b_dtype
+        lacking(problem)
+        or a != problem.b_dtype
         or not (exact or fp8 or a in ("bf16", "f16"))
         or problem.accumulator != ("s32" if exact else "f32")
         or d not in (("s32",) if exact else ("bf16", "f16", "f32") if fp8 else (a, "f32"))

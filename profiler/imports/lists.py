@@ -32,6 +32,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     | {"a_scale": get_args(ScaleName), "b_scale": get_args(ScaleName), "batching": get_args(BatchingName)}
 )
 _COUNTS = ("count", "counts", "calls", "num_calls", "call_count", "cnt", "freq", "frequency", "occurrences")
+_SIZES = ("sizes", "group_sizes")
 _UNREAD = ("transa", "transb", "trans_a", "trans_b", "ta", "tb", "layout", "bias", "activation")
 """What would change a problem if a list said what it means by it."""
 
@@ -63,6 +64,8 @@ def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
             fields[key] = str(value)
         elif key == "epilogue" and isinstance(value, str):
             fields[key] = value
+        elif key in _SIZES:
+            fields["sizes"] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         elif key in _COUNTS:
             count = extent("count", value)
         elif key in _UNREAD:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
+from gemmill.library.config.model import BatchingName
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.tree import Assignment, Operand
 from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install
+from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.runtime.operands.shapes import FOUND_BY
 
 BETA = 1.0
 """Beta of every measurement with a C; alpha is :func:`natural_alpha`."""
@@ -22,6 +29,8 @@ ROTATED_BYTES = 256 << 20
 """Bytes that all sets together exceed: more than twice the L2 of any Hopper (60 MB), with room to spare."""
 MAX_SETS = 1024
 """Most sets: a problem below 256 KB is bound by its launch, and finding it in L2 is how it is used."""
+_OF_EACH_GROUP: Mapping[BatchingName, str] = MappingProxyType({"grouped": "b", "kgrouped": "cd"})
+"""Operands of which each group has a matrix of its own, where not all are such."""
 
 
 def torch() -> Any:
@@ -46,7 +55,8 @@ def torch_dtype(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class OperandSet:
-    """Tensors of one launch: A (M, K), B (K, N), C and D (M, N), each with a leading batch extent where batch > 1."""
+    """Tensors of one launch: A (M, K), B (K, N), C and D (M, N), each with a leading batch extent where batch > 1; of
+    groups as :func:`gemmill.grouped_matmul` takes them, and of arrays with a leading extent."""
 
     a: Any
     b: Any
@@ -60,17 +70,57 @@ class OperandSet:
     """The same of B: along K first, then along N."""
     a_zero: Any = None
     """Zero points of the groups of narrow A."""
+    groups: Mapping[str, Any] = field(default_factory=dict)
+    """``offsets`` or ``counts`` of groups, or ``addresses`` of matrices, by that name."""
+    sizes: tuple[int, ...] = ()
+    """Rows (or K) of the groups."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Operands of the epilogue, and its outputs, by name."""
+
+    def tensors(self) -> dict[str, Any]:
+        """All of them by the keywords of :func:`gemmill.plan`; of arrays the first matrices, those of the table."""
+        matrices = {"a": self.a, "b": self.b, "c": self.c, "out": self.d}
+        if "addresses" in self.groups:
+            matrices = {name: None if tensor is None else tensor[0] for name, tensor in matrices.items()}
+        return {**matrices, **self.beside()}
+
+    def beside(self) -> dict[str, Any]:
+        """Those beside A, B, C and D."""
+        scales = {"a_scale": self.a_scale, "b_scale": self.b_scale, "a_zero": self.a_zero}
+        return {**scales, **self.groups, **self.arguments}
+
+    def poison_outputs(self, problem: GemmProblem) -> None:
+        """Fill D, and what the epilogue writes beside it, with what no kernel writes."""
+        for tensor in (self.d, *(self.arguments[x.name] for x in parse(problem.epilogue).outputs)):
+            poison(tensor)
 
 
-def matrix(rows: int, columns: int, batch: int, row_major: bool, dtype: str, device: Any) -> Any:
+def matrix(
+    rows: int,
+    columns: int,
+    batch: int,
+    row_major: bool,
+    dtype: str,
+    device: Any,
+    align: int | None = None,
+    step: int = 1,
+) -> Any:
     """An uninitialised matrix (rows, columns), or (batch, rows, columns), contiguous along columns or along rows.
 
-    4-bit elements lie two in a byte along the contiguous extent.
+    4-bit elements lie two in a byte along the contiguous extent. ``align`` is the largest power of two, in bytes up to
+    16, that divides address and strides; None: without padding. ``step`` elements lie between neighbours.
     """
-    extents = (rows, columns) if row_major else (columns, rows)
-    extents = extents[0], -(-extents[1] * min(8, DTYPES[dtype].bits) // 8)
-    shape = extents if batch == 1 else (batch, *extents)
-    tensor = torch().empty(shape, dtype=torch_dtype(dtype), device=device)
+    outer, inner = (rows, columns) if row_major else (columns, rows)
+    count = -(-inner * min(8, DTYPES[dtype].bits) // 8)
+    size = max(8, DTYPES[dtype].bits) // 8
+    row, first = count * step, 0
+    if align is not None:
+        unit, has_strides = max(1, align // size), outer > 1 or batch > 1
+        row = -(-row // unit) * unit if has_strides else row
+        first = unit if (math.gcd(16, row * size) if has_strides else 16) > align else 0
+    memory = torch().empty(first + batch * outer * row, dtype=torch_dtype(dtype), device=device)
+    shape, strides = (batch, outer, count), (outer * row, row, step)
+    tensor = memory.as_strided(shape[batch == 1 :], strides[batch == 1 :], first)
     return tensor if row_major else tensor.transpose(-1, -2)
 
 
@@ -119,71 +169,161 @@ def scale_block(scale: str) -> tuple[int, int]:
     return int(across), int(along_k)
 
 
+def has_groups(problem: GemmProblem, operand: str) -> bool:
+    """Whether each matrix of the batch, or each group, has an operand of its own."""
+    return operand in _OF_EACH_GROUP.get(problem.batching, "abcd")
+
+
 def scale_shape(problem: GemmProblem, operand: str) -> tuple[int, ...]:
     """Extents of the block scales of A or B: ``(M blocks, K blocks)`` or ``(K blocks, N blocks)``, batch in front."""
     scale, extent = (problem.a_scale, problem.m) if operand == "a" else (problem.b_scale, problem.n)
     across, along_k = scale_block(scale)
     blocks = -(-extent // across), -(-problem.k // along_k)
-    batch = () if problem.batch == 1 else (problem.batch,)
+    batch = () if problem.batch == 1 or not has_groups(problem, operand) else (problem.batch,)
     return (*batch, *(blocks if operand == "a" else blocks[::-1]))
 
 
-def set_bytes(problem: GemmProblem) -> int:
-    """Bytes of A, B, C, D and block scales."""
+def argument_shape(problem: GemmProblem, argument: Operand | Assignment) -> tuple[int, ...]:
+    """Extents of an operand or output of the epilogue, with a value for each matrix of the batch, or each group."""
+    groups = (problem.batch,) if problem.batch > 1 or problem.batching != "strided" else ()
+    rows = groups if has_groups(problem, "d") else ()
+    return {
+        "scalar": (1,),
+        "batch": groups,
+        "column": (*groups, problem.d_columns),
+        "row": (*rows, problem.m),
+        "matrix": (*rows, problem.m, problem.d_columns),
+    }[argument.kind]
+
+
+def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
+    """Bytes of A, B, C, D, block scales and what the epilogue reads and writes; of groups of some sizes, those that are
+    used."""
     m, n, k = problem.m, problem.n, problem.k
+    rows = sum(sizes) / max(1, problem.batch * m) if sizes and problem.batching == "masked" else 1
+    filled = sum(size > 0 for size in sizes) / problem.batch if sizes and problem.batching != "kgrouped" else 1
     outputs = [problem.d_dtype] + ([problem.c_dtype] if problem.c_dtype else [])
-    bits = m * k * DTYPES[problem.a_dtype].bits + k * n * DTYPES[problem.b_dtype].bits
-    bits += sum(m * n * DTYPES[dtype].bits for dtype in outputs)
+    each = {x: problem.batch if has_groups(problem, x) else 1 for x in "abd"}
+    bits = each["a"] * m * k * DTYPES[problem.a_dtype].bits * rows
+    bits += each["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
+    bits += sum(each["d"] * m * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
     scaled = [o for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"]
-    return problem.batch * bits // 8 + sum(4 * math.prod(scale_shape(problem, operand)) for operand in scaled)
+    scales = sum(4 * math.prod(scale_shape(problem, operand)) for operand in scaled)
+    return int(bits) // 8 + argument_bytes(problem) + scales
 
 
-def set_count(problem: GemmProblem) -> int:
+def argument_bytes(problem: GemmProblem) -> int:
+    """Bytes of what the epilogue reads and writes beside C and D."""
+    arguments = () if problem.epilogue == LINEAR else parse(problem.epilogue).arguments
+    return sum(DTYPES[x.dtype].bytes * math.prod(argument_shape(problem, x)) for x in arguments)
+
+
+def set_count(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
     """Operand sets that together exceed :data:`ROTATED_BYTES`: at least two, at most :data:`MAX_SETS`."""
-    return min(MAX_SETS, max(2, ROTATED_BYTES // max(1, set_bytes(problem)) + 1))
+    return min(MAX_SETS, max(2, ROTATED_BYTES // max(1, set_bytes(problem, sizes)) + 1))
 
 
-def make_operands(problem: GemmProblem, seed: int, device: Any = "cuda", sets: int | None = None) -> list[OperandSet]:
-    """Sets of random operands (:func:`fill_random`); every D is poisoned."""
+def make_operands(
+    problem: GemmProblem, seed: int, device: Any = "cuda", sets: int | None = None, sizes: Sequence[int] | None = None
+) -> list[OperandSet]:
+    """Sets of random operands (:func:`fill_random`), aligned as the problem says; every D is poisoned.
+
+    ``sizes`` are those of its groups; None: as equal as they can be.
+    """
     generator = torch().Generator(device=device).manual_seed(seed)
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    sizes = sizes_of(problem) if sizes is None else tuple(sizes)
+    return [
+        _operand_set(problem, generator, device, sizes)
+        for _ in range(set_count(problem, sizes) if sets is None else sets)
+    ]
 
-    def scales(operand: str) -> Any:
-        if upconverts_a(problem.a_dtype, problem.b_dtype):
-            return groups(random_scales)
-        shape = scale_shape(problem, operand)
-        if operand == "b":
-            return random_scales(shape, generator, device)
-        # Neighbours along M, as cuBLAS and DeepGEMM demand: a stage's are then read in whole sectors.
-        return random_scales((*shape[:-2], shape[-1], shape[-2]), generator, device).mT
 
-    def groups(draw: Callable[..., Any]) -> Any:
-        shape = scale_shape(problem, "a")
-        stored = draw((*shape[:-2], shape[-1], shape[-2]), generator, device)
-        return stored.to(torch_dtype(problem.b_dtype)).mT
+def _operand_set(problem: GemmProblem, generator: Any, device: Any, sizes: Sequence[int]) -> OperandSet:
+    a, b, c, d = (_matrix(problem, operand, device) for operand in "abcd")
+    for tensor, dtype in ((a, problem.a_dtype), (b, problem.b_dtype), (c, problem.c_dtype)):
+        if tensor is not None and dtype is not None:
+            fill_random(tensor, dtype, generator)
+    if problem.epilogue != LINEAR and b.dtype.is_floating_point and DTYPES[problem.b_dtype].bits > 8:
+        # As in networks, sums are of order 1: of larger ones functions say nothing, or overflow.
+        depth = problem.k / (problem.batch if problem.batching == "kgrouped" else 1)
+        b.mul_(2.0 ** -round(math.log2(max(1.0, depth)) / 2))
+    poison(d)
+    narrow = upconverts_a(problem.a_dtype, problem.b_dtype)
+    scales = _group_scales if narrow else _block_scales
+    return OperandSet(
+        *(a, b, c, d),
+        scales(problem, "a", random_scales, generator, device) if problem.a_scale != "none" else None,
+        _block_scales(problem, "b", random_scales, generator, device) if problem.b_scale != "none" else None,
+        _group_scales(problem, "a", random_zeros, generator, device) if problem.a_scale.endswith("z") else None,
+        groups=_table(problem, (a, b, d, c), sizes, device),
+        sizes=tuple(sizes),
+        arguments=_arguments(problem, generator, device),
+    )
 
-    def one() -> OperandSet:
-        a = matrix(m, k, batch, problem.a_major == "k", problem.a_dtype, device)
-        b = matrix(k, n, batch, problem.b_major == "mn", problem.b_dtype, device)
-        d = matrix(m, n, batch, problem.d_major == "n", problem.d_dtype, device)
-        c = None
-        if problem.c_dtype is not None:
-            c = matrix(m, n, batch, problem.c_major == "n", problem.c_dtype, device)
-        for tensor, dtype in ((a, problem.a_dtype), (b, problem.b_dtype), (c, problem.c_dtype)):
-            if tensor is not None and dtype is not None:
-                fill_random(tensor, dtype, generator)
-        poison(d)
-        return OperandSet(
-            a,
-            b,
-            c,
-            d,
-            scales("a") if problem.a_scale != "none" else None,
-            scales("b") if problem.b_scale != "none" else None,
-            groups(random_zeros) if problem.a_scale.endswith("z") else None,
-        )
 
-    return [one() for _ in range(set_count(problem) if sets is None else sets)]
+def _matrix(problem: GemmProblem, operand: str, device: Any) -> Any:
+    """A, B, C or D, uninitialised; None for the C that a problem lacks."""
+    dtype, major, align = (getattr(problem, f"{operand}_{what}") for what in ("dtype", "major", "align"))
+    if dtype is None:
+        return None
+    rows, columns = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}.get(
+        operand, (problem.m, problem.d_columns)
+    )
+    batch = problem.batch if has_groups(problem, operand) else 1
+    row_major = major in ("mn" if operand == "b" else "k", "n", "any")
+    tensor = matrix(rows, columns, batch, row_major, dtype, device, align, 1 + (major == "any"))
+    is_group = problem.batching != "strided" and has_groups(problem, operand)
+    return tensor.unsqueeze(0) if is_group and batch == 1 else tensor
+
+
+def _block_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
+    shape = scale_shape(problem, operand)
+    if operand == "b":
+        return draw(shape, generator, device)
+    # Neighbours along M, as cuBLAS and DeepGEMM demand: a stage's are then read in whole sectors.
+    return draw((*shape[:-2], shape[-1], shape[-2]), generator, device).mT
+
+
+def _group_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
+    """Scales or zero points of the groups of narrow A."""
+    shape = scale_shape(problem, operand)
+    stored = draw((*shape[:-2], shape[-1], shape[-2]), generator, device)
+    return stored.to(torch_dtype(problem.b_dtype)).mT
+
+
+def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], device: Any) -> dict[str, Any]:
+    """What groups, or the matrices of an array, are found by."""
+    kind = FOUND_BY.get(problem.batching)
+    if kind is None:
+        return {}
+    if kind == "addresses":
+        rows = [
+            [x.data_ptr() + i * x.stride(0) * x.element_size() for i in range(problem.batch)]
+            for x in matrices
+            if x is not None
+        ]
+        return {kind: torch().tensor(rows, dtype=torch().int64, device=device)}
+    values = [*accumulate(sizes)] if kind == "offsets" else [*sizes]
+    return {kind: torch().tensor(values, dtype=torch().int32, device=device)}
+
+
+def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:
+    """What the epilogue takes beside C: operands from 1/2 to 2, of which every function is finite; poisoned outputs."""
+    if problem.epilogue == LINEAR:
+        return {}
+    epilogue, made = parse(problem.epilogue), {}
+    for x in epilogue.arguments:
+        shape = argument_shape(problem, x)
+        tensor = torch().empty(shape, dtype=torch_dtype(x.dtype), device=device)
+        if x.kind == "matrix":
+            (m, n), batch, align = shape[-2:], math.prod(shape[:-2]), None if x.major == "any" else 16
+            tensor = matrix(m, n, batch, x.major != "m", x.dtype, device, align).view(shape)
+        if isinstance(x, Operand):
+            tensor.uniform_(-1, 1, generator=generator).exp2_()
+        else:
+            poison(tensor)
+        made[x.name] = tensor
+    return made
 
 
 def natural_alpha(problem: GemmProblem) -> float:
@@ -195,14 +335,20 @@ def natural_alpha(problem: GemmProblem) -> float:
     return 2.0 ** (6 - math.ceil(math.log2(max(1.0, typical))))
 
 
+def factors(problem: GemmProblem) -> tuple[float, float]:
+    """Alpha and beta of its measurements: what the epilogue does not read is 1, and 0."""
+    epilogue, has_c = parse(problem.epilogue), problem.c_dtype is not None
+    scales_c = "beta" in epilogue.factors and (has_c or not epilogue.reads_c)
+    return natural_alpha(problem) if "alpha" in epilogue.factors else 1.0, BETA if scales_c else 0.0
+
+
 def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
     """What tells :func:`gemmill.plan` of a problem beside its tensors A, B, C and D."""
     return {
         "accumulator": problem.accumulator,
         "tf32": problem.a_dtype == "tf32",
         "fast_accumulation": problem.promote == 0,
-        "a_scale": operands.a_scale,
-        "b_scale": operands.b_scale,
-        "a_zero": operands.a_zero,
         "a_dtype": problem.a_dtype if DTYPES[problem.a_dtype].bits < 8 else None,
+        "epilogue": None if problem.epilogue == LINEAR else problem.epilogue,
+        **operands.beside(),
     }

@@ -129,7 +129,7 @@ class PeakRates(Frozen):
 
     def fraction(self, measurement: Measurement) -> float | None:
         """How much of the nearer roof a measurement reaches; None where there is none, or it has no time."""
-        roof = self.roof(measurement.problem)
+        roof = self.roof(measurement.as_full)
         return None if roof is None or measurement.us is None else roof.us / measurement.us
 
 

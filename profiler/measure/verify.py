@@ -7,6 +7,7 @@ For D = round(alpha * acc + beta * C) an element may differ from its float64 val
 - half an ulp of D's format; D saturates in 8 bits.
 
 Integer sums are exact, in float64 as well (below 2^53), and with D in s32 so is the epilogue: D has one right value.
+Of an expression, :mod:`gemmill.profiler.measure.fused` follows each operation, for D and for every output beside it.
 
 The sums of random operands of both signs stay within ``SIGMAS * sqrt(sum (a b)^2)`` (Hoeffding and Levy: a failure has
 probability below 1e-12). The usual ``gamma_K * (|A| @ |B|)`` grows with K instead of its square root: at K = 8192 it
@@ -17,14 +18,18 @@ would let a missing product pass. The price: the bound holds for random operands
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.reference import Bounded
 from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
-from gemmill.profiler.measure.operands import OperandSet, scale_block, torch, torch_dtype
+from gemmill.profiler.measure.fused import fused, outputs_of
+from gemmill.profiler.measure.operands import OperandSet, has_groups, scale_block, torch, torch_dtype
+from gemmill.profiler.measure.parts import Part, parts
 
 SIGMAS = 8.0
 """Standard deviations that no partial sum exceeds."""
@@ -49,69 +54,116 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Expected D in float64 and the permitted error of each element, both (batch, M, N)."""
+    """Expected D in float64 and the permitted error of each element, both (matrices, M, columns): infinite where
+    nothing is written."""
 
     expected: Any
     bound: Any
+    outputs: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The same of what an epilogue writes beside D, by name."""
 
-    def compare(self, d: Any) -> Comparison:
-        """Hold a computed D against every element's bound."""
-        actual = d if d.dim() == 3 else d.unsqueeze(0)
-        wrong, worst, place = 0, 0.0, (0, 0, 0)
-        for batch, rows in _chunks(actual.shape):
-            expected, bound = self.expected[batch, rows], self.bound[batch, rows]
-            error = (actual[batch, rows].double() - expected).abs_() / bound
-            # A NaN, or an infinity that the reference does not have, is infinitely wrong.
-            error = error.nan_to_num_(nan=math.inf, posinf=math.inf)
-            wrong += int((error > 1).sum())
-            chunk_worst = float(error.max())
-            if chunk_worst > worst:
-                row, column = divmod(int(error.argmax()), error.shape[1])
-                worst, place = chunk_worst, (batch, rows.start + row, column)
-        if not wrong:
-            return Comparison(True, worst, "")
-        where = (f"D[{place[0]}]" if len(actual) > 1 else "D") + f"[{place[1]}, {place[2]}]"
-        return Comparison(
-            False,
-            worst,
-            f"{wrong} of {actual.numel()} elements exceed their bound; {where} is {float(actual[place]):.6g}, expected "
-            f"{float(self.expected[place]):.6g} within {float(self.bound[place]):.3g}",
-        )
+    def compare(self, d: Any, arguments: Mapping[str, Any] | None = None) -> Comparison:
+        """Hold a computed D, and outputs of the epilogue by name, against every element's bound."""
+        found = _compared("D", d if d.dim() == 3 else d.unsqueeze(0), self.expected, self.bound)
+        for name, (expected, bound) in self.outputs.items():
+            shape = (1, -1, expected.shape[-1] if expected.dim() else 1)
+            actual, *others = (x.reshape(shape) for x in ((arguments or {})[name], expected, bound))
+            other = _compared(name, actual, *others)
+            worst = max(found.error, other.error)
+            found = Comparison(found.passed and other.passed, worst, found.says or other.says)
+        return found
+
+
+def _compared(name: str, actual: Any, expected: Any, bound: Any) -> Comparison:
+    """Compare (matrices, rows, columns) with what is expected."""
+    wrong, worst, place = 0, 0.0, (0, 0, 0)
+    for batch, rows in _chunks(actual.shape):
+        error = _errors(actual[batch, rows], expected[batch, rows], bound[batch, rows])
+        wrong += int((error > 1).sum())
+        chunk_worst = float(error.max())
+        if chunk_worst > worst:
+            row, column = divmod(int(error.argmax()), error.shape[1])
+            worst, place = chunk_worst, (batch, rows.start + row, column)
+    if not wrong:
+        return Comparison(True, worst, "")
+    where = (f"{name}[{place[0]}]" if len(actual) > 1 else name) + f"[{place[1]}, {place[2]}]"
+    return Comparison(
+        False,
+        worst,
+        f"{wrong} of {actual.numel()} elements exceed their bound; {where} is {float(actual[place]):.6g}, expected "
+        f"{float(expected[place]):.6g} within {float(bound[place]):.3g}",
+    )
+
+
+def _errors(actual: Any, expected: Any, bound: Any) -> Any:
+    """Errors in multiples of each element's bound; none where nothing need be written."""
+    error = (actual.double() - expected).abs_() / bound
+    if not error.isfinite().all():
+        # A NaN, or an infinity that the reference does not have, is infinitely wrong.
+        rounded, found = expected.to(actual.dtype).double(), actual.double()
+        agrees = bound.isinf() | (found.isinf() & (rounded == found)) | (found.isnan() & expected.isnan())
+        error = error.nan_to_num_(nan=math.inf, posinf=math.inf).masked_fill_(agrees, 0.0)
+    return error
 
 
 def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: float) -> Reference:
-    """Compute alpha * A @ B + beta * C in float64 on the operands' device, and each element's bound."""
-    shape = (problem.batch, problem.m, problem.n)
-    mixed = upconverts_a(problem.a_dtype, problem.b_dtype)
-    upconverted_a = upconverted(problem, operands) if mixed else operands.a
-    a, b = (_batched(tensor, problem.batch) for tensor in (upconverted_a, operands.b))
-    c = None if operands.c is None or beta == 0.0 else _batched(operands.c, problem.batch)
-    expected = torch().empty(shape, dtype=torch().float64, device=a.device)
-    bound = torch().empty(shape, dtype=torch().float32, device=a.device)
-    lost, epsilon = summation_loss(problem), _epilogue_epsilon(problem)
-    for batch, rows in _chunks(shape):
-        left, right = (x.to(torch().float64, copy=True) for x in (a[batch, rows], b[batch]))
-        if operands.a_scale is not None and not mixed:
-            across, along_k = scale_block(problem.a_scale)
-            scales = _batched(operands.a_scale, problem.batch)[batch].repeat_interleave(across, 0)
-            left *= scales[rows].repeat_interleave(along_k, 1)[:, : problem.k]
-        if operands.b_scale is not None:
-            across, along_k = scale_block(problem.b_scale)
-            scales = _batched(operands.b_scale, problem.batch)[batch].repeat_interleave(across, 1)
-            right *= scales.repeat_interleave(along_k, 0)[: problem.k, : problem.n]
-        product = (left @ right).mul_(alpha)
-        spread = product.abs().mul_(epsilon)
-        if lost:
-            spread += (left.square_() @ right.square_()).sqrt_().mul_(abs(alpha) * lost)
-        if c is not None:
-            added = c[batch, rows].double().mul_(beta)
-            spread += added.abs().mul_(epsilon)
-            product += added
-        product = saturated(product, problem.d_dtype)
-        spread += half_ulp(product.abs() + spread, problem.d_dtype)
-        expected[batch, rows] = product
-        bound[batch, rows] = spread
-    return Reference(expected, bound)
+    """Compute alpha * A @ B + beta * C, or what the epilogue says, in float64 on the operands' device, and each
+    element's bound; of groups, those of the operands' sizes."""
+    if upconverts_a(problem.a_dtype, problem.b_dtype):
+        operands = replace(operands, a=upconverted(problem, operands), a_scale=None)
+    shape = (problem.batch if has_groups(problem, "d") else 1, problem.m, problem.d_columns)
+    device = operands.b.device
+    expected = torch().full(shape, math.nan, dtype=torch().float64, device=device)
+    bound = torch().full(shape, math.inf, dtype=torch().float32, device=device)
+    c = None if operands.c is None else operands.c.reshape(shape) if operands.c.dim() == 2 else operands.c
+    others = outputs_of(problem, device)
+    for part in parts(problem, operands):
+        for rows in _rows(part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
+            sums = _sums(problem, part, rows)
+            own = None if c is None else c[part.at, rows]
+            if problem.epilogue == LINEAR:
+                found = {"d": _linear(problem, sums, own, alpha, beta)}
+            else:
+                found = fused(problem, part, rows, sums, own, operands.arguments, (alpha, beta))
+            share = (rows.stop - rows.start) / (problem.m * problem.batch)
+            for name, output in others.items():
+                output.add(part, rows, found[name], share)
+            expected[part.at, rows], bound[part.at, rows] = _stored(found["d"], problem.d_dtype)
+    outputs = {name: _stored(Bounded(x.value, x.error), x.what.dtype) for name, x in others.items()}
+    return Reference(expected, bound, outputs)
+
+
+def _rows(part: Part, elements: int) -> Iterator[slice]:
+    """Rows of D that are computed at a time: so many elements, fewer with an expression, which has many temporaries."""
+    for _, rows in _chunks((1, part.rows.stop - part.rows.start, part.b.shape[1]), elements):
+        yield slice(part.rows.start + rows.start, part.rows.start + rows.stop)
+
+
+def _sums(problem: GemmProblem, part: Part, rows: slice) -> Bounded:
+    """Sums of products of some rows of D, and how far tensor cores may be from them."""
+    left, right = part.scaled(problem, slice(rows.start - part.rows.start, rows.stop - part.rows.start))
+    sums = left @ right
+    lost = summation_loss(problem if part.b.shape[0] == problem.k else problem.but(k=part.b.shape[0]))
+    if not lost:
+        return Bounded(sums, torch().zeros_like(sums))
+    return Bounded(sums, (left.square_() @ right.square_()).sqrt_().mul_(lost))
+
+
+def _linear(problem: GemmProblem, sums: Bounded, c: Any, alpha: float, beta: float) -> Bounded:
+    epsilon = _epilogue_epsilon(problem)
+    product = sums.value * alpha
+    spread = product.abs() * epsilon + sums.error * abs(alpha)
+    if c is not None and beta != 0.0:
+        added = c.double() * beta
+        spread += added.abs() * epsilon
+        product += added
+    return Bounded(product, spread)
+
+
+def _stored(found: Bounded, dtype: str) -> tuple[Any, Any]:
+    """A value as it is stored in a type, not yet rounded, and its bound."""
+    value = saturated(found.value, dtype)
+    return value, (found.error + half_ulp(value.abs() + found.error, dtype)).float()
 
 
 def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
@@ -201,14 +253,10 @@ def _info(dtype: str) -> Any:
     return (torch().iinfo if DTYPES[dtype].is_integer else torch().finfo)(torch_dtype(dtype))
 
 
-def _batched(tensor: Any, batch: int) -> Any:
-    return tensor if tensor.dim() == 3 else tensor.unsqueeze(0).expand(batch, -1, -1)
-
-
-def _chunks(shape: Any) -> Iterator[tuple[int, slice]]:
-    """Batch index and rows of parts of at most :data:`CHUNK` elements, at least a row."""
+def _chunks(shape: Any, elements: int | None = None) -> Iterator[tuple[int, slice]]:
+    """Batch index and rows of parts of at most so many elements, :data:`CHUNK` by default, at least a row."""
     batch, m, n = shape
-    step = max(1, CHUNK // max(1, n))
+    step = max(1, (elements or CHUNK) // max(1, n))
     for index in range(batch):
         for row in range(0, m, step):
             yield index, slice(row, min(m, row + step))

@@ -20,14 +20,15 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
+from gemmill.library.input.group_sizes import as_full, sizes_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.profiler.baselines.baseline import BASELINES, absent
 from gemmill.profiler.measure.operands import (
     BETA,
     OperandSet,
+    factors,
     make_operands,
-    natural_alpha,
     plan_options,
     poison,
     torch,
@@ -122,6 +123,8 @@ class Unit:
     whatever compilers and stores there are where it is measured."""
     baselines: tuple[str, ...] = tuple(BASELINES)
     """What they are compared with: names of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
+    sizes: str = ""
+    """Sizes of its groups (library/input/group_sizes.py); empty where it has none."""
 
     edited: tuple[str, ...] = ()
     """Names of kernels besides, which no config emits (:mod:`gemmill.library.config.edited`)."""
@@ -249,11 +252,10 @@ class _Bench:
         clock = _Clock(unit.seconds)
         self.runs("")
         torch().cuda.empty_cache()  # operands of another size
-        problem = unit.problem
-        operands = make_operands(problem, self.options.seed)
+        operands = make_operands(unit.problem, self.options.seed, sizes=sizes_of(unit.problem, unit.sizes))
         launches, outcomes = self.verified(unit, operands, clock)
         baselines = {name: launches.pop(name) for name in BASELINES if name in launches}
-        launches_each = launches_per_replay(problem, len(operands))
+        launches_each = launches_per_replay(as_full(unit.problem, unit.sizes), len(operands))
         readings: list[Reading] = []
 
         def captured(candidates: dict[str, Launch]) -> dict[str, Any]:
@@ -316,12 +318,11 @@ class _Bench:
 
         The baselines that have this GEMM are among them, right or not: cuBLAS may sum in halves of lower precision.
         """
-        alpha = natural_alpha(unit.problem)
-        expected = reference(unit.problem, operands[0], alpha, BETA)
+        expected = reference(unit.problem, operands[0], *factors(unit.problem))
         launches: dict[str, Launch] = {}
         outcomes: dict[str, Outcome] = {}
         # A capture and the first rounds.
-        screening = (1 + self.options.screen_rounds) * replay_seconds(unit.problem, len(operands))
+        screening = (1 + self.options.screen_rounds) * replay_seconds(as_full(unit.problem, unit.sizes), len(operands))
         for name in unit.kernels:
             left = clock.left - len(launches) * screening
             tried = launches if clock.left > 0 else outcomes  # those that fail take time as well
@@ -334,7 +335,7 @@ class _Bench:
                 torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
                 outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
                 continue
-            poison(operands[0].d)
+            operands[0].poison_outputs(unit.problem)
             outcomes[name] = self.compared(name, launch, expected, operands[0])
             if outcomes[name].verified:
                 launches[name] = launch
@@ -367,7 +368,7 @@ class _Bench:
         launch(0)
         torch().cuda.synchronize()
         self.runs("")  # memory that the comparison lacks is not the kernel's fault
-        found = expected.compare(operands.d)
+        found = expected.compare(operands.d, operands.arguments)
         stage: Stage = "screen" if found.passed else "failed"
         return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
 
@@ -377,21 +378,13 @@ class _Bench:
         if name not in self.kernels:
             self.kernels.add(name)
             self.registry.add(Artifact.from_bytes(unit.artifacts[name]))
-        prepared = plan(
-            first.a,
-            first.b,
-            out=first.d,
-            c=first.c,
-            alpha=natural_alpha(problem),
-            beta=BETA if first.c is not None else 0.0,
-            registry=self.registry,
-            kernel=name,
-            **plan_options(problem, first),
-        )
+        alpha, beta = factors(problem)
+        options = plan_options(problem, first) | first.tensors()
+        prepared = plan(alpha=alpha, beta=beta, registry=self.registry, kernel=name, **options)
+        bound = [operand.tensors() for operand in operands]
 
         def launch(index: int) -> None:
-            o = operands[index]
-            prepared.rebind(a=o.a, b=o.b, c=o.c, out=o.d, a_scale=o.a_scale, b_scale=o.b_scale, a_zero=o.a_zero)
+            prepared.rebind(**bound[index])
             prepared()
 
         return launch

@@ -32,4 +32,4 @@ def measured_beside(problem: GemmProblem, artifacts: Sequence[Artifact]) -> list
     with OneGpu() as gpu:
         machine = gpu.start(Options(finalists=None))
         [done] = gpu.measure(iter([unit]), {})
-    return measurements(problem, done.report, digests, machine, source_commit(), {})
+    return measurements(unit, done.report, digests, machine, source_commit(), {})

@@ -2,9 +2,11 @@
 
 A suite is ``{name: large, shapes: [[4096, 4096, 4096], [128, 128, 4096, 16], {m: 1000, n: 3000, k: 1024}]}``. Each
 shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. A mapping
-may have the other keywords of a problem, too (library/input/problem_words.py), and a ``count``; lists in it are cross
-products, as in manifests: ``{m: [1, 16, 4096], n: 6144, k: 4096, a: [bf16, f16]}`` is six shapes. One that stands twice
-counts as often. Lists of other tools are told apart by what they hold (profiler/imports).
+may have the other keywords of a problem, too (library/input/problem_words.py), ``sizes`` of its groups
+(library/input/group_sizes.py) and a ``count``; lists in it are cross products, as in manifests: ``{m: [1, 16, 4096], n:
+6144, k: 4096, a: [bf16, f16]}`` is six shapes; but a list of numbers for ``sizes`` is one choice of them. A suite may
+have ``defaults``, a mapping of such keywords for shapes that do not say them. One shape that stands twice counts as
+often. Lists of other tools are told apart by what they hold (profiler/imports).
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import errno
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gemmill.library.errors import ManifestError, ProblemError, RecordError
 from gemmill.library.files import read_given
-from gemmill.library.input.problem_words import KEYWORDS
+from gemmill.library.input.group_sizes import BALANCED, checked_sizes
+from gemmill.library.input.problem_words import FIELDS, KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
@@ -28,7 +31,7 @@ from gemmill.profiler.imports.read import MAX_BYTES, problems_of
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
-KEYS = (*KEYWORDS, "count")
+KEYS = (*KEYWORDS, "sizes", "count")
 """Keys of a shape's mapping."""
 MAX_SHAPES = 100_000
 """Most shapes of a file."""
@@ -48,6 +51,14 @@ class Shape:
     batch: int = 1
     said: tuple[tuple[str, Any], ...] = ()
     """Other keywords of its problem, sorted by name; what is not among them, whoever measures it chooses."""
+    sizes: str = ""
+    """Sizes of its groups; empty where it has none."""
+
+    @classmethod
+    def of(cls, problem: GemmProblem, sizes: str = "") -> Shape:
+        """The shape that says all of a problem, also that it has no C."""
+        said = tuple(sorted((name, getattr(problem, name)) for name in FIELDS if name not in EXTENTS))
+        return cls(problem.m, problem.n, problem.k, problem.batch, said, sizes)
 
     @property
     def problem(self) -> GemmProblem:
@@ -58,7 +69,7 @@ class Shape:
     def __str__(self) -> str:
         """``MxNxK``, and ``xBATCH`` where there is more than one; its problem where more is said."""
         if self.said:
-            return str(self.problem)
+            return str(self.problem) + (f" sizes={self.sizes}" if self.sizes not in ("", BALANCED) else "")
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
 
@@ -119,7 +130,7 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
     for asked in found.problems:
         shape = _of_asked(asked)
         try:
-            shape.problem  # noqa: B018 (is checked when made)
+            shape = replace(shape, sizes=checked_sizes(shape.problem, shape.sizes))
         except ProblemError as error:
             left_out.append(f"{asked.where}: {error}")
             continue
@@ -132,8 +143,8 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
 
 def _of_asked(asked: Asked) -> Shape:
     words: dict[str, Any] = dict(asked.fields)
-    extents = {key: words.pop(key) for key in EXTENTS if key in words}
-    return Shape(**extents, said=tuple(sorted(words.items())))
+    own = {key: words.pop(key) for key in (*EXTENTS, "sizes") if key in words}
+    return Shape(**own, said=tuple(sorted(words.items())))
 
 
 def _suite(document: Document) -> ShapeSuite:
@@ -141,7 +152,7 @@ def _suite(document: Document) -> ShapeSuite:
     if not isinstance(root, dict):
         document.fault((), "a shape suite is a mapping with name and shapes")
         return ShapeSuite("", ())
-    _refuse_unknown(document, (), root, ("name", "shapes"))
+    _refuse_unknown(document, (), root, ("name", "defaults", "shapes"))
     name, items = root.get("name", document.path.stem), root.get("shapes")
     if name is not INVALID and not isinstance(name, str):
         document.fault(("name",), f"{name!r} is not text")
@@ -149,14 +160,21 @@ def _suite(document: Document) -> ShapeSuite:
         if items is not INVALID:
             document.fault(("shapes",), f"must be a list with at least one shape; {FORMS}")
         return ShapeSuite(str(name), ())
+    defaults = root.get("defaults", {})
+    if not isinstance(defaults, dict):
+        document.fault(("defaults",), f"must be a mapping of keywords; allowed: {', '.join(KEYWORDS)}")
+        defaults = {}
+    _refuse_unknown(document, ("defaults",), defaults, (*KEYWORDS, "sizes"))
     counts: dict[Shape, int] = {}
     for index, item in enumerate(items):
-        for shape, count in _shapes(document, ("shapes", index), item, MAX_SHAPES - len(counts)):
+        for shape, count in _shapes(document, ("shapes", index), item, defaults, MAX_SHAPES - len(counts)):
             counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + count)
     return ShapeSuite(str(name), tuple(counts), counts)
 
 
-def _shapes(document: Document, location: Location, item: object, most: int) -> Iterator[tuple[Shape, int]]:
+def _shapes(
+    document: Document, location: Location, item: object, defaults: Mapping[str, object], most: int
+) -> Iterator[tuple[Shape, int]]:
     """The shapes of an item, and how often each counts; none where it is wrong, or they are more than ``most``."""
     given: Mapping[str, object]
     places: dict[str, Location]
@@ -171,12 +189,15 @@ def _shapes(document: Document, location: Location, item: object, most: int) -> 
         if item is not INVALID:
             document.fault(location, FORMS)
         return
+    given = {key: value for key, value in defaults.items() if key in KEYS} | dict(given)
+    places = {key: ("defaults", key) for key in given} | places
     if missing := [key for key in EXTENTS[:3] if key not in given]:
         document.fault(location, f"{', '.join(missing)} missing; {FORMS}")
     found: dict[str, list[Any]] = {}
     for key, value in given.items():
         values: dict[Location, object] = {places[key]: value}
-        if isinstance(item, dict) and isinstance(value, list):
+        may_be_many = isinstance(item, dict) or key in defaults
+        if may_be_many and isinstance(value, list) and not (key == "sizes" and _are_sizes(value)):
             values = {(*places[key], index): one for index, one in enumerate(value)}
         if not values:
             document.fault(places[key], f"{key} is an empty list; it needs a number")
@@ -190,15 +211,19 @@ def _shapes(document: Document, location: Location, item: object, most: int) -> 
     elif len(found) == len(given) and not missing and INVALID not in itertools.chain(*found.values()):
         for combination in itertools.product(*found.values()):
             words = dict(zip(found, combination, strict=True))
-            count = words.pop("count", 1)
+            count, sizes = words.pop("count", 1), words.pop("sizes", None)
             extents = {key: words.pop(key) for key in EXTENTS if key in words}
             try:
                 shape = Shape(**extents, said=tuple(sorted(words.items())))
-                shape.problem  # noqa: B018 (is checked when made)
+                shape = replace(shape, sizes=checked_sizes(shape.problem, sizes))
             except (ProblemError, TypeError) as error:  # the latter: a mapping in place of a word
                 document.fault(location, str(error))
                 return
             yield shape, count
+
+
+def _are_sizes(values: list[object]) -> bool:
+    return bool(values) and all(type(value) is int for value in values)
 
 
 def _refuse_unknown(document: Document, location: Location, mapping: dict[str, object], known: tuple[str, ...]) -> None:

@@ -26,6 +26,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.analysis.records import Appender, source_commit
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
+from gemmill.profiler.baselines.cublas import lacking
 from gemmill.profiler.measure.worker import Machine, Options, Report, Unit
 from gemmill.profiler.sweep.units import MAX_PARTIAL_BYTES, likely_first, too_large
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
@@ -120,14 +121,14 @@ def sweep(
         source = commit if commit is not None else source_commit()
         said: set[str] = set()
         for unit, report, where in workers.measure(handed_out, kernels.faulty):
-            for why in sorted({*where.absent.values()} - said):
-                names = (name for name, own in where.absent.items() if own == why)
-                listener.left_out(f"not compared with {', '.join(names)}: {why}")
-                said.add(why)
+            for why, names in _not_compared(unit, where):
+                if why not in said:
+                    listener.left_out(f"not compared with {', '.join(names)}: {why}")
+                    said.add(why)
             shares.give_back(unit.problem)
             if report.untried:
                 listener.untried(unit.problem, report.untried)
-            measured = measurements(unit.problem, report, kernels.digests, where, source, besides[unit.problem])
+            measured = measurements(unit, report, kernels.digests, where, source, besides[unit.problem])
             appender.append(*measured)
             new += measured
             listener.measured(unit.problem, measured)
@@ -183,21 +184,22 @@ class _Kernels:
             {outcome.name: f"not compiled: {outcome.error}" for outcome in outcomes if outcome.error},
         )
 
-    def is_due(self, config: GemmConfig, problem: GemmProblem, past: _Past) -> bool:
-        """Whether a kernel is to be measured on a problem: the GPU can run it, and it has not been."""
+    def is_due(self, config: GemmConfig, unit: Unit, past: _Past) -> bool:
+        """Whether a kernel is to be measured on a unit's problem: the GPU can run it, and it has not been."""
+        problem, sizes = unit.problem, unit.sizes
         name = kernel_name(config)
         if name not in self.configs or too_large(config, problem):
             return False
         if (digest := self.digests.get(name)) is None:
             return True
-        key = measurement_key(digest, problem, self.gpu)
+        key = measurement_key(digest, problem, self.gpu, sizes=sizes)
         # What a problem lacks for a kernel it will lack again; what went wrong otherwise may not.
         return key not in past.known and not (key in past.failed and needs_swap(config, problem) is None)
 
 
 def _due(chosen: Iterable[Unit], kernels: _Kernels, past: _Past) -> list[Unit]:
     """The units with the kernels that are due; those without any are left out."""
-    todo = (replace(u, configs=tuple(c for c in u.configs if kernels.is_due(c, u.problem, past))) for u in chosen)
+    todo = (replace(u, configs=tuple(c for c in u.configs if kernels.is_due(c, u, past))) for u in chosen)
     return [unit for unit in todo if unit.configs]
 
 
@@ -220,7 +222,7 @@ def _handed_out(
             continue
         listed = {*unit.configs}
         unit = likely_first(replace(unit, seconds=seconds), selector, besides[unit.problem].values())
-        due = (c for c in unit.configs if c in listed or kernels.is_due(c, unit.problem, past))
+        due = (c for c in unit.configs if c in listed or kernels.is_due(c, unit, past))
         unit = replace(unit, configs=tuple(due))
         own = {name: kernels.packed(name) for name in map(kernel_name, unit.configs) if name in kernels.digests}
         yield replace(unit, baselines=baselines, artifacts=own)
@@ -251,8 +253,16 @@ class Shares:
         self._ends.pop(problem, None)
 
 
+def _not_compared(unit: Unit, machine: Machine) -> list[tuple[str, list[str]]]:
+    """Why a unit is not compared with some baselines, and with which: they cannot be had, or have no such GEMM."""
+    if unit.baselines and (what := lacking(unit.problem)):
+        return [(f"they have no GEMM of {what}", [*unit.baselines])]
+    whys = sorted({*machine.absent.values()})
+    return [(why, [name for name, own in machine.absent.items() if own == why]) for why in whys]
+
+
 def measurements(
-    problem: GemmProblem,
+    unit: Unit,
     report: Report,
     digests: Mapping[str, str],
     machine: Machine,
@@ -272,7 +282,8 @@ def measurements(
         Measurement(
             kernel=outcome.kernel,
             digest=digests.get(outcome.kernel, ""),
-            problem=problem,
+            problem=unit.problem,
+            sizes=unit.sizes,
             gpu=machine.gpu,
             driver=machine.driver,
             cuda=machine.cuda,

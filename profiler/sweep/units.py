@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
-from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
+from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.input.problem_words import aligns
+from gemmill.library.input.problem_words import aligns as packed_aligns
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.worker import Unit
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.selector import Selector
 
 MAX_PARTIAL_BYTES = 1 << 30
@@ -28,7 +32,8 @@ TRANSPOSED_ROWS = 1024
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
 
-    The narrow A of a kernel is the transposed B of the call that the shape describes: weights.
+    The narrow A of a kernel is the transposed B of the call that the shape describes: weights. Groups are as many as
+    the shape says.
     """
     a, b, c, d = config.a, config.b, config.c, config.d
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
@@ -36,7 +41,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "m": m,
         "n": n,
         "k": shape.k,
-        "batch": shape.batch,
+        "batch": dict(shape.said).get("groups", shape.batch),
         "a_dtype": a.dtype,
         "a_major": "k" if a.major == "any" else a.major,
         "b_dtype": b.dtype,
@@ -49,9 +54,12 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "a_scale": a.scale,
         "b_scale": b.scale,
         "promote": config.promote,
-        "epilogue": LINEAR,
+        "batching": config.scheduler.batching,
+        "epilogue": config.epilogue,
     }
-    return GemmProblem.known(**fields, **aligns(fields))  # a config's fields need no check, and there are thousands
+    return GemmProblem.known(
+        **fields, **packed_aligns(fields)
+    )  # a config's fields need no check, and there are thousands
 
 
 _SWAPPED = {"a": "b", "b": "a"}
@@ -59,62 +67,116 @@ _MEANS = {"acc": "accumulator", "a": "a_dtype", "b": "b_dtype", "c": "c_dtype", 
 
 
 def _asked(shape: Shape) -> dict[str, Any]:
-    """What a shape says of the formats of the problem that a kernel solves on it."""
+    """What a shape says of the formats of the problem that a kernel solves on it, and of alignments; nothing of groups
+    says that there are none. ValueError where the operand that kernels upconvert has no transpose."""
     if not shape.said:
-        return {}
+        return {"batching": "strided"}
     problem = shape.problem
     asked = problem.with_narrow_a
     swapped = asked is not problem
     if upconverts_a(asked.b_dtype, asked.a_dtype):
         asked, swapped = asked.transposed, True
-    fields = [_MEANS.get(word, word) for word, _ in shape.said if word not in ("groups", "promote")]
-    if swapped:
-        fields = [_SWAPPED[name[0]] + name[1:] if name[:2] in ("a_", "b_") else name for name in fields]
-    return {name: getattr(asked, name) for name in fields}
+    said = [word for word, _ in shape.said if word not in ("groups", "promote")]
+    fields = {"batching": None, **dict.fromkeys(_MEANS.get(word, word) for word in said)}
+    names = [_SWAPPED[name[0]] + name[1:] if swapped and name[:2] in ("a_", "b_") else name for name in fields]
+    return {name: getattr(asked, name) for name in names}
+
+
+def _aligns(asked: Mapping[str, Any]) -> dict[str, int]:
+    """The alignments among what a shape says."""
+    return {name: value for name, value in asked.items() if name.endswith("_align")}
 
 
 def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[GemmConfig, GemmProblem]]:
-    """The kernels whose formats are what a shape says, each with its problem on it."""
-    asked = _asked(shape)
+    """The kernels whose formats are what a shape says, each with its problem on it; of few rows also those that solve
+    it transposed only."""
+    try:
+        asked = _asked(shape)
+    except ValueError:
+        return
+    aligns = _aligns(asked)
+
+    def matches(problem: GemmProblem) -> bool:
+        return all(getattr(problem, name) == value for name, value in asked.items())
+
     for config in configs:
-        problem = problem_of(config, shape)
-        if all(getattr(problem, name) == value for name, value in asked.items()):
-            yield config, problem
+        problem = problem_of(config, shape).but(**aligns) if aligns else problem_of(config, shape)
+        if matches(problem):
+            if not aligns or needs_swap(config, problem) is not None:
+                yield config, problem
+        elif shape.said and (swapped := _swapped(config, shape, aligns)) and matches(swapped):
+            yield config, swapped
 
 
-NOT_MEASURED = "they are for groups or arrays, or have an expression"
-"""Why kernels are not that :func:`is_measured` tells."""
+def _swapped(config: GemmConfig, shape: Shape, aligns: Mapping[str, int]) -> GemmProblem | None:
+    """The problem on a shape of few rows that a kernel solves transposed only; None where there is none."""
+    if shape.m > TRANSPOSED_ROWS:
+        return None
+    turned = problem_of(config, replace(shape, m=shape.n, n=shape.m))
+    swapped = turned.transposed.but(**aligns) if turned.can_transpose else None
+    return swapped if swapped and needs_swap(config, swapped) else None
 
 
-def is_measured(config: GemmConfig) -> bool:
-    """Whether a shape is all that a kernel's problem needs: groups, arrays and expressions take more than matrices."""
+def refuse_nested(problem: GemmProblem) -> None:
+    """UnsupportedProblemError for a nested batch: a problem tells nothing of its strides, so no operands can be made."""
+    if problem.batching == "nested":
+        raise UnsupportedProblemError(
+            f"{problem}: only a call has the strides of a nested batch; measure batch={problem.batch} with one stride, "
+            "whose kernels it has, or gemmill.plan on tensors of your own"
+        )
+
+
+def is_plain(config: GemmConfig) -> bool:
+    """Whether a kernel is for matrices alone: a strided batch, no expression."""
     return config.scheduler.batching == "strided" and config.epilogue == LINEAR
 
 
-def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Unit]:
-    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs. Those
-    are left out that :func:`is_measured` tells.
+def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Unit]:
+    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
+    Kernels for groups or arrays are for shapes that say so. With ``varies``, kernels without an expression are also
+    taken with the one that a shape says, as a registry would take them.
 
     Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
     """
-    configs = list(filter(is_measured, configs))
-    groups: dict[GemmProblem, list[GemmConfig]] = {}
+    configs = list(configs)
+    groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
-        own = dict(_problems(configs, shape))
+        offered = _offered(configs, shape, varies)
+        own = dict(_problems(offered, shape))
         for config, problem in own.items():
-            groups.setdefault(problem, []).append(config)
-        for config, problem in own.items() if shape.m <= TRANSPOSED_ROWS else ():
-            swapped = problem_of(config, replace(shape, m=shape.n, n=shape.m)).transposed
-            if swapped != problem and swapped in groups and needs_swap(config, swapped):
-                groups[swapped].append(config)
-    return [Unit(problem, tuple(members)) for problem, members in groups.items()]
+            groups.setdefault((problem, shape.sizes), []).append(config)
+        for config in offered if own and shape.m <= TRANSPOSED_ROWS else ():
+            swapped = _swapped(config, shape, _aligns(_asked(shape)))
+            if swapped and own.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
+                members.append(config)
+    return [Unit(problem, tuple(members), sizes=sizes) for (problem, sizes), members in groups.items()]
 
 
-def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes that say of their formats what no kernel that :func:`units` takes has."""
-    configs = list(filter(is_measured, configs))
-    return [shape for shape in shapes if next(_problems(configs, shape), None) is None]
+def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Shape]:
+    """Shapes that say of their formats what none of the kernels has; ``varies`` is as for :func:`units`."""
+    configs = list(configs)
+    return [shape for shape in shapes if next(_problems(_offered(configs, shape, varies), shape), None) is None]
+
+
+def _offered(configs: Sequence[GemmConfig], shape: Shape, varies: bool) -> list[GemmConfig]:
+    """The kernels for a shape: those of the set and, where it says an expression, its linear ones with that, or where
+    there are few rows with that of the transposed problem."""
+    offered = dict.fromkeys(configs)
+    with suppress(ValueError):  # what has no transpose, and so no kernel
+        text = _asked(shape).get("epilogue", LINEAR) if varies else LINEAR
+        if text != LINEAR:
+            texts = {text: None}
+            if shape.m <= TRANSPOSED_ROWS and not is_gated(text):
+                texts[spelling(transposed(parse(text)))] = None
+            offered |= {varied: None for text in texts for config in configs if (varied := _varied(config, text))}
+    return [*offered]
+
+
+@lru_cache(1 << 16)
+def _varied(config: GemmConfig, text: str) -> GemmConfig | None:
+    """A linear kernel with an expression; None where rules refuse it, or it has another."""
+    return with_epilogue(config, text) if config.epilogue == LINEAR else None
 
 
 def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] = ()) -> Unit:

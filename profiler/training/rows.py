@@ -16,6 +16,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
@@ -91,7 +92,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
 def _is_learnt_from(m: Measurement) -> bool:
     if m.us is None or m.kernel in BASELINES or m.holds != "time":
         return False
-    return m.problem.batching == "strided" and not is_realigned(m.problem)
+    return (m.problem.batching, m.problem.epilogue) == ("strided", LINEAR) and not is_realigned(m.problem)
 
 
 def _part(

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 Problem = TypeVar("Problem", bound=Hashable)
 
 
-def set_cover(times: Mapping[Problem, Mapping[str, float]], regret: float) -> list[str]:
-    """Kernels of which one takes at most ``1 + regret`` times as long as the fastest on every problem.
+def set_cover(
+    times: Mapping[Problem, Mapping[str, float]], regret: float, weights: Mapping[Problem, float] = MappingProxyType({})
+) -> list[str]:
+    """Kernels of which one takes at most ``1 + regret`` times as long as the fastest on every problem, those first that
+    serve the most.
 
     Greedy: next comes the kernel that serves the most problems well that no earlier one does; of equal ones the faster
     over these problems, then the first by name. At most ln(problems) + 1 times as many as there need be (Chvatal, "A
-    greedy heuristic for the set-covering problem", 1979).
+    greedy heuristic for the set-covering problem", 1979). Weights do not choose among kernels, but put those that are
+    chosen in order.
 
     Args:
         times: of each problem the times of the kernels that solve it, at least one.
         regret: what a problem may lose, as part of the least time.
+        weights: how much a problem counts; 1 where nothing is said.
     """
     good = {p: {k: us / min(own.values()) for k, us in own.items()} for p, own in times.items()}
     good = {p: {k: over for k, over in own.items() if over <= 1 + regret} for p, own in good.items()}
+    chosen = _greedy(good, dict.fromkeys(good, 1))
+    kept = {p: {k: over for k, over in own.items() if k in chosen} for p, own in good.items()}
+    return _greedy(kept, {p: weights.get(p, 1) for p in kept}) if weights else chosen
+
+
+def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Problem, float]) -> list[str]:
+    """Kernels until each problem has one of those that are good for it, next those of most weight."""
     chosen: list[str] = []
     while good:
-        gains: dict[str, tuple[int, float]] = {}
-        for own in good.values():
+        gains: dict[str, tuple[float, float]] = {}
+        for problem, own in good.items():
             for kernel, over in own.items():
-                count, total = gains.get(kernel, (0, 0.0))
-                gains[kernel] = count + 1, total + over
+                gain, total = gains.get(kernel, (0.0, 0.0))
+                gains[kernel] = gain + weights[problem], total + over
         best = min(gains, key=lambda kernel: (-gains[kernel][0], gains[kernel][1], kernel))
         chosen.append(best)
         good = {p: own for p, own in good.items() if best not in own}

@@ -352,10 +352,29 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         (("--gpu", "H200"), "--regret, --budget and --gpu need --shapes"),
         (("--shapes", shapes, "--budget", "many"), "not a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a suite that ships"),
+        (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
+        (("--problem", "64x64x64 bf16", "--shapes", shapes), "both say what is multiplied: give one"),
     ):
         result = gemmill("pack", manifest, *arguments, "-o", to)
         assert result.exit_code == 2
         assert says in result.stderr
+
+
+@pytest.mark.slow
+def test_what_ran_most_often_comes_first_into_a_pack(tmp_path: Path) -> None:
+    """Of two shapes, each of which another kernel solves best, a budget for one kernel serves the one that ran more."""
+    manifest, shapes, to = (tmp_path / name for name in ("two.yaml", "shapes.yaml", "one.pack"))
+    manifest.write_text(MANIFEST.replace("tile: 64x32x64", 'tile: ["64x16x64", "64x64x64"]'))
+    pack = ("pack", manifest, "--shapes", shapes, "--regret", "0", "-o", to)
+    for counts, tile in (((7, 2), "_64x16x64_"), ((2, 7), "_64x64x64_")):
+        few, many = ("{m: 64, n: 64, k: 64, count: 1}", f"{{m: 4096, n: 4096, k: 4096, count: {counts[1]}}}")
+        again = f"{{m: 64, n: 64, k: 64, count: {counts[0] - 1}}}"  # a shape named twice adds to its count
+        shapes.write_text(f"shapes: [{few}, {many}, {again}]")
+        ok(*pack)
+        assert len(Pack.open(to).names()) == 2
+        assert "in the mean of all runs" in ok(*pack, "--budget", str(to.stat().st_size - 1))
+        (name,) = Pack.open(to).names()
+        assert tile in name
 
 
 @pytest.mark.slow
@@ -697,9 +716,14 @@ def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
     both = json.loads(gemmill("select", "--mnkl", "64,64,64", "--mnkl", "64,64,128", "--json").stdout)["items"]
     assert [row["text"] for row in both] == ["64x64x64 bf16 tn", "64x64x128 bf16 tn"]
     assert "run takes one" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
-    done = gemmill("run", "--problem", "64x64x64 bf16 grouped=4 a_align=2")
+    done = gemmill("run", "--problem", "64x64x64 bf16 grouped=4", "--sizes", "60,4")
+    assert done.exit_code == 2
+    assert "sizes has 2 numbers, and 64x64x64 bf16 tn grouped=4 has 4 groups" in " ".join(done.stderr.split())
+    done = gemmill(
+        "select", "--mnkl", "64,64,64", "--b", "u4", "--b-scale", "1x128", "--epilogue", "d = silu(gate) * up"
+    )
     assert done.exit_code == 1
-    assert "which says nothing of batching, a_align; gemmill select names the kernel" in done.stderr
+    assert "error: no kernel serves" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -745,3 +769,24 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
     assert "such as 64x96x64 e4m3 tn. What was understood of the file, as YAML: gemmill shapes FILE" in done.stderr
+
+
+def test_profile_is_told_what_to_measure() -> None:
+    for arguments, says in (
+        ((), "nothing to measure: --shapes FILE or --problem TEXT"),
+        (("--problem", "64x64x64 bf16 grouped=4", "--sizes", "zipf"), "it must be balanced, zipf:S"),
+        (("--problem", "64x64x64 bf16 a_scal=1x128"), "did you mean a_scale"),
+    ):
+        result = gemmill("profile", "bf16", *arguments)
+        assert result.exit_code == 2
+        assert says in " ".join(result.stderr.split())
+    result = gemmill("profile", "int8", "--problem", "64x64x64 bf16")
+    assert result.exit_code == 1
+    assert "no kernel here has the formats of the shapes of --problem, such as 64x64x64 bf16 tn" in result.stderr
+
+
+def test_shapes_lists_the_suites_that_ship() -> None:
+    found = {suite["name"]: suite for suite in json.loads(ok("shapes", "--json"))["items"]}
+    assert found["moe"]["shapes"] == 52
+    assert found["moe"]["says"].startswith("Experts of six public models")
+    assert "moe" in ok("shapes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +15,12 @@ from gemmill.cli import completion, output
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import ExpressionError, UnsupportedProblemError
+from gemmill.library.errors import ExpressionError, ProblemError, UnsupportedProblemError
+from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import unserved
 
@@ -144,6 +147,23 @@ Records = Annotated[
 ]
 
 
+def _sizes(text: str) -> str:
+    if not text:
+        raise typer.BadParameter("is empty; it takes balanced, zipf:S or a list of sizes")
+    return text
+
+
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes",
+        metavar="SIZES",
+        parser=_sizes,
+        help="Sizes of groups: balanced, zipf:1.1, or 128,64,0,64. Default: balanced.",
+    ),
+]
+
+
 def _is_file(source: str) -> bool:
     """Whether this names a file, or a pipe that holds what one would."""
     return os.path.exists(source) and not os.path.isdir(source)
@@ -210,13 +230,38 @@ def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> Sh
     return load_shapes(shipped[source])
 
 
+Problems = Annotated[
+    list[str],
+    typer.Option(
+        "--problem",
+        metavar="TEXT",
+        help="A problem in a line, in place of --shapes: '4096x7168x2048 bf16 tn'. Repeats.",
+    ),
+]
+
+
+def asked_suite(shapes: str | None, problems: Sequence[str]) -> ShapeSuite | None:
+    """The shapes of a file, or those of problems in lines, each once with a count; None where neither is given."""
+    if shapes is not None and problems:
+        raise typer.BadParameter("--shapes and --problem both say what is multiplied: give one")
+    if not problems:
+        return None if shapes is None else shape_suite(shapes)
+    try:
+        found = [GemmProblem.from_text(text) for text in problems]
+    except ProblemError as error:
+        raise typer.BadParameter(str(error)) from None
+    counts = Counter(Shape.of(problem, checked_sizes(problem, None)) for problem in found)
+    return ShapeSuite("--problem", tuple(counts), counts)
+
+
 def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
-    """The shapes whose formats some of the kernels have; that there are others is complained of.
+    """The shapes whose formats some of the kernels have, be it with another expression; that there are others is
+    complained of.
 
     Raises:
         UnsupportedProblemError: no kernel has the formats of any.
     """
-    without = dict.fromkeys(unserved(configs, suite.shapes))
+    without = dict.fromkeys(unserved(configs, suite.shapes, varies=True))
     if without:
         tell_unserved([*without], suite)
     return tuple(shape for shape in suite.shapes if shape not in without)

@@ -22,7 +22,7 @@ from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.records import Measurement
 from gemmill.profiler.sweep.beside import measured_beside
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, problem_of
+from gemmill.profiler.sweep.units import problem_of, refuse_nested
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.artifact import Artifact
@@ -98,12 +98,11 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
         raise typer.BadParameter("--mnkl and --problem both say what is multiplied: give one")
     if mnkl is None and text is None:
         return None
-    name = kernel_name(config)
-    if not is_measured(config):
-        raise UnsupportedProblemError(f"{name}: kernels are built, and not run, where {NOT_MEASURED}")
     if mnkl is not None:
         m, n, k, batch = (*extents(mnkl).values(), 1)[:4]
-        return problem_of(config, Shape(m, n, k, batch))
+        problem = problem_of(config, Shape(m, n, k, batch))
+        refuse_nested(problem)
+        return problem
     assert text is not None
     try:
         problem = GemmProblem.from_text(text).with_narrow_a
@@ -111,8 +110,10 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
         raise typer.BadParameter(str(error)) from None
     if upconverts_a(problem.b_dtype, problem.a_dtype):
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
+    refuse_nested(problem)
     if needs_swap(config, problem) is None:
-        raise UnsupportedProblemError(f"{name} does not fit: it needs {' and '.join(faults(config, problem))}")
+        wrong = " and ".join(faults(config, problem))
+        raise UnsupportedProblemError(f"{kernel_name(config)} does not fit: it needs {wrong}")
     return problem
 
 

@@ -84,9 +84,8 @@ def test_where_cublas_has_nothing_there_is_no_baseline(asked: GemmProblem) -> No
 
 @pytest.mark.parametrize(("package", "module"), [("nvmath", "cublaslt"), ("triton", "triton_matmul")])
 def test_a_baseline_that_cannot_be_had_says_how_to_get_it(package: str, module: str) -> None:
-    code = (
-        f"import sys; sys.modules[{package!r}] = None; from gemmill.profiler.{module} import missing; print(missing())"
-    )
+    place = f"gemmill.profiler.baselines.{module}"
+    code = f"import sys; sys.modules[{package!r}] = None; from {place} import missing; print(missing())"
     says = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "cannot be imported" in says
     assert "gemmill's extra '" in says

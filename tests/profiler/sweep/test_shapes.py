@@ -53,6 +53,22 @@ def test_what_is_said_of_formats_multiplies_and_counts_add_up(tmp_path: Path) ->
     assert [*suite.counts.values()] == [4, 3, 2, 1]
 
 
+def test_defaults_are_for_what_a_shape_does_not_say(tmp_path: Path) -> None:
+    text = """defaults: {a: e4m3, c: none, epilogue: "d = silu(acc)", d: [bf16, f16]}
+    shapes: [[4, 8, 16], {m: 4, n: 8, k: 16, a: bf16, d: bf16, epilogue: linear}]
+    """.replace("    shapes", "shapes")
+    suite = load_shapes(write(tmp_path, text))
+    assert [str(shape) for shape in suite.shapes] == [
+        "4x8x16 e4m3 tn epilogue='d = silu(acc)'",
+        "4x8x16 e4m3 tn d=f16 epilogue='d = silu(acc)'",
+        "4x8x16 bf16 tn",
+    ]
+    with pytest.raises(RecordError, match=r"suite.yaml:1:12: defaults.am: unknown key; allowed: .*sizes"):
+        load_shapes(write(tmp_path, "defaults: {am: 4}\nshapes: [[4, 8, 16]]\n"))
+    with pytest.raises(RecordError, match="defaults: must be a mapping"):
+        load_shapes(write(tmp_path, "defaults: [bf16]\nshapes: [[4, 8, 16]]\n"))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -114,7 +130,7 @@ def test_every_list_of_extents_is_read_as_written(
         ("shapes:\n- {m: [1, [2]], n: 2, k: 3}\n", "2:11: shapes[0].m[1]", "m is [2]"),
         ("shapes:\n- [[1, 2], 2, 3]\n", "2:4: shapes[0][0]", "m is [1, 2]"),
         ("shapes:\n- {m: 1, n: 2, k: 3, l: 4}\n", "2:22: shapes[0].l", "unknown key; allowed: m, n, k, batch"),
-        ("shapes: [[1, 2, 3]]\nshape: 1\n", "2:1: shape", "unknown key; allowed: name, shapes"),
+        ("shapes: [[1, 2, 3]]\nshape: 1\n", "2:1: shape", "unknown key; allowed: name, defaults, shapes"),
         ("name: 3\nshapes: [[1, 2, 3]]\n", "1:7: name", "3 is not text"),
         ("shapes:\n- {m: 1, n: 2, k: 3, a: bf17}\n", "2:3: shapes[0]", "a is 'bf17', did you mean bf16"),
         ("shapes:\n- {m: 1, n: 2, k: 3, count: 0}\n", "2:29: shapes[0].count", "count is 0"),

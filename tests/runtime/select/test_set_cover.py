@@ -42,3 +42,18 @@ def test_the_widest_comes_first_and_of_equals_the_faster() -> None:
     assert set_cover(times, 0) == ["w", "x", "y"]
     assert regrets(times, ["z"]) == {"large": 1.01 - 1, "wide": 0, "small": None}
     assert set_cover({}, 0) == []
+
+
+@given(TIMES, st.dictionaries(st.integers(0, 9), st.integers(1, 1 << 62)))
+def test_weights_say_what_comes_first_and_not_how_many(
+    times: dict[int, dict[str, float]], weights: dict[int, float]
+) -> None:
+    plain, weighed = set_cover(times, 0.03), set_cover(times, 0.03, weights)
+    assert {*weighed} <= {*plain}
+    assert all(loss is not None and loss <= 0.03 + 1e-9 for loss in regrets(times, weighed).values())
+
+
+def test_what_runs_most_comes_first() -> None:
+    times = {"a": {"x": 1.0}, "b": {"x": 1.0}, "c": {"y": 1.0}, "d": {"z": 1.0}}
+    assert set_cover(times, 0) == ["x", "y", "z"]
+    assert set_cover(times, 0, {"d": 100, "c": 3}) == ["z", "y", "x"]

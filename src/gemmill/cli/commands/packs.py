@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,13 +21,14 @@ from gemmill.cli.options import (
     Manifest,
     OnGpu,
     Preset,
+    Problems,
     Records,
     StorePath,
     Where,
+    asked_suite,
     is_manifest,
     kernel_set,
     refuse_overwriting,
-    shape_suite,
     tell_unserved,
 )
 from gemmill.cli.output import Status
@@ -36,8 +38,8 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.profiler.sweep.shapes import Shape
-from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units, unserved
+from gemmill.profiler.sweep.shapes import ShapeSuite
+from gemmill.profiler.sweep.units import is_plain, units, unserved
 from gemmill.runtime.registry import detect
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.decisions import Decision, read_decisions
@@ -102,6 +104,7 @@ def make(
         str | None,
         typer.Option(metavar="FILE", help="Only what a suite, file or name, needs.", autocompletion=completion.suites),
     ] = None,
+    problem: Problems = [],  # noqa: B006
     regret: Annotated[
         float | None,
         typer.Option(min=0, help="With --shapes: the most that a shape may lose, as part of the least time (0.03)."),
@@ -114,13 +117,14 @@ def make(
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
 
-    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes,
-    the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within --regret of the
-    fastest of the manifest: by the measurements of --records where there are some, by those that ship with gemmill
-    where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu. A shape that
-    says an expression or groups gets the kernel that a registry over the manifest would take; without such shapes,
-    kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that serve the
-    most shapes, as many as fit; what shapes then lose is printed.
+    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes or
+    --problem, the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within
+    --regret of the fastest of the manifest: by the measurements of --records where there are some, by those that ship
+    with gemmill where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu. A
+    shape that says an expression or groups gets the kernel that a registry over the manifest would take; without such
+    shapes, kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that
+    serve the most shapes, each counted as often as it ran or is listed, as many as fit; what shapes then lose is
+    printed.
 
     \b
     Examples:
@@ -128,8 +132,11 @@ def make(
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
       gemmill pack bf16 --shapes large --gpu "H100 80GB HBM3" -o h100.pack
+      gemmill pack bf16 --shapes trace.json --budget 20M -o trace.pack
+      gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
-    if shapes is None and (regret is not None or budget is not None or gpu is not None):
+    suite = asked_suite(shapes, problem)
+    if suite is None and (regret, budget, gpu) != (None, None, None):
         raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")
     try:
         most = None if budget is None else number_of_bytes("--budget", budget)
@@ -138,18 +145,18 @@ def make(
     refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
     decisions = read_decisions(records)
-    needs: dict[GemmProblem, dict[str, float]] = {}
-    if shapes is not None:
+    asked = _Asked({}, {}, [])
+    if suite is not None:
         allowed = REGRET if regret is None else regret
-        configs, needs, shipped = _needed(configs, shapes, decisions, gpu or detect(), allowed)
-        decisions += shipped
+        configs, asked = _asked(configs, suite, decisions, gpu or detect(), allowed)
+        decisions += asked.shipped
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
     if most is not None:
         counts = range(1, len(artifacts) + 1)
         artifacts = artifacts[: bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], decisions))]
-    lost = regrets(needs, (artifact.name for artifact in artifacts))
+    lost = regrets(asked.times, (artifact.name for artifact in artifacts))
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
@@ -162,34 +169,48 @@ def make(
         output.print_json("pack.make", {**_summary(to, size, artifacts, own), "losses": losses_by_problem})
         return
     typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
-    _tell_losses(lost)
+    _tell_losses(lost, asked.counts)
 
 
-def _needed(
-    configs: Sequence[GemmConfig], shapes: str, decisions: Sequence[Decision], gpu: Gpu, regret: float
-) -> tuple[list[GemmConfig], dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """About as few kernels as solve every shape of a suite nearly as fast as all; what kernels take on each problem,
-    and what of that ships. Shapes that say more than kernels of matrices alone do, an epilogue or groups, get the
-    kernel each that a registry over the manifest would take."""
-    plain = list(filter(is_measured, configs))
-    suite = shape_suite(shapes)
+class _Asked(NamedTuple):
+    """The problems that a pack is for."""
+
+    times: dict[GemmProblem, dict[str, float]]
+    """What kernels take on each."""
+    counts: Mapping[GemmProblem, int]
+    """How often each ran, or is listed."""
+    shipped: list[Decision]
+    """Measurements of them that ship."""
+
+
+def _asked(
+    configs: Sequence[GemmConfig], suite: ShapeSuite, decisions: Sequence[Decision], gpu: Gpu, regret: float
+) -> tuple[list[GemmConfig], _Asked]:
+    """About as few kernels as solve every shape of a suite nearly as fast as all, those first that serve what runs most
+    often; and what kernels take on each problem. Shapes that say more than kernels of matrices alone do, an epilogue or
+    groups, get the kernel each that a registry over the manifest would take."""
+    plain = list(filter(is_plain, configs))
     others = dict.fromkeys(unserved(plain, suite.shapes))
     special = _special(configs, [shape.problem for shape in others], decisions, gpu)
     if missing := [shape for shape in others if shape.problem not in special]:
         tell_unserved(missing, suite)
-    if left := sum(not is_measured(config) for config in configs) and not others:
-        output.complain(f"{left} kernels are left out: {NOT_MEASURED}")
-    needs: dict[GemmProblem, dict[str, float]] = {}
-    chosen: list[GemmConfig] = []
-    shipped: list[Decision] = []
-    if rest := [shape for shape in suite.shapes if shape not in others]:
-        if not plain:
-            raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
-        needs, known, shipped = _times(plain, rest, decisions, gpu)
-        by_name = {kernel_name(config): config for config in plain}
-        chosen = [by_name[name] for name in set_cover(known, regret)]
-    needs |= {problem: {choice.name: choice.predicted_us} for problem, choice in special.items()}
-    return [*dict.fromkeys([*chosen, *(choice.config for choice in special.values())])], needs, shipped
+    if (left := sum(not is_plain(config) for config in configs)) and not others:
+        output.complain(f"{left} kernels are left out: they are for groups or arrays, or have an expression")
+    rest = [shape for shape in suite.shapes if shape not in others]
+    if rest and not plain:
+        raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
+    counts: Counter[GemmProblem] = Counter()
+    for shape in rest:
+        counts.update(dict.fromkeys((unit.problem for unit in units(plain, [shape])), suite.counts.get(shape, 1)))
+    needs, known, shipped = _times(plain, [*counts], decisions, gpu) if rest else ({}, {}, [])
+    for shape in others:
+        if choice := special.get(shape.problem):
+            counts[shape.problem] += suite.counts.get(shape, 1)
+            needs[shape.problem] = known[shape.problem] = {choice.name: choice.predicted_us}
+    by_name = {kernel_name(config): config for config in plain}
+    by_name |= {choice.name: choice.config for choice in special.values()}
+    chosen = [by_name[name] for name in set_cover(known, regret, counts)]
+    return chosen, _Asked(needs, counts, shipped)
 
 
 def _special(
@@ -207,12 +228,14 @@ def _special(
     return found
 
 
-def _tell_losses(lost: Mapping[GemmProblem, float | None]) -> None:
-    if losses := [loss for loss in lost.values() if loss is not None]:
-        mean = sum(losses) / len(losses)
+def _tell_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:
+    """Say what problems lose, in the mean of all that ran."""
+    if losses := {problem: loss for problem, loss in lost.items() if loss is not None}:
+        mean = sum(loss * counts[problem] for problem, loss in losses.items()) / sum(map(counts.__getitem__, losses))
+        runs = " of all runs" if len({*counts.values()}) > 1 else ""
         typer.echo(
-            f"{len(losses)} problems lose {max(losses):.1%} of time at most, {mean:.1%} in the mean, by the model "
-            "where nothing was measured"
+            f"{len(losses)} problems lose {max(losses.values()):.1%} of time at most, {mean:.1%} in the mean{runs}, by "
+            "the model where nothing was measured"
         )
 
 
@@ -228,16 +251,16 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 
 def _times(
-    configs: Sequence[GemmConfig], shapes: Sequence[Shape], decisions: Sequence[Decision], gpu: Gpu
+    configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], decisions: Sequence[Decision], gpu: Gpu
 ) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """Times on a GPU of the kernels on every problem that a suite makes of them: of all kernels; of those alone that
+    """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that
     were measured on it, if any were; and which measurements are none of the decisions."""
     selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions)
     own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
     found: dict[GemmProblem, dict[str, float]] = {}
     known: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
-    for problem in dict.fromkeys(unit.problem for unit in units(configs, shapes)):
+    for problem in problems:
         measured = {name: us for us, name in selector.measured_on(problem)}
         found[problem] = _completed(measured, selector.times(problem))
         known[problem] = measured or found[problem]

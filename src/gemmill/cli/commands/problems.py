@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,27 +19,31 @@ from gemmill.cli.options import (
     Manifest,
     Manifests,
     Preset,
+    Problems,
     Records,
+    Sizes,
     StorePath,
     Where,
+    asked_suite,
     kernel,
     kernel_set,
     manifest_path,
     served,
-    shape_suite,
 )
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problem
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.errors import ProblemError, UnsupportedProblemError
+from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.worker import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
+from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
-from gemmill.profiler.sweep.units import NOT_MEASURED, is_measured, units
+from gemmill.profiler.sweep.units import refuse_nested, units
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
@@ -63,10 +68,6 @@ Budget = Annotated[
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
 
 
-_NOT_RUN = ("batching", "epilogue", "a_align", "b_align", "c_align", "d_align")
-"""Keywords of problems that take more than packed matrices."""
-
-
 @app.command()
 @takes_problem
 def run(
@@ -83,25 +84,26 @@ def run(
     manifest: Manifests = [],  # noqa: B006
     records: Records = [],  # noqa: B006
     top: Top = 1,
+    sizes: Sizes = None,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
     """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
 
-    Operands are random and packed, without groups or expressions; the operands of one launch are not in the L2 cache
-    when the next one starts. Needs a Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
+    Operands are random, those of an expression and of scales too, and aligned as the problem says; the operands of one
+    launch are not in the L2 cache when the next one starts. Groups have the sizes of --sizes, and the rate counts what
+    is really multiplied. Needs a Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
 
     \b
     Examples:
       gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
       gemmill run --mnkl 4096,4096,4096,1 --top 5
       gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
+      gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
+      gemmill run --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128" --sizes zipf:1.1
     """
-    if others := [word for word in _NOT_RUN if word in problem.to_dict()]:
-        raise UnsupportedProblemError(
-            f"{problem}: run makes packed matrices and no more of its own, which says nothing of {', '.join(others)}; "
-            "gemmill select names the kernel, and gemmill.matmul runs it"
-        )
+    said = _checked_sizes(problem, sizes)
+    refuse_nested(problem)
     if kernel_ is not None:
         if manifest or records or top != 1:
             raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records and --top")
@@ -115,24 +117,33 @@ def run(
     problem = problem.with_narrow_a
     if upconverts_a(problem.b_dtype, problem.a_dtype):
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
+    unit = Unit(problem, tuple(configs), sizes=said)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure([Unit(problem, tuple(configs))], Path(folder) / "records.jsonl", store=Store(store))
+        found = measure([unit], Path(folder) / "records.jsonl", store=Store(store))
     if not found:
         raise UnsupportedProblemError(f"nothing was measured of {problem}")
     report_measurements(found, as_json)
+
+
+def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
+    try:
+        return checked_sizes(problem, said)
+    except ProblemError as error:
+        raise typer.BadParameter(f"--sizes: {error}") from None
 
 
 @app.command()
 def profile(
     manifest: Manifest,
     shapes: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FILE",
             help="A shape suite: a file, or the name of one that ships.",
             autocompletion=completion.suites,
         ),
-    ],
+    ] = None,
+    problem: Problems = [],  # noqa: B006 (typer copies it)
     records: Annotated[
         Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
     ] = Path("records.jsonl"),
@@ -148,12 +159,15 @@ def profile(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of this dask cluster's workers.")
     ] = None,
+    sizes: Sizes = None,
     jobs: Jobs = None,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
     """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
 
+    Kernels without an expression are measured with that of a shape too. Kernels for groups or arrays are measured on
+    shapes that say so; --sizes is of the groups that the file leaves balanced.
     What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
     With --budget, each shape gets its share of that time: kernels are tried in the selector's order (what ships as
     measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
@@ -172,20 +186,30 @@ def profile(
       gemmill profile bf16 --shapes large
       gemmill profile bf16 --shapes large --budget 10m --gpus all
       gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
+      gemmill profile bf16 --shapes moe
+      gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
-    configs = list(kernel_set(manifest).expand(preset, where))
-    suite = served(configs, shape_suite(shapes))
+    if (suite := asked_suite(shapes, problem)) is None:
+        raise typer.BadParameter("nothing to measure: --shapes FILE or --problem TEXT says what is multiplied")
+    configs = [*kernel_set(manifest).expand(preset, where)]
+    sized = dict.fromkeys(_sized(shape, sizes) for shape in served(configs, suite))
+    chosen = units(configs, sized, varies=True)
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
     workers = _workers(gpus, scheduler)
-    if others := sum(not is_measured(config) for config in configs):
-        output.complain(f"{others} kernels are not measured: {NOT_MEASURED}")
-    found = measure(
-        units(configs, suite), records, store=Store(store), jobs=jobs, options=options, budget=budget, workers=workers
-    )
+    if others := {*configs} - {config for unit in chosen for config in unit.configs}:
+        output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")
+    found = measure(chosen, records, store=Store(store), jobs=jobs, options=options, budget=budget, workers=workers)
     report_measurements(found, as_json)
+
+
+def _sized(shape: Shape, sizes: str | None) -> Shape:
+    """A shape with the sizes of groups that an option says, where they would be balanced."""
+    if sizes is None or shape.sizes != BALANCED:
+        return shape
+    return replace(shape, sizes=_checked_sizes(shape.problem, sizes))
 
 
 def _workers(gpus: str | None, scheduler: str | None) -> WorkerPool:

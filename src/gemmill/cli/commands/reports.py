@@ -195,7 +195,7 @@ def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, object]:
     best, cublas, roof = found.best, found.baseline, peak_rates.roof(found.run.problem)
     return {
         "problem": found.run.problem.extents,
-        "formats": formats(found.run.problem),
+        "formats": formats(found.run.problem, found.run.sizes),
         "best": best.kernel if best else None,
         "us": best.us if best else None,
         "low_us": best.low_us if best else None,

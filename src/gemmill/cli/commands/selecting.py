@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from math import isnan
 from typing import Annotated, Any
 
@@ -17,8 +18,9 @@ from gemmill.cli.options import Json, Manifests, Model, OnGpu, Packs, Records, s
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problems
 from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.sweep.shapes import Shape, ShapeSuite
+from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice, Rows
@@ -150,13 +152,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 @app.command()
 def shapes(
     file: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="FILE",
-            help="A suite, by file or name, or another tool's list.",
+            metavar="[FILE]",
+            help="A suite, by file or name, or another tool's list; without: what ships.",
             autocompletion=completion.suites,
         ),
-    ],
+    ] = None,
     m: Annotated[str | None, typer.Option(metavar="M,...", help="Extents M for lists that lack them.")] = None,
     k: Annotated[str | None, typer.Option(metavar="K,...", help="Extents K for lists that lack them.")] = None,
     as_json: Json = False,
@@ -166,13 +168,19 @@ def shapes(
     Known by what they hold: lists in JSON, JSON Lines, YAML and CSV (the CUTLASS profiler's among them), DeepBench's
     headers, vLLM's weight shapes (with --m) and fused-MoE configs (with --k), benchmarks and logs of hipBLASLt and
     rocBLAS, logs of cuBLAS and cuBLASLt, traces of PyTorch's profiler and its logs of operators. Nothing is run.
+    Without FILE, the suites that ship are listed.
 
     \b
     Examples:
+      gemmill shapes
+      gemmill shapes moe
       gemmill shapes trace.json > shapes.yaml
       gemmill shapes weight_shapes.py --m 1,16,256,4096
       gemmill shapes cublaslt.log --json
     """
+    if file is None:
+        _list_suites(as_json)
+        return
     suite = shape_suite(file, m=_numbers(m) if m else (), k=_numbers(k) if k else ())
     if as_json:
         rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
@@ -184,9 +192,23 @@ def shapes(
         typer.echo(line)
 
 
+def _list_suites(as_json: bool) -> None:
+    """Print the suites that ship: how many shapes each has, and what the comment on top of its file says."""
+    found = []
+    for name, path in shipped_suites().items():
+        comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+        says = " ".join(line.lstrip("# ") for line in comment)
+        found.append({"name": name, "shapes": len(load_shapes(path).shapes), "says": says})
+    if as_json:
+        output.print_json("suites", found)
+    else:
+        rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, found)]
+        output.print_table(("suite", ">shapes", "what it has"), rows)
+
+
 def _words(shape: Shape) -> dict[str, Any]:
     extents = {"m": shape.m, "n": shape.n, "k": shape.k} | ({"batch": shape.batch} if shape.batch != 1 else {})
-    return extents | dict(shape.said)
+    return extents | dict(shape.said) | ({"sizes": shape.sizes} if shape.sizes not in ("", BALANCED) else {})
 
 
 def _as_yaml(suite: ShapeSuite) -> list[str]:

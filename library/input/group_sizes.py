@@ -1,0 +1,116 @@
+"""Sizes of the groups of a problem, as people say them: ``balanced``, ``zipf:1.1``, or a list, ``128,64,0,64``.
+
+A problem says how many groups there are, and of how many rows (or how much K) together; which kernel it goes to depends
+on no more. What a launch costs depends on the sizes too, so that measurements say them.
+
+- ``balanced``: as equal as they can be; slots are full.
+- ``zipf:S``: in proportion to 1, 2^-S, 3^-S, ..., as tokens choose experts; which group has which rank is drawn, with
+  the seed :data:`SEED`. Of slots the fullest is full.
+- a list: a size for each group. Groups of rows have all of M, groups along K all of K.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from gemmill.library.errors import ProblemError
+
+if TYPE_CHECKING:
+    from gemmill.library.problem import GemmProblem
+
+BALANCED = "balanced"
+SEED = 0
+"""Seed of the order in which groups are larger and smaller."""
+WITH_SIZES = ("grouped", "masked", "kgrouped")
+"""Batchings whose matrices differ in size."""
+MAX_EXPONENT = 10.0
+_FORMS = "it must be balanced, zipf:S such as zipf:1.1, or a size for each group such as 128,64,0,64"
+
+
+def checked_sizes(problem: GemmProblem, said: str | Sequence[int] | None) -> str:
+    """What is said of the sizes of a problem's groups, in the one spelling; empty where it has none.
+
+    Raises:
+        ProblemError: the problem has no sizes to choose, or not these.
+    """
+    if problem.batching not in WITH_SIZES:
+        if said is None or said == "":
+            return ""
+        raise ProblemError(f"sizes is {said!r:.80}; {problem} has no groups of sizes of their own: leave it out")
+    text = BALANCED if said is None or said == "" else said if isinstance(said, str) else _joined(said)
+    if text == BALANCED:
+        return text
+    if (zipf := re.fullmatch(r"zipf:(\d{1,2}(?:\.\d{1,6})?)", text)) is not None:
+        if float(zipf[1]) > MAX_EXPONENT:
+            raise ProblemError(f"sizes is {text!r}; the exponent of zipf is at most {MAX_EXPONENT:g}")
+        return f"zipf:{float(zipf[1]):g}"
+    if not re.fullmatch(r"\d{1,10}(,\d{1,10})*", text):
+        raise ProblemError(f"sizes is {text!r:.80}; {_FORMS}")
+    sizes = [*map(int, text.split(","))]
+    if len(sizes) != problem.batch:
+        raise ProblemError(f"sizes has {len(sizes)} numbers, and {problem} has {problem.batch} groups: {_FORMS}")
+    if problem.batching == "masked":
+        if max(sizes) > problem.m:
+            raise ProblemError(f"sizes has {max(sizes)}, and slots of {problem} hold m = {problem.m} rows")
+    elif sum(sizes) != (extent := _extent(problem)):
+        name = "k" if problem.batching == "kgrouped" else "m"
+        raise ProblemError(f"sizes add up to {sum(sizes)}, and {name} is {extent}, that of all groups")
+    return ",".join(map(str, sizes))
+
+
+def _joined(sizes: Sequence[int]) -> str:
+    if not all(type(size) is int and 0 <= size < 1 << 31 for size in sizes):
+        raise ProblemError(f"sizes is {sizes!r:.80}; {_FORMS}")
+    return ",".join(map(str, sizes))
+
+
+def _extent(problem: GemmProblem) -> int:
+    """What groups share: rows, or K."""
+    return problem.k if problem.batching == "kgrouped" else problem.m
+
+
+@lru_cache(256)
+def sizes_of(problem: GemmProblem, said: str = BALANCED) -> tuple[int, ...]:
+    """The sizes of the groups of a problem, of what :func:`checked_sizes` gives; none where it has no groups."""
+    if problem.batching not in WITH_SIZES:
+        return ()
+    groups, extent = problem.batch, _extent(problem)
+    name, _, exponent = (said or BALANCED).partition(":")
+    if name not in (BALANCED, "zipf"):
+        return tuple(map(int, said.split(",")))
+    shares = [rank ** -float(exponent or 0) for rank in range(1, groups + 1)]
+    if name == "zipf":
+        draw = random.Random(SEED)
+        places = sorted(range(groups), key=[draw.random() for _ in range(groups)].__getitem__)
+        shares = [shares[place] for place in places]
+    if problem.batching == "masked":
+        return tuple(round(extent * share) for share in shares)
+    return _apportioned(extent, shares)
+
+
+def _apportioned(total: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Whole parts of a number in proportion to shares: what rounding down leaves goes to the largest remainders."""
+    scale = total / sum(shares) if shares else 0.0
+    sizes = [int(share * scale) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: sizes[i] - shares[i] * scale)
+    for i in by_remainder[: total - sum(sizes)]:
+        sizes[i] += 1
+    return tuple(sizes)
+
+
+def flops_of(problem: GemmProblem, said: str = BALANCED) -> int:
+    """Floating-point operations of a problem with groups of these sizes: of slots, those of the rows that are used."""
+    if problem.batching != "masked":
+        return problem.flops
+    return 2 * sum(sizes_of(problem, said)) * problem.n * problem.k
+
+
+def as_full(problem: GemmProblem, said: str = BALANCED) -> GemmProblem:
+    """The problem, its slots as large as they are full on average with groups of these sizes."""
+    if problem.batching != "masked":
+        return problem
+    return problem.but(m=max(1, -(-sum(sizes_of(problem, said)) // max(1, problem.batch))))

@@ -1,0 +1,122 @@
+"""What an epilogue makes of the sums, and the bound of each value, part by part.
+
+:mod:`gemmill.library.epilogues.reference` follows each operation of an expression; here it is given the operands of a
+part of D, and what parts say of the outputs is put together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.reference import EPSILON, Bounded, evaluate
+from gemmill.library.epilogues.tree import Assignment, Operand
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.operands import argument_shape, torch
+from gemmill.profiler.measure.parts import Part
+
+_START: Mapping[str, float] = {"max": -math.inf, "min": math.inf, "sum": 0.0}
+"""What reductions start from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output beside D as it is put together: (matrices, M, columns), (matrices, M), (groups, columns) and so on."""
+
+    what: Assignment
+    value: Any
+    """Float64; NaN where nothing is written."""
+    error: Any
+    """How far the kernel's arithmetic may be from it; infinite where nothing is written."""
+
+    @classmethod
+    def of(cls, problem: GemmProblem, what: Assignment, device: Any) -> Output:
+        """One of which nothing is known yet."""
+        shape = argument_shape(problem, what)
+        reduced = what.is_reduction and what.kind != "row"
+        start, error = (_START[what.role], 0.0) if reduced else (math.nan, math.inf)
+        return cls(what, *(torch().full(shape, x, dtype=torch().float64, device=device) for x in (start, error)))
+
+    def add(self, part: Part, rows: slice, found: Bounded, share: float) -> None:
+        """What some rows of a part, which are so much of all that is reduced, say of it."""
+        value, error = (self._place(tensor, part, rows) for tensor in (self.value, self.error))
+        own, own_error = found.value.reshape(value.shape), found.error.reshape(value.shape)
+        if not self.what.is_reduction or self.what.kind == "row":
+            value.copy_(own)
+            error.copy_(own_error)
+        elif self.what.role == "sum":
+            value += own
+            error += own_error / share  # bounds of sums grow with how much is added up, here a share of it
+        else:
+            value.copy_((torch().maximum if self.what.role == "max" else torch().minimum)(value, own))
+            error.copy_(torch().maximum(error, own_error))
+
+    def _place(self, tensor: Any, part: Part, rows: slice) -> Any:
+        kind = self.what.kind
+        if kind in ("matrix", "row"):
+            matrices = tensor.reshape(-1, *tensor.shape[-2 if kind == "matrix" else -1 :])
+            return matrices[part.at, rows]
+        if kind == "scalar":
+            return tensor
+        return (
+            tensor.reshape(-1, *tensor.shape[-1:])[part.index] if kind == "column" else tensor.reshape(-1)[part.index]
+        )
+
+
+def outputs_of(problem: GemmProblem, device: Any) -> dict[str, Output]:
+    """The outputs of a problem's epilogue beside D, by name."""
+    return {x.name: Output.of(problem, x, device) for x in parse(problem.epilogue).outputs}
+
+
+def fused(
+    problem: GemmProblem,
+    part: Part,
+    rows: slice,
+    sums: Bounded,
+    c: Any,
+    arguments: Mapping[str, Any],
+    factors: tuple[float, float],
+) -> dict[str, Bounded]:
+    """D and the other outputs of some rows of a part, before they are rounded to their types.
+
+    Args:
+        problem: its epilogue says what is done.
+        part: the product.
+        rows: rows of D's matrix.
+        sums: of the products, (rows, N).
+        c: those rows of C; None without.
+        arguments: operands of the epilogue by name.
+        factors: alpha and beta.
+    """
+    epilogue = parse(problem.epilogue)
+    if DTYPES[problem.accumulator].is_integer:  # to f32
+        sums = Bounded(sums.value, sums.error + EPSILON / 2 * sums.value.abs())
+    known: dict[str, Any] = {"acc": sums}
+    if epilogue.gated:
+        known = {name: Bounded(sums.value[:, i::2], sums.error[:, i::2]) for i, name in enumerate(("gate", "up"))}
+    like = 0.0 * next(iter(known.values())).value
+    if c is not None:
+        known["c"] = c.double()
+    known |= {name: like + factor for name, factor in zip(("alpha", "beta"), factors, strict=True)}
+    known |= {x.name: like + _operand(x, arguments[x.name], part, rows).double() for x in epilogue.operands}
+    found = evaluate(epilogue, known, torch(), problem.d_dtype)
+    return {name: Bounded(x.value, x.error) for name, x in found.items()}
+
+
+def _operand(x: Operand, tensor: Any, part: Part, rows: slice) -> Any:
+    """An operand of the epilogue as it broadcasts to some rows of a part."""
+    match x.kind:
+        case "matrix":
+            return tensor.reshape(-1, *tensor.shape[-2:])[part.at, rows]
+        case "row":
+            return tensor.reshape(-1, tensor.shape[-1])[part.at, rows, None]
+        case "column":
+            return tensor.reshape(-1, tensor.shape[-1])[part.index][None]
+        case "batch":
+            return tensor.reshape(-1)[part.index]
+        case _:
+            return tensor.reshape(())

@@ -1,0 +1,74 @@
+"""A problem as the matrices that are multiplied: those of the batch, or the groups, however they lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.operands import OperandSet, scale_block, torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One matrix product, and where in D it goes."""
+
+    index: int
+    """Matrix of the batch, or group."""
+    at: int
+    """Matrix of D: (matrices, M, columns)."""
+    rows: slice
+    """Rows of that."""
+    a: Any
+    """(rows, K)."""
+    b: Any
+    """(K, N)."""
+    a_scale: Any = None
+    """Of the blocks of A, (row blocks, K blocks)."""
+    b_scale: Any = None
+    """(K blocks, column blocks)."""
+
+    def scaled(self, problem: GemmProblem, rows: slice) -> tuple[Any, Any]:
+        """Copies of some rows of A, and of B, in float64, with their block scales."""
+        left, right = (x.to(torch().float64, copy=True) for x in (self.a[rows], self.b))
+        k, n = self.b.shape
+        if self.a_scale is not None:
+            across, along_k = scale_block(problem.a_scale)
+            scales = self.a_scale.repeat_interleave(across, 0)[rows]
+            left *= scales.repeat_interleave(along_k, 1)[:, :k]
+        if self.b_scale is not None:
+            across, along_k = scale_block(problem.b_scale)
+            scales = self.b_scale.repeat_interleave(across, 1)
+            right *= scales.repeat_interleave(along_k, 0)[:k, :n]
+        return left, right
+
+
+def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
+    """The products that a problem consists of, empty groups left out; narrow operands must be upconverted."""
+    o, batch = operands, problem.batch
+    ends = [*accumulate(o.sizes)]
+    for i in range(batch):
+        size = o.sizes[i] if o.sizes else 0
+        b, b_scale = _matrix(o.b, i), _matrix(o.b_scale, i)
+        match problem.batching:
+            case "grouped":
+                rows = slice(ends[i] - size, ends[i])
+                part = Part(i, 0, rows, o.a[rows], b, None if o.a_scale is None else o.a_scale[rows], b_scale)
+            case "masked":
+                rows, a_scale = slice(0, size), _matrix(o.a_scale, i)
+                a_scale = None if a_scale is None else a_scale[rows]
+                part = Part(i, i, rows, _matrix(o.a, i)[rows], b, a_scale, b_scale)
+            case "kgrouped":
+                along_k = slice(ends[i] - size, ends[i])
+                part = Part(i, i, slice(0, problem.m), o.a[:, along_k], o.b[along_k])
+            case _:
+                part = Part(i, i, slice(0, problem.m), _matrix(o.a, i), b, _matrix(o.a_scale, i), b_scale)
+        if part.rows.start < part.rows.stop:
+            yield part
+
+
+def _matrix(tensor: Any, index: int) -> Any:
+    """A matrix of a batch, or the one that there is."""
+    return None if tensor is None else tensor[index] if tensor.dim() == 3 else tensor

@@ -1,0 +1,97 @@
+"""Kinds of problems, each small, and the commands: the table of docs/problems.md, and what its tests try."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.baselines.cublas import lacking
+
+COMMANDS = ("select", "run", "profile", "pack", "roofline", "report", "shapes")
+
+
+class Kind(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    text: str
+    """The line of its problem, but for the sizes of its groups."""
+    sizes: str = ""
+
+    @property
+    def problem(self) -> GemmProblem:
+        """The problem as it is asked for."""
+        return GemmProblem.from_text(self.text)
+
+    @property
+    def measured(self) -> GemmProblem:
+        """The problem as records have it: narrow weights are A."""
+        return self.problem.with_narrow_a
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("plain", "256x512x256 bf16 tn"),
+        Kind("C", "256x512x256 bf16 tn c=bf16"),
+        Kind("batch", "256x512x256x4 bf16 tn"),
+        Kind("broadcast batch: 4 x 256 rows, one B", "1024x512x256 bf16 tn"),
+        Kind("fused", "256x512x256 bf16 tn epilogue='d = gelu(acc + bias.bf16[n])'"),
+        Kind("gated", "256x512x256 bf16 tn epilogue='d = silu(gate) * up'"),
+        Kind("grouped", "512x512x256 bf16 tn grouped=4", "zipf:1.1"),
+        Kind("masked", "256x512x256 bf16 tn masked=4", "200,0,1,256"),
+        Kind("kgrouped", "256x512x512 bf16 nt kgrouped=4", "zipf:1.1"),
+        Kind("array", "256x512x256 bf16 tn array=4"),
+        Kind("block-scaled", "256x512x512 e4m3 tn a_scale=1x128 b_scale=128x128"),
+        Kind("row-scaled", "256x512x512 e4m3 tn epilogue='d = acc * sa[m] * sb[n]'"),
+        Kind("narrow weights, group scales", "64x512x512 bf16*u4 tn b_scale=1x128"),
+        Kind("narrow weights, zero points", "64x512x512 bf16*u4 tn b_scale=1x128z"),
+        Kind("unaligned", "256x509x255 bf16 tn"),
+    )
+}
+"""Rows of the table by name."""
+
+
+def table() -> str:
+    """The table as the docs have it."""
+    head = ("kind", "as a line", *(f"`{command}`" for command in COMMANDS))
+    lines = [head, ("---",) * len(head)]
+    for kind in KINDS.values():
+        sizes = f" with `--sizes {kind.sizes}`" if kind.sizes else ""
+        alone = "alone" if lacking(kind.measured) else "yes"
+        cells = (alone if command in ("run", "profile") else "yes" for command in COMMANDS)
+        lines.append((kind.name, f"`{kind.text}`{sizes}", *cells))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def suite(kinds: Iterable[Kind]) -> str:
+    """A file of shapes with the problems of these kinds."""
+    return json.dumps({"shapes": [_shape(kind) for kind in kinds]})
+
+
+def _shape(kind: Kind) -> dict[str, Any]:
+    types = {"a": kind.problem.a_dtype, "b": kind.problem.b_dtype, "d_major": kind.problem.d_major}
+    majors = {"a_major": kind.problem.a_major, "b_major": kind.problem.b_major}
+    return kind.problem.to_dict() | types | majors | ({"sizes": kind.sizes} if kind.sizes else {})
+
+
+def manifest(configs: Iterable[GemmConfig]) -> str:
+    """A manifest with just these kernels."""
+    return json.dumps({"name": "kinds", "sets": [*map(_nested, configs)]})
+
+
+def _nested(config: GemmConfig) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in fields_of(config).items():
+        group, _, leaf = name.partition(".")
+        if group == "c" and config.c is None:
+            continue
+        if leaf:
+            found.setdefault(group, {})[leaf] = value
+        else:
+            found[name] = value
+    return found

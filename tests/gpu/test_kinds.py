@@ -1,0 +1,91 @@
+"""Every kind of problem by the commands that need a GPU: the cells of the table in docs/problems.md."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cases.kinds import KINDS, Kind, manifest, suite
+from typer.testing import CliRunner
+
+from gemmill.cli import application
+from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.input.group_sizes import checked_sizes, flops_of
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.profiler.baselines.cublas import lacking
+from gemmill.runtime.registry import Registry
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+def ok(*arguments: str | Path) -> Any:
+    """What a command prints as JSON."""
+    done = CliRunner().invoke(application(), [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What profile measures of all kinds: of each by the kernel that is selected. The manifest has them without their
+    expressions: profile takes them with those that the shapes say."""
+    folder = tmp_path_factory.mktemp("kinds")
+    registry = Registry()
+    configs = [replace(registry.select(kind.problem).config, epilogue=LINEAR) for kind in KINDS.values()]
+    (path := folder / "kinds.yaml").write_text(manifest(dict.fromkeys(configs)))
+    (shapes := folder / "shapes.yaml").write_text(suite(KINDS.values()))
+    ok("profile", path, "--shapes", shapes, "--records", folder / "records.jsonl")
+    return folder / "records.jsonl"
+
+
+@pytest.fixture(scope="module")
+def reached(records: Path) -> list[dict[str, Any]]:
+    """What roofline says of these measurements."""
+    found = ok("roofline", "--dtypes", "bf16,e4m3", "--records", records)
+    return list(found["problems"])
+
+
+def rows_of(rows: list[dict[str, Any]], kind: Kind) -> list[dict[str, Any]]:
+    sizes = checked_sizes(kind.problem, kind.sizes or None)
+    return [row for row in rows if GemmProblem(**row["problem"]) == kind.measured and row["sizes"] == sizes]
+
+
+def check(rows: list[dict[str, Any]], kind: Kind) -> None:
+    """Kernels are verified and timed, the rate is of what is multiplied, and baselines are beside those they have."""
+    sizes = checked_sizes(kind.problem, kind.sizes or None)
+    kernels = [row for row in rows if row["kernel"] not in BASELINES]
+    assert kernels
+    for row in kernels:
+        assert row["verified"], row["says"]
+        assert row["tflops"] == pytest.approx(flops_of(kind.measured, sizes) / row["us"] / 1e6)
+    baselines = [row["kernel"] for row in rows if row["kernel"] in BASELINES and row["us"]]
+    if lacking(kind.measured):
+        assert not baselines
+        assert {row["ratio"] for row in kernels} == {None}
+    else:
+        assert baselines
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_run(name: str) -> None:
+    kind = KINDS[name]
+    rows = ok("run", "--problem", kind.text, *(("--sizes", kind.sizes) if kind.sizes else ()))["items"]
+    assert rows_of(rows, kind) == rows
+    check(rows, kind)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_profile(name: str, records: Path) -> None:
+    check(rows_of([*map(json.loads, records.read_text().splitlines())], KINDS[name]), KINDS[name])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_roofline(name: str, reached: list[dict[str, Any]]) -> None:
+    problem = KINDS[name].measured
+    own = [row for row in reached if row["problem"] == problem.extents]
+    assert any(row["best"] and row["roof"] and 0 < row["of_roof"] < 1.5 for row in own)

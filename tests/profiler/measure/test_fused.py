@@ -1,0 +1,86 @@
+"""Expressions on the CPU: operands are drawn, and D and every output is held against what is computed step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.operands import OperandSet, factors, make_operands
+from gemmill.profiler.measure.verify import reference
+
+torch = pytest.importorskip("torch")
+
+
+def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
+    """What each expression is, by PyTorch in f32: D, and other outputs by name."""
+    sums = o.a.float() @ o.b.float()
+    x = o.arguments
+    gate, up = sums[..., 0::2], sums[..., 1::2]
+    silu = torch.nn.functional.silu
+    alpha, beta = factors(problem)
+    of: dict[str, Any] = {
+        "scaled": lambda: {"d": sums * x["sa"][..., None] * x["sb"][..., None, :]},
+        "bias": lambda: {"d": torch.nn.functional.gelu(sums + x["bias"].float()[..., None, :])},
+        "swiglu": lambda: {"d": silu(gate) * up},
+        "residual": lambda: {"d": sums + x["r"].float(), "aux": sums},
+        "reduced": lambda: {
+            "d": sums,
+            "amax": sums.abs().max(),
+            "top": sums.amax(-1),
+            "cols": sums.sum(-2),
+            "low": sums.amin((-2, -1)),
+        },
+        "one": lambda: {"d": sums + x["s"], "low": sums.amin()},
+        "c": lambda: {"d": torch.relu(alpha * sums + beta * o.c.float())},
+        "quantised": lambda: {"d": (sums * x["s"]).round().clamp(-128, 127)},
+    }
+    found: dict[str, Any] = of[next(name for name, p in PROBLEMS.items() if p is problem)]()
+    return found
+
+
+PROBLEMS = {
+    "scaled": GemmProblem(72, 40, 512, a="e4m3", epilogue="d = acc * sa[m] * sb[n]"),
+    "bias": GemmProblem(72, 40, 512, batch=3, epilogue="d = gelu(acc + bias.bf16[n])"),
+    "swiglu": GemmProblem(72, 80, 512, a="f16", epilogue="d = silu(gate) * up"),
+    "residual": GemmProblem(72, 40, 512, epilogue="aux.f16.n = acc; d = acc + r.bf16.n[m, n]"),
+    "reduced": GemmProblem(
+        72,
+        40,
+        64,
+        batch=2,
+        epilogue="d = acc; amax = max(abs(acc)); top[m] = max(acc); cols[n] = sum(acc); low[batch] = min(acc)",
+    ),
+    "one": GemmProblem(72, 40, 64, epilogue="d = acc + s[batch]; low[batch] = min(acc)"),
+    "c": GemmProblem(72, 40, 512, c="bf16", epilogue="d = relu(alpha * acc + beta * c)"),
+    "quantised": GemmProblem(72, 40, 64, a="s8", d="s8", epilogue="d = acc * s"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("chunk", [1 << 26, 1000])
+def test_d_and_other_outputs_are_verified(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmill.profiler.measure.verify.CHUNK", chunk)  # outputs are put together of parts
+    problem = PROBLEMS[name]
+    (operands,) = make_operands(problem, 1, "cpu", sets=1)
+    expected = reference(problem, operands, *factors(problem))
+    assert not expected.compare(operands.d, operands.arguments).passed, "D was never written"
+    values = solve(problem, operands)
+    tensors = {"d": operands.d, **operands.arguments}
+    for output, value in values.items():
+        tensors[output].copy_(value.reshape(tensors[output].shape))
+    verdict = expected.compare(operands.d, operands.arguments)
+    assert verdict.passed, verdict.says
+    for output in values:
+        before = tensors[output].clone()
+        tensors[output].view(-1)[-1] = before.view(-1)[-1].double() * 1.2 + 3
+        verdict = expected.compare(operands.d, operands.arguments)
+        assert verdict.says.startswith("1 of"), output
+        assert f"; {'D' if output == 'd' else output}[" in verdict.says
+        tensors[output].copy_(before)
+
+
+def test_sums_are_of_order_one() -> None:
+    (operands,) = make_operands(PROBLEMS["swiglu"], 1, "cpu", sets=1)
+    assert 0.5 < float((operands.a.float() @ operands.b.float()).std()) < 2
