@@ -118,7 +118,7 @@ def _swapped(config: GemmConfig, shape: Shape, aligns: Mapping[str, int]) -> Gem
 
 
 def refuse_nested(problem: GemmProblem) -> None:
-    """UnsupportedProblemError for a nested batch: a problem tells nothing of its strides, so no operands can be made."""
+    """UnsupportedProblemError for a nested batch: a problem does not tell its strides, so no operands can be made."""
     if problem.batching == "nested":
         raise UnsupportedProblemError(
             f"{problem}: only a call has the strides of a nested batch; measure batch={problem.batch} with one stride, "
