@@ -96,7 +96,7 @@ def grouped(found: Sequence[Figures]) -> list[Group]:
     are several."""
     groups: dict[tuple[str, str], list[Figures]] = defaultdict(list)
     for figures in found:
-        like = re.sub(r"\b(grouped|masked|kgrouped|array)=\d+", r"\1", formats(figures.run.problem))
+        like = re.sub(r"\b(grouped|masked|kgrouped|array)=\d+", r"\1", formats(figures.run.problem, figures.run.sizes))
         groups[figures.run.gpu, like].append(figures)
     several = len({gpu for gpu, _ in groups}) > 1
     return [Group(f"{gpu}, {like}" if several else like, own) for (gpu, like), own in groups.items()]

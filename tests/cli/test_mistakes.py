@@ -80,7 +80,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
             "'none.yaml' is neither a file nor a suite that ships; these",
         ),
         (("select", "--shapes", "short.yaml"), r"short.yaml:1:10: shapes.0.: a shape is \[m, n, k\]"),
-        (("select", "--shapes", "typo.yaml"), "typo.yaml:2:1: stes: unknown key; allowed: name, shapes"),
+        (("select", "--shapes", "typo.yaml"), "typo.yaml:2:1: stes: unknown key; allowed: name, defaults, shapes"),
         (("select", "--shapes", "."), "'.' is neither a file nor a suite that ships"),
         (("validate", "typo.yaml"), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
     ],
