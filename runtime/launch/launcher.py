@@ -41,9 +41,13 @@ class Resets:
         )
 
     def launch(self, stream: int, addresses: Addresses) -> None:
-        """Fill the outputs on a stream."""
+        """Fill the outputs on a stream, unless the addresses are refused."""
         if self._memory is not None:
             self._memory(addresses)
+        self.fill(stream, addresses)
+
+    def fill(self, stream: int, addresses: Addresses) -> None:
+        """Fill the outputs on a stream."""
         for index, word, count in self._fills:
             if count:
                 driver.fill(self._device, stream, addresses[index], word, count)

@@ -208,7 +208,7 @@ def test_bad_calls_are_refused_by_name() -> None:
         "not packed along K": ({"b": torch.zeros(128, 64, device="cuda").byte()}, OperandError, "must be contiguous"),
         "wide": ({"b": b.T.bfloat16()}, OperandError, "cannot be read as u4"),
         "K": ({"b": b[:, :96].T}, OperandError, "b has K = 192 rows"),
-        "groups": ({"b_scale": scale[:1]}, OperandError, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
+        "groups": ({"b_scale": scale.repeat(2, 1)[:3]}, OperandError, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
         "columns": ({"b_scale": scale[:, :32]}, OperandError, r"b_scale has shape \(2, 32\)"),
         "dtype": ({"b_scale": scale.half()}, OperandError, "b_scale is f16 .* must be bf16"),
         "zero alone": ({"b_scale": None, "b_zero": scale}, OperandError, "without b_scale"),

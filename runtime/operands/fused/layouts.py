@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from gemmill.library.epilogues.syntax import SCALES
-from gemmill.library.epilogues.tree import Epilogue, Kind, with_kinds
+from gemmill.library.epilogues.tree import Assignment, Epilogue, Kind, with_kinds
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import Value
 from gemmill.runtime.operands.fused.scales import form
@@ -74,7 +74,7 @@ def stacked(
         value = values[o.name]
         if not isinstance(value, float) and o.kind != "scalar":
             found = _stacked(o.kind, value, rows, columns)
-            if found is None:
+            if found is None or (isinstance(o, Assignment) and o.kind == "matrix" and value.shape != d.shape):
                 return None
             value = found
         flat[o.name] = value

@@ -96,10 +96,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Resets, tup
     """What is launched, and on which addresses: fills of what an epilogue writes, which need a GPU."""
     found: list[tuple[Resets, tuple[int, ...]]] = []
 
-    def noted(self: Resets, stream: int, addresses: tuple[int, ...]) -> None:
+    def fill(self: Resets, stream: int, addresses: tuple[int, ...]) -> None:
         found.append((self, addresses))
 
-    monkeypatch.setattr(Resets, "launch", noted)
+    monkeypatch.setattr(Resets, "fill", fill)
     caches.forget_calls()
     yield found
     caches.forget_calls()
