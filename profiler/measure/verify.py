@@ -115,7 +115,7 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     device = operands.b.device
     expected = torch().full(shape, math.nan, dtype=torch().float64, device=device)
     bound = torch().full(shape, math.inf, dtype=torch().float32, device=device)
-    c = None if operands.c is None else operands.c.reshape(shape) if operands.c.dim() == 2 else operands.c
+    c = None if operands.c is None else operands.c.expand(shape)
     others = outputs_of(problem, device)
     for part in parts(problem, operands):
         for rows in _rows(part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
