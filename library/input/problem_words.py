@@ -8,7 +8,6 @@ it is ``n``); then what differs from what would be taken anyhow.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Mapping
 from math import gcd
 from operator import index
@@ -137,6 +136,8 @@ def text_of(problem: GemmProblem) -> str:
         words.pop("a_major", None), words.pop("b_major", None)
     if (batching := words.pop("batching", None)) is not None:
         parts.append(f"{batching}={words.pop('groups', problem.batch)}")
+    import shlex  # as problems are rarely told
+
     parts += [f"{name}={shlex.quote(str(value))}" for name, value in words.items()]
     return " ".join(parts)
 
@@ -147,6 +148,8 @@ def read_text(text: str) -> dict[str, Any]:
     Raises:
         ProblemError: names the part of the line that cannot be.
     """
+    import shlex
+
     try:
         extents, *rest = shlex.split(text)
     except ValueError as error:

@@ -14,7 +14,6 @@ from gemmill.runtime.api.outputs import allocate
 from gemmill.runtime.api.streams import handle_of
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options, wider
-from gemmill.runtime.operands.fused.scales import kinds_of_scales, named_scales, with_scales
 from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.reading import TABLES, dtype_named, unpacked, view, view_table
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
@@ -63,6 +62,9 @@ def _with_scales(
 ) -> tuple[EpilogueArguments, Options]:
     """The epilogue and its operands, scales among them that are factors of the sums; and options, whose alpha takes in
     scales of the host where no expression is given."""
+    # As few programs need it.
+    from gemmill.runtime.operands.fused.scales import kinds_of_scales, named_scales, with_scales
+
     text = given.get("epilogue")
     numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
     named = named_scales(text) if text is not None else {}

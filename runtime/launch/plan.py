@@ -12,7 +12,6 @@ from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher
-from gemmill.runtime.launch.looped import Looped
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import OPERANDS
@@ -32,7 +31,8 @@ class Plan:
     def __init__(self, call: GemmCall, prepared: PreparedCall, stream: Callable[[], int]) -> None:
         prepared.memory(call.addresses)
         launcher = prepared.new_launcher()
-        kernel = launcher.each if isinstance(launcher, Looped) else launcher if isinstance(launcher, Launcher) else None
+        each = getattr(launcher, "each", launcher)  # of a batch that is launched in parts
+        kernel = each if isinstance(each, Launcher) else None
         self.problem = prepared.problem
         """What it solves."""
         self.choice = prepared.choice

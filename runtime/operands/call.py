@@ -22,7 +22,6 @@ from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
-from gemmill.runtime.operands.fused.layouts import fitted, stacked
 from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
 from gemmill.runtime.operands.groups import bind_groups
 from gemmill.runtime.operands.reading import dtype_named
@@ -152,6 +151,8 @@ def _bind(call: GemmCall) -> BoundCall:
         a, b = _without_k(a, -1, one or a.dtype), _without_k(b, -2 if len(b.shape) > 1 else -1, one or b.dtype)
         scales = ()
     if values:
+        from gemmill.runtime.operands.fused.layouts import fitted, stacked  # as not all programs need it
+
         shares_d = kind == "offsets" and len(b.shape) == 3
         epilogue, values = fitted(epilogue, values, a, b, keep_rows=options.batch_invariant, shares_d=shares_d)
         stack = stacked(epilogue, values, d, len(b.shape) > 1) if len(a.shape) > 1 and not kind else None
