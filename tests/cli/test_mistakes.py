@@ -54,8 +54,8 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "keyword": [
         (("selct", "--mnkl", "64,64,64"), "No such command 'selct'. Did you mean 'select'"),
         (("store", "lst"), "No such command 'lst'. Did you mean 'list'"),
-        (("select", "--mnk", "64,64,64"), "No such option.*--mnk .*--mnkl"),
-        ((*SELECT, "--wy"), "No such option.*--wy .*--why"),
+        (("select", "--mnk", "64,64,64"), r"No such option.*--mnk\W.*--mnkl"),
+        ((*SELECT, "--wy"), r"No such option.*--wy\W.*--why"),
         ((*SELECT, "--gpu", "H2000"), "'H2000' is none of NVIDIA H200"),
         ((*SELECT, "--b-major", "kn"), "'--b-major': .*'kn' is not one of 'k', 'mn'"),
         ((*SELECT, "--batching", "groupd"), "'--batching': .*'groupd' is not one of 'strided'.*'grouped'"),
