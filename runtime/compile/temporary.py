@@ -34,6 +34,15 @@ class TemporaryFolder:
     """
 
     def __init__(self, kind: Literal["pch", "pool"]) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self._make(kind)
+                return
+            except FileNotFoundError:  # swept by a process with another clock, before it was locked
+                if not left:
+                    raise
+
+    def _make(self, kind: str) -> None:
         # As mkdtemp does, but with a name that is known when a signal ends this process while the folder is made.
         self.path = Path(tempfile.gettempdir(), f"gemmill-{kind}-{secrets.token_hex(4)}")
         try:

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,10 @@ class Store:
     def holds(self, key: str) -> bool:
         """Whether there is an entry of a key, sound or not."""
         return self._file(key).is_file()
+
+    def has_room_for(self, artifacts: Iterable[Artifact]) -> bool:
+        """Whether its cap allows artifacts besides what it holds."""
+        return self.stats().bytes + sum(len(artifact.to_bytes()) for artifact in artifacts) <= self.max_bytes
 
     def put(self, key: str, artifact: Artifact) -> None:
         """Keep an artifact; a failure to write is a warning, once."""

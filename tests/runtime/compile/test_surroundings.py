@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +79,30 @@ def test_folders_of_somebodys_are_not_swept_whatever_they_are_called(folder: Pat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
+def test_a_folder_that_another_clock_sweeps_is_made_again(folder: Path) -> None:
+    """To a process whose clock is ahead a folder that is being made, and is not locked yet, is one that was left."""
+    swept, ended = [0], threading.Event()
+
+    def sweep() -> None:
+        while not ended.is_set():
+            for path in folder.glob("gemmill-pool-*"):
+                with suppress(OSError):
+                    path.rmdir()
+                    swept[0] += 1
+                    ended.wait(0.02)
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    try:
+        until = time.monotonic() + 60
+        while swept[0] < 3 and time.monotonic() < until:
+            temporary.TemporaryFolder("pool").remove()
+    finally:
+        ended.set()
+        thread.join()
+    assert swept[0], "nothing came between"
+
+
 def test_what_another_user_left_is_not_swept(folder: Path) -> None:
     path = left_behind("gemmill-pool-abcd_123")
     os.chown(path, 4242, 4242)

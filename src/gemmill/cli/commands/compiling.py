@@ -93,9 +93,12 @@ def build(
     kept = Store(store)
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
-    if lost := sum(not kept.holds(artifact_key(a.config, a.launch, a.provenance)) for a in made):
-        why = kept.problem or f"the store holds at most {kept.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
-        raise StoreError(f"compiled, but not kept: {lost} of {len(made)} kernels; {why}")
+    if lost := [a for a in made if not kept.holds(artifact_key(a.config, a.launch, a.provenance))]:
+        count = f"{len(lost)} of {len(made)} kernels"
+        if kept.problem or not kept.has_room_for(lost):
+            why = kept.problem or f"the store holds at most {kept.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
+            raise StoreError(f"compiled, but not kept: {count}; {why}")
+        output.complain(f"another process has removed {count} from the store since they were compiled")
     if as_json:
         output.print_json("build", [_outcome(outcome) for outcome in outcomes])
     else:
