@@ -81,11 +81,11 @@ def test_folders_of_somebodys_are_not_swept_whatever_they_are_called(folder: Pat
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
 def test_a_folder_that_another_clock_sweeps_is_made_again(folder: Path) -> None:
     """To a process whose clock is ahead a folder that is being made, and is not locked yet, is one that was left."""
-    swept, ended = [0], threading.Event()
+    swept, making, ended = [0], threading.Event(), threading.Event()
 
     def sweep() -> None:
         while not ended.is_set():
-            for path in folder.glob("gemmill-pool-*"):
+            for path in folder.glob("gemmill-pool-*") if making.wait(0.1) else ():
                 with suppress(OSError):
                     path.rmdir()
                     swept[0] += 1
@@ -96,7 +96,10 @@ def test_a_folder_that_another_clock_sweeps_is_made_again(folder: Path) -> None:
     try:
         until = time.monotonic() + 60
         while swept[0] < 3 and time.monotonic() < until:
-            temporary.TemporaryFolder("pool").remove()
+            making.set()
+            made = temporary.TemporaryFolder("pool")
+            making.clear()
+            made.remove()
     finally:
         ended.set()
         thread.join()
