@@ -1,6 +1,6 @@
 """Moves that make a kernel of another: with other types, those of scales among them, another epilogue, or for nested
-batches. One check of legality is behind all, so that whoever takes a kernel otherwise than it is declared, by the model,
-a measurement or a decision tree, takes the same one."""
+batches. One check of legality is behind all, so that whoever takes a kernel otherwise than it is declared, by the
+model, a measurement or a decision tree, takes the same one."""
 
 from __future__ import annotations
 
