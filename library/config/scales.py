@@ -14,7 +14,9 @@ BLOCK_SCALES: Mapping[DTypeName, tuple[ScaleName, ScaleName]] = MappingProxyType
 )
 """Scales of blocks of A and of B, by the type that both have. Sets declare the first."""
 
-_DTYPES = MappingProxyType({word: dtype for dtype, words in BLOCK_SCALES.items() for word in words})
+_DTYPES: Mapping[str, DTypeName] = MappingProxyType(
+    {word: dtype for dtype, words in BLOCK_SCALES.items() for word in words}
+)
 
 
 def scale_block(scale: str) -> tuple[int, int]:

@@ -284,9 +284,9 @@ def test_refusals_name_the_operand(tensors: tuple[Any, Any, Any, Any], says: str
 @pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("ue8m0", 1)])
 def test_parts_of_a_batch_find_scales_of_any_type(dtype: DTypeName, size: int) -> None:
     a, b, d = (empty(3, 2, *shape).transpose(1, 0, 2, 3) for shape in ((4, 256), (256, 5), (4, 5)))
-    scales = [read(empty(2, 3, *shape), dtype=dtype) for shape in ((4, 2), (2, 1))]
-    fp8 = [read(x, dtype="e4m3") for x in (a, b)]
-    gemm = bind(*fp8, read(d), None, "f32", a_scale=scales[0], b_scale=scales[1])
+    a_scale, b_scale = (read(empty(2, 3, *shape), dtype=dtype) for shape in ((4, 2), (2, 1)))
+    fp8, weights = (read(x, dtype="e4m3") for x in (a, b))
+    gemm = bind(fp8, weights, read(d), None, "f32", a_scale=a_scale, b_scale=b_scale)
     assert gemm.nested == (2, 3)
     part, _, shifts = parts_of(gemm, (), {})
     assert [shift[PLACES["a_scale"]] for shift in shifts] == [0, 3 * 8 * size]
