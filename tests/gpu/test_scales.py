@@ -135,7 +135,7 @@ _SCALED = "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_"
         "128x128x128_1x1_cooperative_s5_m8_k4split_linear",
     ],
 )
-def test_kernels_of_every_schedule_widen_scales_of_a_byte(tail: str, along: str) -> None:
+def test_kernels_of_every_schedule_upconvert_scales_of_a_byte(tail: str, along: str) -> None:
     m, n, k = 777, 1000, 2304
     a, b = integers(m, k), weights(n, k)
     a_scale, b_scale = in_blocks(m, 18, along=along), in_blocks(18, 8, along=along)

@@ -45,7 +45,7 @@ struct ScaleLoad {
   int rows;
   /// Bytes to read of this lane's block of columns: 4 or 0.
   int column_bytes;
-  /// Of scales of a byte: the low bits of the addresses of those that are to be widened next.
+  /// Of scales of a byte: the low bits of the addresses of those that are to be upconverted next.
   uint32_t row_place, column_place;
 
   __device__ ScaleLoad(GemmParams const& params, int m, int n, int k_block, int batch) {
@@ -82,10 +82,10 @@ struct ScaleLoad {
   /// Ends what copies have been started since the last call.
   __device__ static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-  /// Scales of a byte: widens the stage that was started `Lag` commits ago, when its words are there, and arrives. An
+  /// Scales of a byte: upconverts the stage that was started `Lag` commits ago, when its words are there, and arrives. An
   /// arrival releases what its thread wrote (PTX ISA, "mbarrier.arrive").
   template <int Lag>
-  __device__ void widen(uint32_t stage, uint32_t full) {
+  __device__ void upconvert(uint32_t stage, uint32_t full) {
     int const lane = threadIdx.x % 32;
     uint32_t const target = stage + lane * 4;
     asm volatile("cp.async.wait_group %0;" ::"n"(Lag) : "memory");

@@ -86,7 +86,7 @@ struct WgmmaProducer {
   }
 
   /// One warp: fills the scales of each stage, beside `produce`. A full barrier has seen all arrivals of one lap before the
-  /// readers of that lap release its scales. Those of a byte are widened some stages after their copies have started, so
+  /// readers of that lap release its scales. Those of a byte are upconverted some stages after their copies have started, so
   /// that as many are on their way, and within their tile, so that none waits for a stage of the next.
   __device__ static void produce_scales(Params const& params, Storage storage, Scheduler& scheduler) {
     using Load = ScaleLoad<Config::kTileM, typename Config::Scale>;
@@ -95,7 +95,7 @@ struct WgmmaProducer {
     uint32_t const stages = cute::cast_smem_ptr_to_uint(storage.base + Storage::kOffsetScales);
     uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
     wait_for_prerequisites();
-    Position at, widened;
+    Position at, upconverted;
     bool again = false;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
@@ -111,9 +111,9 @@ struct WgmmaProducer {
         if constexpr (Load::kBytewise) {
           load.commit();
           if (i < kLag) continue;
-          load.template widen<kLag>(stages + widened.stage * Scales::kBytes,
-                                    full + widened.stage * int(sizeof(uint64_t)));
-          widened.advance();
+          load.template upconvert<kLag>(stages + upconverted.stage * Scales::kBytes,
+                                        full + upconverted.stage * int(sizeof(uint64_t)));
+          upconverted.advance();
         }
       }
     }
