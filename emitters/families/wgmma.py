@@ -36,6 +36,7 @@ ${epilogue_text}struct Config {
   using B = $b;
   using C = $c;
   using D = $d;
+  using Scale = $scale;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::$major_a;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::$major_b;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::$major_c;
@@ -46,7 +47,7 @@ ${epilogue_text}struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::$schedule;
   static constexpr int kConsumers = $consumers;
   static constexpr int kProducerRegisters = $producer_registers, kConsumerRegisters = $consumer_registers;
-  static constexpr bool kPromote = $promote, kBlockScales = $block_scales;
+  static constexpr bool kPromote = $promote;
   static constexpr int kGroup = $group;
   static constexpr bool kZeros = $zeros;
   static constexpr int kStages = $stages, kSubtileN = $subtile_n, kBuffersC = $buffers_c, kBuffersD = $buffers_d;
@@ -262,12 +263,13 @@ def text(config: GemmConfig) -> str:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     elif config.scheduler.batching == "nested":
         spec_type, spec = "gemmill::NestedSpec", "Kernel::nested_spec()"
-    stored_c = subtiles.stored_dtype(fields, "c")
+    stored_c, scales = subtiles.stored_dtype(fields, "c"), warpgroups.block_scale_dtype(fields)
     producer_registers, consumer_registers = warpgroups.register_budget(fields)
     return _TEMPLATE.substitute(
         placeholders(config, launch),
         c="gemmill::None" if stored_c == "none" else DTYPES[stored_c].cpp,
         d=DTYPES[subtiles.stored_dtype(fields, "d")].cpp,
+        scale=DTYPES[scales].cpp if scales else "gemmill::None",
         cluster_m=config.cluster.m,
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
@@ -275,7 +277,6 @@ def text(config: GemmConfig) -> str:
         producer_registers=producer_registers,
         consumer_registers=consumer_registers,
         promote=str(config.promote > 0).lower(),
-        block_scales=str(warpgroups.has_block_scales(fields)).lower(),
         group=warpgroups.group_size(fields),
         zeros=str(warpgroups.has_zeros(fields)).lower(),
         subtile_n=subtiles.subtile_n(fields),

@@ -19,7 +19,7 @@ from gemmill.library.epilogues.parse import LINEAR
 
 MajorAB = Literal["k", "mn", "any"]
 MajorCD = Literal["n", "m", "any"]
-ScaleName = Literal["none", "1x128", "128x128", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
+ScaleName = Literal["none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "split", "fused", "stream", "cluster"]
@@ -57,8 +57,8 @@ class InputOperand:
     scale: Annotated[
         ScaleName,
         Field(
-            doc="Block scales that multiply it: how many elements along M or N, and along K, share one; z: and a zero "
-            "point.",
+            doc="Block scales that multiply it: how many elements along M or N, and along K, share one; e8: of ue8m0, "
+            "not f32; z: and a zero point.",
             token="s{}",
             unsaid=True,
             format=True,

@@ -172,10 +172,12 @@ def _runs(launch: Launch) -> bool:
 
 
 def _solved(problem: GemmProblem) -> GemmProblem | None:
-    """What cuBLASLt can solve in a problem's place; C must have the major of D, and block scales no batch."""
+    """What cuBLASLt can solve in a problem's place; C must have the major of D, block scales be f32 without a batch."""
     solved = nearest(problem)
     scaled = problem.a_scale != "none"
-    if solved is None or problem.c_major not in (None, problem.d_major) or (scaled and problem.batch > 1):
+    if solved is None or problem.c_major not in (None, problem.d_major):
+        return None
+    if scaled and (problem.batch > 1 or problem.a_scale not in _SCALES):
         return None
     return solved
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gemmill.library.config.model import BatchingName
+from gemmill.library.config.scales import block_dtype, scale_block
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import Assignment, Operand
@@ -154,19 +155,13 @@ def poison(tensor: Any) -> None:
 
 
 def random_scales(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
-    """Block scales from 1/2 to 2, none like another."""
+    """Block scales from 1/2 to 2, none like another, as far as their type allows."""
     return torch().empty(shape, dtype=torch().float32, device=device).uniform_(-1, 1, generator=generator).exp2_()
 
 
 def random_zeros(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
     """Zero points about the middle of 4 unsigned bits."""
     return torch().empty(shape, dtype=torch().float32, device=device).uniform_(4, 12, generator=generator).round_()
-
-
-def scale_block(scale: str) -> tuple[int, int]:
-    """Elements along M (of A) or N (of B) and along K that share a block scale, from its name: ``128x128``."""
-    across, along_k = scale.removesuffix("z").split("x")
-    return int(across), int(along_k)
 
 
 def has_groups(problem: GemmProblem, operand: str) -> bool:
@@ -207,8 +202,10 @@ def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
     bits = each["a"] * m * k * DTYPES[problem.a_dtype].bits * rows
     bits += each["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
     bits += sum(each["d"] * m * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
-    scaled = [o for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"]
-    scales = sum(4 * math.prod(scale_shape(problem, operand)) for operand in scaled)
+    scaled = [
+        (o, block_dtype(scale)) for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"
+    ]
+    scales = sum(DTYPES[dtype or "f32"].bytes * math.prod(scale_shape(problem, operand)) for operand, dtype in scaled)
     return int(bits) // 8 + argument_bytes(problem) + scales
 
 
@@ -278,10 +275,11 @@ def _matrix(problem: GemmProblem, operand: str, device: Any) -> Any:
 
 def _block_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
     shape = scale_shape(problem, operand)
+    dtype = torch_dtype(block_dtype(getattr(problem, f"{operand}_scale")) or "f32")
     if operand == "b":
-        return draw(shape, generator, device)
+        return draw(shape, generator, device).to(dtype)
     # Neighbours along M, as cuBLAS and DeepGEMM demand: a stage's are then read in whole sectors.
-    return draw((*shape[:-2], shape[-1], shape[-2]), generator, device).mT
+    return draw((*shape[:-2], shape[-1], shape[-2]), generator, device).to(dtype).mT
 
 
 def _group_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:

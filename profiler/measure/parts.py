@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from gemmill.library.config.scales import scale_block
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.measure.operands import OperandSet, scale_block, torch
+from gemmill.profiler.measure.operands import OperandSet, torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ class Part:
         k, n = self.b.shape
         if self.a_scale is not None:
             across, along_k = scale_block(problem.a_scale)
-            scales = self.a_scale.repeat_interleave(across, 0)[rows]
+            scales = self.a_scale.to(torch().float32).repeat_interleave(across, 0)[rows]
             left *= scales.repeat_interleave(along_k, 1)[:, :k]
         if self.b_scale is not None:
             across, along_k = scale_block(problem.b_scale)
-            scales = self.b_scale.repeat_interleave(across, 1)
+            scales = self.b_scale.to(torch().float32).repeat_interleave(across, 1)
             right *= scales.repeat_interleave(along_k, 0)[:k, :n]
         return left, right
 

@@ -22,13 +22,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gemmill.library.config.scales import scale_block
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.epilogues.reference import Bounded
 from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.fused import fused, outputs_of
-from gemmill.profiler.measure.operands import OperandSet, has_groups, scale_block, torch, torch_dtype
+from gemmill.profiler.measure.operands import OperandSet, has_groups, torch, torch_dtype
 from gemmill.profiler.measure.parts import Part, parts
 
 SIGMAS = 8.0

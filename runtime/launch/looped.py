@@ -18,9 +18,6 @@ from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.strided import Operand
 from gemmill.runtime.operands.tensors import TensorView
 
-_SCALE_BITS = 32
-"""Bits of a block's scale."""
-
 
 class Looped:
     """Launches of one kernel on parts of a batch. ``memory`` refuses addresses that no call may have."""
@@ -84,12 +81,10 @@ def parts_of(gemm: Gemm, arguments: Sequence[BoundArgument], sizes: Mapping[str,
         steps = getattr(operand, "batch_steps", ()) or weights
         own = [operand.batch_stride * step for step in steps]
         if isinstance(operand, Operand):
-            bits = DTYPES[operand.dtype].bits
             changed[name] = replace(operand, batch_stride=own[along], batch_steps=())
         else:
-            bits = _SCALE_BITS
             changed[name] = operand._replace(batch_stride=own[along])
-        strides[PLACES[gemm.name(name)]] = [stride * bits // 8 for stride in own]
+        strides[PLACES[gemm.name(name)]] = [stride * DTYPES[operand.dtype].bits // 8 for stride in own]
     bound = []
     for place, argument in enumerate(arguments, len(OPERANDS)):
         if argument.strides:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemmill.library.config.model import BatchingName
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
@@ -92,6 +93,7 @@ def assemble(
     operand_b = operand(b, each, "mn", "k", first)
     operand_c = operand(c, each, "n", "m", first=operand_d.major) if c else None
     refuse_overlap(d, each[: len(d.batch_strides)])
+    of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
     problem = GemmProblem.known(
         m=m,
         n=n,
@@ -110,8 +112,8 @@ def assemble(
         b_align=operand_b.align,
         c_align=operand_c.align if operand_c else 16,
         d_align=operand_d.align,
-        a_scale="1x128" if scales else "none",
-        b_scale="128x128" if scales else "none",
+        a_scale=of_a,
+        b_scale=of_b,
         promote=4 if scales else promote,
         batching="nested" if nested else batching,
     )

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
+from gemmill.library.wording import one_of
 from gemmill.runtime.operands.strided import Matrices, Operand, broadcast, collapse
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -18,7 +21,7 @@ SCALE_BLOCK = 128
 
 
 class Scale(NamedTuple):
-    """Block scales of A or B in memory: f32; strides in elements."""
+    """Block scales of A or B in memory; strides in elements."""
 
     ptr: int
     """Address of the first scale."""
@@ -28,6 +31,8 @@ class Scale(NamedTuple):
     """From a block of K to the next."""
     batch_stride: int
     """From a matrix to the next; 0 where all of the batch share their scales."""
+    dtype: DTypeName
+    """A key of :data:`BLOCK_SCALES`."""
 
 
 class GroupScales(NamedTuple):
@@ -73,9 +78,15 @@ def block_scales(
     batch_a: tuple[int, ...],
     batch_b: tuple[int, ...],
 ) -> tuple[Scale, Scale] | None:
-    """Read the scales of A and B, or None where neither has any; ``extents`` are M, N and K."""
+    """Read the scales of A and B, which have one type, or None where neither has any; ``extents`` are M, N and K."""
     m, n, k = extents
     if a_scale is not None and b_scale is not None:
+        if a_scale.dtype != b_scale.dtype and a_scale.dtype in BLOCK_SCALES and b_scale.dtype in BLOCK_SCALES:
+            narrow = "b" if b_scale.dtype != "f32" else "a"
+            raise OperandError(
+                f"a_scale is {a_scale.dtype} and b_scale {b_scale.dtype}; scales of blocks of both have one type: pass "
+                f"{narrow}_scale.float()"
+            )
         blocks = -(-k // SCALE_BLOCK)
         return (
             _scale("a_scale", a_scale, batch_a, (m, blocks), k_axis=1),
@@ -89,14 +100,16 @@ def block_scales(
 
 def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[int, int], k_axis: int) -> Scale:
     """Read the scales of blocks; ``shape`` is what the last two extents must be."""
-    if tensor.dtype != "f32":
-        raise OperandError(f"{name} is {tensor.dtype}; scales are f32: pass {name}.float()")
+    if tensor.dtype not in BLOCK_SCALES:
+        raise OperandError(
+            f"{name} is {tensor.dtype}; scales of blocks are {one_of(tuple(BLOCK_SCALES))}: pass {name}.float()"
+        )
     if tensor.shape[-2:] != shape:
         raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
     outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
     batch_stride = collapse(name, batch, broadcast(name, outer, batch))
     strides = tensor.strides[-2:]
-    return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride)
+    return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride, tensor.dtype)
 
 
 def stacked_scales(a_scale: Scale, b_scale: Scale, m: int) -> tuple[Scale, Scale] | None:

@@ -47,6 +47,7 @@ KINDS = {
         Kind("kgrouped", "256x512x512 bf16 nt kgrouped=4", "zipf:1.1"),
         Kind("array", "256x512x256 bf16 tn array=4"),
         Kind("block-scaled", "256x512x512 e4m3 tn a_scale=1x128 b_scale=128x128"),
+        Kind("block-scaled by powers of two", "256x512x512 e4m3 tn a_scale=1x128e8 b_scale=128x128e8"),
         Kind("row-scaled", "256x512x512 e4m3 tn epilogue='d = acc * a_scale[m] * b_scale[n]'"),
         Kind("narrow weights, group scales", "64x512x512 bf16*u4 tn b_scale=1x128"),
         Kind("narrow weights, zero points", "64x512x512 bf16*u4 tn b_scale=1x128z"),

@@ -66,6 +66,9 @@ SAMPLE = [
     # Promoted: the widest WGMMA there is, and where blocks exchange sums two halves in its place.
     "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x192x128_2x1_cooperative_s4_m8_k1_linear",
     "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x192x128_1x1_cooperative_s3_m8_k2cluster_linear",
+    # Scales of a byte: with as many rows as there may be, and as many stages under way.
+    "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_256x128x128_1x2_cooperative_s3_m8_k1_linear",
+    "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_64x64x128_2x1_pingpong_s12_m8_k1_linear",
     "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_128x256x64_1x2_cooperative_s4_m8grouped_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_128x128x64_2x2_pingpong_s4_n1masked_k1_linear",
     "sm90a_bf16mn16_bf16mn16_f32_f32n16_f32n16_256x128x64_1x1_cooperative_s3_m8kgrouped_k1_linear",

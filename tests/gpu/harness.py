@@ -11,6 +11,7 @@ import pytest
 
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.scales import block_dtype
 from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
@@ -275,13 +276,13 @@ def make_case(
     if c is not None and config.c is not None:
         fill(c.tensor, "integers" if exact else data, seed * 3 + 2, config.c.dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
-    scales = {
-        f"{name}_scale": random_scales(scale_shape(problem, name), generator, device)
-        for name, operand_config in (("a", config.a), ("b", config.b))
-        if operand_config.scale != "none"
-    }
-    if exact:  # powers of two, which round nothing
-        scales = {name: scale.log2().round().exp2() for name, scale in scales.items()}
+    scales = {}
+    for name, scale in (("a", config.a.scale), ("b", config.b.scale)):
+        if scale != "none":
+            drawn = random_scales(scale_shape(problem, name), generator, device)
+            if exact:  # powers of two, which round nothing
+                drawn = drawn.log2().round().exp2()
+            scales[f"{name}_scale"] = drawn.to(torch_dtype(block_dtype(scale) or "f32"))
     return Case(
         problem,
         a,

@@ -40,6 +40,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "s8", "b.dtype": "s8", "a.major": "mn", "b.major": "mn", "tile.m": 128, "tile.n": 64, "tile.k": 128},
     {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},
     {"a.dtype": "e4m3", "b.dtype": "e4m3", "a.scale": "1x128", "b.scale": "128x128", "tile.n": 96},
+    {"a.dtype": "e4m3", "b.dtype": "e4m3", "a.scale": "1x128e8", "b.scale": "128x128e8", "tile.n": 96},
     {"a.dtype": "s8", "b.dtype": "u8", "c.dtype": "s32", "d.dtype": "s32"},
     {"a.dtype": "s8", "b.dtype": "s8", "c.dtype": "none", "d.dtype": "s8", "d.major": "n"},
     {"scheduler.decomposition": "cluster", "scheduler.splits": 3},

@@ -14,7 +14,8 @@ from gemmill.emitters.emit import emit
 from gemmill.library.config.fields import Value
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.families.arithmetic import D_DTYPES, FP8
 from gemmill.library.families.wgmma.operands import ACCUMULATORS
 from gemmill.library.legality.rules import legal, verdicts
@@ -73,9 +74,12 @@ def family() -> Iterator[GemmConfig]:
                     break
 
 
-def scaled(tile: str, schedule: str, cluster: str, a: str, b: str, **fields: Value) -> GemmConfig:
+def scaled(
+    tile: str, schedule: str, cluster: str, a: str, b: str, scales_of: DTypeName = "f32", **fields: Value
+) -> GemmConfig:
     """A kernel of block-scaled operands."""
-    scales: dict[str, Value] = {"promote": 4, "a__scale": "1x128", "b__scale": "128x128"}
+    a_scale, b_scale = BLOCK_SCALES[scales_of]
+    scales: dict[str, Value] = {"promote": 4, "a__scale": a_scale, "b__scale": b_scale}
     return kernel(f"{tile}x128", schedule, cluster, ab=a, b__dtype=b, **scales, **fields)
 
 
@@ -88,6 +92,8 @@ SCALED = (
     scaled("128x192", "cooperative", "2x1", "e4m3", "e4m3"),
     scaled("192x128", "cooperative", "1x2", "e4m3", "e4m3"),
     scaled("256x128", "cooperative", "4x1", "e4m3", "e4m3"),
+    scaled("64x96", "pingpong", "2x1", "e4m3", "e5m2", scales_of="ue8m0"),
+    scaled("192x128", "cooperative", "1x2", "e5m2", "e4m3", scales_of="ue8m0"),
 )
 """Tiles that meet one block of B's scales, and two; WGMMAs of half a tile and a whole one; clusters."""
 

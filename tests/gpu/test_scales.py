@@ -71,6 +71,124 @@ def test_scales_of_operands_rows_and_columns(form: str) -> None:
         assert torch.equal(gemmill.matmul(a, b, a_scale=a_scale, b_scale=b_scale), rounded(wanted))
 
 
+def in_blocks(*shape: int, along: str) -> Any:
+    """Scales of ue8m0 that are contiguous along their rows, along their columns, or along neither."""
+    dtype = torch.float8_e8m0fnu
+    match along:
+        case "rows":
+            return powers(*shape, dtype=dtype)
+        case "columns":
+            return powers(*shape[:-2], shape[-1], shape[-2], dtype=dtype).mT
+        case _:  # each at another place of its word
+            return powers(*shape[:-1], 3 * shape[-1] + 2, dtype=dtype)[..., 1:-1:3]
+
+
+def by_block(scale: Any, rows: int, columns: int, extents: tuple[int, int]) -> Any:
+    """Scales in float64, one for each element of a matrix of some extents."""
+    spread = exact(scale).repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+    return spread[..., : extents[0], : extents[1]]
+
+
+BYTES = pytest.mark.parametrize("along", ["rows", "columns", "neither"])
+BLOCK_SCALED = {
+    "few rows": (3, 264, 400),
+    "tails": (M, N, K),
+    "many tiles": (1024, 1152, 1536),
+    "one block of K": (300, 512, 100),
+    "deep": (256, 128, 16384),
+}
+
+
+@BYTES
+@pytest.mark.parametrize("shape", BLOCK_SCALED)
+def test_block_scales_of_a_byte(shape: str, along: str) -> None:
+    m, n, k = BLOCK_SCALED[shape]
+    a, b = integers(m, k), weights(n, k)
+    a_scale = in_blocks(m, -(-k // 128), along=along)
+    b_scale = in_blocks(-(-k // 128), -(-n // 128), along=along)
+    product = (a.double() * by_block(a_scale, 1, 128, (m, k))) @ (b.double() * by_block(b_scale, 128, 128, (k, n)))
+    with gemmill.plan(a, b, a_scale=a_scale, b_scale=b_scale) as plan:
+        for _ in range(2):
+            plan.out.fill_(float("nan"))
+            plan()
+            assert (plan.problem.a_scale, plan.problem.b_scale) == ("1x128e8", "128x128e8")
+            assert torch.equal(plan.out, rounded(product))
+    residual = integers(m, n, dtype=torch.bfloat16)
+    fused = gemmill.matmul(a, b, a_scale=a_scale, b_scale=b_scale, epilogue="d = relu(acc) + r[m, n]", r=residual)
+    assert torch.equal(fused, rounded(product.relu() + residual.double()))
+
+
+_SCALED = "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_"
+
+
+@BYTES
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "64x64x128_2x1_pingpong_s12_m8_k1_linear",
+        "128x128x128_1x2_pingpong_s2_m8_k1_linear",
+        "64x144x128_1x1_pingpong_s4_m8_k1_linear",
+        "128x256x128_1x1_cooperative_s3_n16_k1stream_linear",
+        "192x128x128_1x1_cooperative_s4_m4_k1_linear",
+        "256x128x128_1x2_cooperative_s3_m8_k1_linear",
+        "128x128x128_1x1_cooperative_s5_m8_k2cluster_linear",
+        "128x128x128_1x1_cooperative_s5_m8_k4split_linear",
+    ],
+)
+def test_kernels_of_every_schedule_upconvert_scales_of_a_byte(tail: str, along: str) -> None:
+    m, n, k = 777, 1000, 2304
+    a, b = integers(m, k), weights(n, k)
+    a_scale, b_scale = in_blocks(m, 18, along=along), in_blocks(18, 8, along=along)
+    product = (a.double() * by_block(a_scale, 1, 128, (m, k))) @ (b.double() * by_block(b_scale, 128, 128, (k, n)))
+    for _ in range(3):
+        found = gemmill.matmul(a, b, a_scale=a_scale, b_scale=b_scale, kernel=_SCALED + tail)
+        assert torch.equal(found, rounded(product))
+
+
+def test_block_scales_of_a_byte_may_be_the_least_the_greatest_and_no_number() -> None:
+    a, b = (torch.ones(extent, 128, device="cuda").to(torch.float8_e4m3fn) for extent in (128, 256))
+    bits = torch.arange(128, device="cuda", dtype=torch.uint8).view(-1, 1)
+    for first, other in ((0, 127 + 7), (128, 127 - 14)):  # all 256, times what keeps them within the range of f32
+        a_scale, b_scale = bits + first, torch.full((1, 2), other, device="cuda", dtype=torch.uint8)
+        scales = {"a_scale": a_scale.view(torch.float8_e8m0fnu), "b_scale": b_scale.view(torch.float8_e8m0fnu)}
+        wanted = (a_scale.double() - 127).exp2() * 2.0 ** (other - 127) * 128
+        wanted = wanted.float().masked_fill(a_scale == 255, float("nan")).expand(128, 256)
+        found = gemmill.matmul(a, b.mT, out_dtype="f32", **scales)
+        assert torch.equal(found.nan_to_num(nan=-1), wanted.nan_to_num(nan=-1))
+
+
+@BYTES
+def test_grouped_block_scales_of_a_byte(along: str) -> None:
+    sizes, n, k = [130, 0, 7, 300], 384, 640
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    total, blocks = ends[-1], -(-k // 128)
+    a, b = integers(total, k), integers(4, n, k).mT
+    a_scale, b_scale = in_blocks(total, blocks, along=along), in_blocks(4, blocks, 3, along=along)
+    right = b.double() * by_block(b_scale, 128, 128, (k, n))
+    left = a.double() * by_block(a_scale, 1, 128, (total, k))
+    offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    parts = zip([0, *ends[:-1]], ends, strict=True)
+    wanted = torch.cat([left[i:j] @ right[g] for g, (i, j) in enumerate(parts)])
+    for _ in range(2):
+        found = gemmill.grouped_matmul(a, b, offsets, a_scale=a_scale, b_scale=b_scale)
+        assert torch.equal(found, rounded(wanted))
+    slots, slot_scale = integers(4, 300, k), in_blocks(4, 300, blocks, along=along)
+    counts = torch.tensor(sizes, dtype=torch.int32, device="cuda")
+    out = gemmill.grouped_matmul(slots, b, counts=counts, a_scale=slot_scale, b_scale=b_scale)
+    products = (slots.double() * by_block(slot_scale, 1, 128, (300, k))) @ right
+    for g, size in enumerate(sizes):
+        assert torch.equal(out[g, :size], rounded(products[g, :size]))
+
+
+@BYTES
+def test_batches_with_block_scales_of_a_byte(along: str) -> None:
+    a, b = integers(2, 96, 3, 256).transpose(1, 2), integers(2, 128, 3, 256).transpose(1, 2).mT
+    a_scale, b_scale = in_blocks(2, 3, 96, 2, along=along), in_blocks(2, 3, 2, 1, along=along)
+    wide = a.double() * by_block(a_scale, 1, 128, (96, 256))
+    wanted = wide @ (b.double() * by_block(b_scale, 128, 128, (256, 128)))
+    assert torch.equal(gemmill.matmul(a, b, a_scale=a_scale, b_scale=b_scale), rounded(wanted))
+
+
 @pytest.mark.parametrize(
     ("epilogue", "operands"),
     [

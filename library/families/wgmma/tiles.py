@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.families.arithmetic import FP8, INT8
 from gemmill.library.families.wgmma import ring, subtiles, warpgroups
@@ -65,7 +66,7 @@ def promote(f: Fields) -> str | None:
     "wgmma",
 )
 def block_scales(f: Fields) -> str | None:
-    """A and B have no scales, or promoted fp8 those of 1x128 and 128x128, or a narrow A those of groups."""
+    """A and B have no scales, or promoted fp8 those of 1x128 and 128x128 of one type, or a narrow A those of groups."""
     a, b, n = f["a.scale"], f["b.scale"], integer(f, "tile.n")
     if (a, b) == ("none", "none"):
         return None
@@ -73,8 +74,9 @@ def block_scales(f: Fields) -> str | None:
         if a in ("none", *GROUP_SCALES) and b == "none":
             return None
         return f"A is scaled {a} and B {b}; of {f['a.dtype']} x {f['b.dtype']} A may be {one_of(GROUP_SCALES)}, B none"
-    if (a, b) != ("1x128", "128x128"):
-        return f"A is scaled {a} and B {b}; it must be none and none, or 1x128 and 128x128"
+    if (a, b) not in BLOCK_SCALES.values():
+        pairs = ", or ".join(f"{of_a} and {of_b}" for of_a, of_b in (("none", "none"), *BLOCK_SCALES.values()))
+        return f"A is scaled {a} and B {b}; it must be {pairs}"
     if not f["promote"]:
         return "promote is 0; scales multiply promoted sums, so it must be 4"
     if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:

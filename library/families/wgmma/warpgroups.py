@@ -7,7 +7,8 @@ refuses a cubin whose constants differ from what stands here.
 from __future__ import annotations
 
 from gemmill.library.config.fields import Fields, part
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.config.scales import block_dtype, scale_block
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.legality.quantities import element_bits, integer
 
 WARPGROUP = 128
@@ -30,8 +31,10 @@ def is_mixed(fields: Fields) -> bool:
 
 def group_size(fields: Fields) -> int:
     """Elements of narrow A along K that share a scale; 0 where they have none."""
-    rows, _, group = str(fields["a.scale"]).partition("x")
-    return int(group.removesuffix("z")) if rows == "1" and is_mixed(fields) else 0
+    if fields["a.scale"] == "none" or not is_mixed(fields):
+        return 0
+    rows, group = scale_block(str(fields["a.scale"]))
+    return group if rows == 1 else 0
 
 
 def groups(fields: Fields) -> int:
@@ -127,6 +130,11 @@ def cluster_splits(fields: Fields) -> int:
 def has_block_scales(fields: Fields) -> bool:
     """Whether blocks of A and B have scales."""
     return fields["a.scale"] != "none" and not is_mixed(fields)
+
+
+def block_scale_dtype(fields: Fields) -> DTypeName | None:
+    """The type of these scales in memory; None without them."""
+    return block_dtype(str(fields["a.scale"])) if has_block_scales(fields) else None
 
 
 def multiply_add_chain(fields: Fields) -> int:

@@ -17,6 +17,7 @@ from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, i
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.kernels.faults import runs_transposed
+from gemmill.runtime.select.kernels.formats import with_declared_scales
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.kernels.variations import named, with_types_of
 from gemmill.runtime.select.measured import Measured, measured
@@ -73,12 +74,16 @@ class ByMeasurement:
         return [(us, name) for us, name in shipped if name in self._configs]
 
     def _times_of_types_alike(self, tables: Measured, problem: GemmProblem) -> list[tuple[float, str]]:
-        """What ships of the problem with types alike and a D as wide, of the same kernels with the types asked for."""
-        others = _measured_alike(self._gpu, problem.a_dtype, problem.b_dtype, problem.d_dtype)
+        """What ships of the problem with types alike, of scales as well, and a D as wide, of the same kernels with the
+        types asked for."""
+        own, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
+        others = _measured_alike(self._gpu, *own)
+        if scaled != problem:
+            others = own, *others
         if not others or not self._variants.has_types_of(problem):
             return []
         for a, b, d in others:
-            other = problem.but(a_dtype=a, b_dtype=b, d_dtype=d)
+            other = scaled.but(a_dtype=a, b_dtype=b, d_dtype=d)
             shipped = tables.times(other)
             if not shipped or shipped[0][1] not in self._configs:
                 continue

@@ -12,6 +12,7 @@ from gemmill.library.epilogues.parse import LINEAR, is_gated
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import Choice, Rows, in_words
 from gemmill.runtime.select.decision_tree import LARGEST_EXTENT, Tree, trees_of
+from gemmill.runtime.select.kernels.formats import with_declared_scales
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.kernels.variations import with_epilogue, with_types_of
 from gemmill.runtime.select.measured import formats_of
@@ -62,8 +63,10 @@ class ByDecisionTree:
         return found.choices[kernel]
 
     def _of_formats(self, problem: GemmProblem) -> _OfFormats | None:
-        """The tree that was trained for the formats of a problem without its epilogue."""
-        table = trees_of(self._gpu.name, self._gpu.model).get(formats_of(problem.but(epilogue=LINEAR)))
+        """The tree that was trained for the formats of a problem without its epilogue, with scales in f32."""
+        table = trees_of(self._gpu.name, self._gpu.model).get(
+            formats_of(with_declared_scales(problem).but(epilogue=LINEAR))
+        )
         if table is None:
             return None
         with sound(path_of(self._gpu.name, "quick", self._gpu.model)):

@@ -12,7 +12,7 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.kernels.formats import FIELDS, format_of
+from gemmill.runtime.select.kernels.formats import FIELDS, format_of, with_declared_scales
 
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
 
@@ -71,15 +71,20 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
         return UnsupportedProblemError(
             f"none of {len(configs)} kernels is made for {gpu.name} (compute capability {target})"
         )
-    plain = problem.but(epilogue=LINEAR)
+    plain = with_declared_scales(problem.but(epilogue=LINEAR))
     wanting = {name: faults(config, plain) for name, config in configs.items()}
     nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
     if not wanting[nearest]:
-        if refusals := verdicts(replace(configs[nearest], epilogue=problem.epilogue)):
+        found = configs[nearest]
+        a, b = replace(found.a, scale=problem.a_scale), replace(found.b, scale=problem.b_scale)
+        if refusals := verdicts(replace(found, a=a, b=b, epilogue=problem.epilogue)):
             return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
+        others = [] if problem.epilogue in (LINEAR, found.epilogue) else ["this epilogue"]
+        others += [] if (a, b) == (found.a, found.b) else ["scales of this type"]
+        changed = " and ".join(others)
         return UnsupportedProblemError(
-            f"no kernel serves {problem}: {nearest} would with this epilogue in place of its own, but the kernels "
-            "here run as they are; name a manifest besides the packs, or pack kernels with this epilogue"
+            f"no kernel serves {problem}: {nearest} would with {changed} in place of its own, but the kernels here run "
+            f"as they are; name a manifest besides the packs, or pack kernels with {changed}"
         )
     needs = " and ".join(wanting[nearest])
     if "alignment" in needs:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import Any
 
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.scales import in_f32
 from gemmill.library.config.table import TABLE
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical, unstaged
@@ -22,6 +24,7 @@ A, B = FIELDS.index("a_dtype"), FIELDS.index("b_dtype")
 OUTPUTS = slice(FIELDS.index("c_dtype"), FIELDS.index("d_major") + 1)
 EPILOGUE = FIELDS.index("epilogue")
 BATCHING = FIELDS.index("batching")
+A_SCALE, B_SCALE = FIELDS.index("a_scale"), FIELDS.index("b_scale")
 
 format_of_problem: Callable[[GemmProblem], Format] = attrgetter(*FIELDS)
 """The formats of a problem."""
@@ -40,6 +43,19 @@ def format_of(config: GemmConfig) -> Format:
 def types_of(formats: Format) -> Format:
     """Formats without majors."""
     return tuple(value for field, value in zip(FIELDS, formats, strict=True) if not field.endswith("_major"))
+
+
+def declared_scales(formats: Format) -> Format:
+    """Formats with scales as sets declare them: those of blocks in f32."""
+    scales: Any = formats[A_SCALE], formats[B_SCALE]
+    changed = dict(zip((A_SCALE, B_SCALE), in_f32(*scales), strict=True))
+    return tuple(changed.get(place, value) for place, value in enumerate(formats))
+
+
+def with_declared_scales(problem: GemmProblem) -> GemmProblem:
+    """A problem with scales likewise."""
+    a_scale, b_scale = in_f32(problem.a_scale, problem.b_scale)
+    return problem.but(a_scale=a_scale, b_scale=b_scale)
 
 
 def serving_formats(problem: GemmProblem) -> Iterator[Format]:

@@ -1,6 +1,6 @@
-"""Moves that make a kernel of another: with other types, another epilogue, or for nested batches. One check of legality
-is behind all, so that whoever takes a kernel otherwise than it is declared, by the model, a measurement or a decision
-tree, takes the same one."""
+"""Moves that make a kernel of another: with other types, those of scales among them, another epilogue, or for nested
+batches. One check of legality is behind all, so that whoever takes a kernel otherwise than it is declared, by the
+model, a measurement or a decision tree, takes the same one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from gemmill.library.config.fields import fields_of
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.epilogues.parse import LINEAR, unstaged
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.formats import (
+    A_SCALE,
+    B_SCALE,
     BATCHING,
     EPILOGUE,
     OUTPUTS,
     A,
     B,
     Format,
+    declared_scales,
     format_of,
     format_of_problem,
     types_of,
@@ -54,9 +57,17 @@ def with_types(
 
 
 def with_types_of(config: GemmConfig, problem: GemmProblem) -> GemmConfig | None:
-    """A kernel with the types of A, B and D of a problem that it runs as it is, and its C."""
+    """A kernel with the types of A, B, their scales and D of a problem that it runs as it is, and its C."""
     p = problem
-    return with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
+    changed = with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
+    return changed and with_scales(changed, p.a_scale, p.b_scale)
+
+
+def with_scales(config: GemmConfig, a_scale: ScaleName, b_scale: ScaleName) -> GemmConfig | None:
+    """A kernel with scales of another type; None where rules refuse it."""
+    if (a_scale, b_scale) == (config.a.scale, config.b.scale):
+        return config
+    return _refitted(config, replace(config, a=replace(config.a, scale=a_scale), b=replace(config.b, scale=b_scale)))
 
 
 def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
@@ -89,7 +100,8 @@ class Variants:
     Args:
         configs: the kernels that are declared, by name.
         varies: whether they may also be taken with the epilogue of a problem, and with other types, which some of them
-            has, be it for other majors: C and D as asked, A and B in place of types alike.
+            has, be it for other majors: C and D as asked, A and B in place of types alike, scales of blocks in place
+            of those in f32.
     """
 
     def __init__(self, configs: Mapping[str, GemmConfig], varies: bool) -> None:
@@ -104,7 +116,7 @@ class Variants:
 
     def has_types_of(self, problem: GemmProblem) -> bool:
         """Whether kernels may be taken with the types of a problem."""
-        return types_of(format_of_problem(problem)) in self._types
+        return types_of(declared_scales(format_of_problem(problem))) in self._types
 
     def of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
         """The kernels of some formats, by name in order: for the epilogue of a problem those declared with it, or else,
@@ -114,7 +126,12 @@ class Variants:
             return declared
         found: Mapping[str, GemmConfig]
         if formats not in self._found:
-            if formats[BATCHING] == "nested":
+            if (in_f32 := declared_scales(formats)) != formats:
+                a_scale: Any = formats[A_SCALE]
+                b_scale: Any = formats[B_SCALE]
+                others = self.of(in_f32, epilogue)
+                found = {**named(with_scales(config, a_scale, b_scale) for config in others.values()), **declared}
+            elif formats[BATCHING] == "nested":
                 one_stride = self.of((*formats[:BATCHING], "strided", *formats[BATCHING + 1 :]), epilogue)
                 found = {**named(nested(config) for config in one_stride.values()), **declared}
             elif epilogue == LINEAR:

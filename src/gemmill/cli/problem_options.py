@@ -35,8 +35,10 @@ _FORMATS: dict[str, Any] = {
     "accumulator": _type("Type of sums; default: f32, s32 or f64, by the wider of A's and B's."),
     "promote": _option(bool, "--promote", "--promoted", help="Move fp8 sums to f32 registers now and then."),
     "block_scaled": _option(bool, "--block-scaled", help="Scale A in blocks of 1x128 and B of 128x128; promotes."),
-    "a_scale": _option(str | None, metavar="BLOCK", help="Elements that share a scale of A, such as 1x128."),
-    "b_scale": _option(str | None, metavar="BLOCK", help="The same of B: 128x128; of narrow weights 1x128."),
+    "a_scale": _option(
+        str | None, metavar="BLOCK", help="Elements that share a scale of A, such as 1x128; 1x128e8: of ue8m0."
+    ),
+    "b_scale": _option(str | None, metavar="BLOCK", help="The same of B: 128x128, 128x128e8; of narrow weights 1x128."),
     "a_zero": _option(bool, "--a-zero", help="Narrow A has zero points beside its scales."),
     "b_zero": _option(bool, "--b-zero", help="Narrow B has zero points beside its scales."),
     "c_dtype": _type("Type of C; without it there is no C.", "--c-dtype", "--c"),

@@ -95,6 +95,7 @@ struct Config {
   using B = gemmill::bf16;
   using C = gemmill::bf16;
   using D = gemmill::bf16;
+  using Scale = gemmill::None;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::K;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::K;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
@@ -105,7 +106,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Pingpong;
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr bool kPromote = false;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
   static constexpr int kStages = 4, kSubtileN = 64, kBuffersC = 2, kBuffersD = 4;

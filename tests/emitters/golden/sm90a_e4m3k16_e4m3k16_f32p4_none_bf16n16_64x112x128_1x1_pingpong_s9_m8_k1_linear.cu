@@ -30,6 +30,7 @@ struct Config {
   using B = gemmill::e4m3;
   using C = gemmill::None;
   using D = gemmill::bf16;
+  using Scale = gemmill::None;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::K;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::K;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
@@ -40,7 +41,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Pingpong;
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kPromote = true, kBlockScales = false;
+  static constexpr bool kPromote = true;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
   static constexpr int kStages = 9, kSubtileN = 56, kBuffersC = 0, kBuffersD = 2;

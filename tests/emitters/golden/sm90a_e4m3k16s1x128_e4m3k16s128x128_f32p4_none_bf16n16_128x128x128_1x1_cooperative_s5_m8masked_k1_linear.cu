@@ -31,6 +31,7 @@ struct Config {
   using B = gemmill::e4m3;
   using C = gemmill::None;
   using D = gemmill::bf16;
+  using Scale = float;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::K;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::K;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
@@ -41,7 +42,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Cooperative;
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kPromote = true, kBlockScales = true;
+  static constexpr bool kPromote = true;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
   static constexpr int kStages = 5, kSubtileN = 64, kBuffersC = 0, kBuffersD = 2;

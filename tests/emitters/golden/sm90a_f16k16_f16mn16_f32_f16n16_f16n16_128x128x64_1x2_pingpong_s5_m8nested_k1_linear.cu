@@ -31,6 +31,7 @@ struct Config {
   using B = gemmill::f16;
   using C = gemmill::f16;
   using D = gemmill::f16;
+  using Scale = gemmill::None;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::K;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::MN;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
@@ -41,7 +42,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Pingpong;
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr bool kPromote = false;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
   static constexpr int kStages = 5, kSubtileN = 64, kBuffersC = 2, kBuffersD = 2;

@@ -26,6 +26,7 @@ struct Config {
   using B = gemmill::f16;
   using C = gemmill::None;
   using D = gemmill::f16;
+  using Scale = gemmill::None;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::K;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::MN;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
@@ -36,7 +37,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Pingpong;
   static constexpr int kConsumers = 2;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr bool kPromote = false;
   static constexpr int kGroup = 0;
   static constexpr bool kZeros = false;
   static constexpr int kStages = 12, kSubtileN = 64, kBuffersC = 0, kBuffersD = 2;

@@ -22,6 +22,7 @@ struct Config {
   using B = gemmill::bf16;
   using C = gemmill::None;
   using D = gemmill::bf16;
+  using Scale = gemmill::None;
   static constexpr gemmill::MajorIn kMajorA = gemmill::MajorIn::K;
   static constexpr gemmill::MajorIn kMajorB = gemmill::MajorIn::K;
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::M;
@@ -32,7 +33,7 @@ struct Config {
   static constexpr gemmill::Schedule kSchedule = gemmill::Schedule::Cooperative;
   static constexpr int kConsumers = 4;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 104;
-  static constexpr bool kPromote = false, kBlockScales = false;
+  static constexpr bool kPromote = false;
   static constexpr int kGroup = 128;
   static constexpr bool kZeros = true;
   static constexpr int kStages = 16, kSubtileN = 16, kBuffersC = 0, kBuffersD = 2;

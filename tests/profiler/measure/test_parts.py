@@ -21,7 +21,9 @@ GROUPS = {
     "scaled": GemmProblem(
         90, 136, 200, a="e4m3", batching="grouped", groups=4, a_scale="1x128", b_scale="128x128", d="f32"
     ),
-    "scaled slots": GemmProblem(9, 136, 200, a="e4m3", batching="masked", groups=4, a_scale="1x128", b_scale="128x128"),
+    "scaled slots": GemmProblem(
+        9, 136, 200, a="e4m3", batching="masked", groups=4, a_scale="1x128e8", b_scale="128x128e8"
+    ),
     "masked": GemmProblem(40, 24, 64, batching="masked", groups=4),
     "kgrouped": GemmProblem(
         16, 24, 96, batching="kgrouped", groups=4, a_major="mn", b_major="mn", d="f32", c="f32", c_major="n"
@@ -32,7 +34,7 @@ GROUPS = {
 
 def expand(scale: Any, shape: Any, across: int) -> Any:
     rows, columns = shape
-    return scale.repeat_interleave(across, 0)[:rows].repeat_interleave(128, 1)[:, :columns].double()
+    return scale.double().repeat_interleave(across, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
 
 
 def solve(problem: GemmProblem, o: OperandSet) -> None:

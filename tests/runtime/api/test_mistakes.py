@@ -88,6 +88,10 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
             r"beside which b_scale is of blocks too: \(2, 1\)",
         ),
         (lambda: scaled(a_scale=odd(INT, 64, (64, 2)), b_scale=SCALES_B), r"^a_scale .* int64; .*a_scale.float\(\)"),
+        (
+            lambda: scaled(a_scale=SCALES, b_scale=on_gpu((2, 1), "ue8m0")),
+            r"^a_scale is f32 and b_scale ue8m0; scales of blocks of both have one type: pass b_scale.float\(\)",
+        ),
         (lambda: scaled(a_scale=on_gpu((64, 2), "f32", gpu=1), b_scale=SCALES_B), "^a_scale is on GPU 1 .* be on one"),
         (lambda: scaled(a_scale=np.ones((64, 2), "f4"), b_scale=SCALES_B), r"^a_scale is in host .* a_scale.cuda\(\)"),
         (lambda: scaled(a_scale="1x128", b_scale=SCALES_B), "^a_scale is a builtins.str; gemmill takes tensors"),

@@ -76,11 +76,12 @@ def test_groups_along_k_make_a_batch_of_d(k: int) -> None:
     assert (gemm.a.batch_stride, gemm.b.batch_stride, gemm.d.batch_stride) == (0, 0, 300 * 80)
 
 
-def test_block_scales_follow_their_operands() -> None:
+@pytest.mark.parametrize(("dtype", "words"), [("f32", ("1x128", "128x128")), ("ue8m0", ("1x128e8", "128x128e8"))])
+def test_block_scales_follow_their_operands(dtype: str, words: tuple[str, str]) -> None:
     a, b = tensor(300, 256, dtype="e4m3"), tensor(4, 256, 384, dtype="e4m3", transposed=True)
-    scales = {"a_scale": tensor(300, 2, dtype="f32"), "b_scale": tensor(4, 2, 3, dtype="f32")}
+    scales = {"a_scale": tensor(300, 2, dtype=dtype), "b_scale": tensor(4, 2, 3, dtype=dtype)}
     gemm = bound("offsets", 4, a, b, tensor(300, 384), **scales)
-    assert (gemm.problem.a_scale, gemm.problem.b_scale, gemm.problem.promote) == ("1x128", "128x128", 4)
+    assert (gemm.problem.a_scale, gemm.problem.b_scale, gemm.problem.promote) == (*words, 4)
     assert gemm.a_scale is not None
     assert gemm.b_scale is not None
     assert (gemm.a_scale.batch_stride, gemm.b_scale.batch_stride) == (0, 6)

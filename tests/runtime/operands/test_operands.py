@@ -11,6 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.looped import parts_of
 from gemmill.runtime.operands.binding import bind
@@ -278,3 +279,17 @@ def test_refusals_name_the_operand(tensors: tuple[Any, Any, Any, Any], says: str
         d = read(empty(8, 8))
     with pytest.raises(OperandError, match=says):
         bind(a, b, d, c, "f32")
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("ue8m0", 1)])
+def test_parts_of_a_batch_find_scales_of_any_type(dtype: DTypeName, size: int) -> None:
+    a, b, d = (empty(3, 2, *shape).transpose(1, 0, 2, 3) for shape in ((4, 256), (256, 5), (4, 5)))
+    a_scale, b_scale = (read(empty(2, 3, *shape), dtype=dtype) for shape in ((4, 2), (2, 1)))
+    fp8, weights = (read(x, dtype="e4m3") for x in (a, b))
+    gemm = bind(fp8, weights, read(d), None, "f32", a_scale=a_scale, b_scale=b_scale)
+    assert gemm.nested == (2, 3)
+    part, _, shifts = parts_of(gemm, (), {})
+    assert [shift[PLACES["a_scale"]] for shift in shifts] == [0, 3 * 8 * size]
+    assert [shift[PLACES["b_scale"]] for shift in shifts] == [0, 3 * 2 * size]
+    assert part.a_scale is not None
+    assert (part.a_scale.batch_stride, part.a_scale.dtype) == (8, dtype)

@@ -5,9 +5,9 @@
 
 namespace gemmill {
 
-/// Scales of blocks of A or B: f32, strides in elements.
+/// Scales of blocks of A or B: `Config::Scale`, strides in elements.
 struct ScaleParams {
-  float const* pointer;
+  void const* pointer;
   /// From a row of A or a block of columns of B to the next, from a block of K to the next, from a matrix to the next.
   int64_t stride, k_stride, batch_stride;
 };

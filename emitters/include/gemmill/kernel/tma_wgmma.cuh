@@ -55,7 +55,9 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
       if (warp == 0 && (Traits::kRowGroups || cute::elect_one_sync())) Producer::produce(params, storage, scheduler);
-      if (Config::kBlockScales && warp == 1) Producer::produce_scales(params, storage, scheduler);
+      if constexpr (Traits::kBlockScales) {
+        if (warp == 1) Producer::produce_scales(params, storage, scheduler);
+      }
       if constexpr (Traits::kTransposes) {
         if (warp >= Traits::kFirstTransposer) Producer::transpose(storage, scheduler, warp - Traits::kFirstTransposer);
       }

@@ -56,6 +56,18 @@ def test_c_is_served_by_kernels_with_that_c_alone(selector: Selector) -> None:
         selector.select(replace(problem(256, 256, 256), c_dtype="f16", c_major="n"))
 
 
+def test_scales_that_no_kernel_here_has_are_named() -> None:
+    name = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x128x128_1x1_pingpong_s4_m8_k1_linear"
+    own = GemmProblem(m=256, n=256, k=256, a="e4m3", a_scale="1x128", b_scale="128x128")
+    for config, asked, says in (
+        (parse_name(name), own.but(a_scale="1x128e8", b_scale="128x128e8"), "would with scales of this type in place"),
+        (parse_name(name), own.but(a_scale="1x128e8"), r"needs A's scale 1x128 \(it has 1x128e8\)"),
+        (parse_name(name), own.but(a_scale="1x128e8", b_scale="128x128e8", d_major="m"), r"needs D's major n \(it"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=says):
+            Selector({name: config}, H200).select(asked)
+
+
 def test_kernels_for_another_gpu_are_not_offered(kernels: dict[str, GemmConfig]) -> None:
     blackwell = replace(DEFAULT_GPU, name="NVIDIA B200", capability=(10, 0))
     with pytest.raises(UnsupportedProblemError, match=r"made for NVIDIA B200 \(compute capability 10\.0\)"):

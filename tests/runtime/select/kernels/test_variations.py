@@ -16,6 +16,7 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.rules import legal
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.kernels.variations import with_epilogue
@@ -79,6 +80,27 @@ def test_kernels_of_a_set_are_taken_with_types_alike(own: str, a: Any, b: Any, d
     assert all(choice.predicted_us < us for us in Selector(configs, H200).times(asked).values())
     with pytest.raises(UnsupportedProblemError):  # not of these types
         Selector(configs, H200, varies=True).select(replace(asked, batching="grouped", batch=4, d_dtype="f16"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "4096x7168x2048 e4m3",  # which was measured with scales in f32
+        "1000x4096x7168 e4m3",
+        "1000x4096x7168 e4m3 grouped=64 epilogue='d = silu(gate) * up'",
+        "1000x4096x7168 e4m3 masked=8",
+        "1000x4096x7168 e4m3 nested=6",
+    ],
+)
+def test_block_scaled_kernels_are_taken_with_scales_of_a_byte(line: str) -> None:
+    asked = GemmProblem.from_text(f"{line} a_scale=1x128e8 b_scale=128x128e8")
+    selector = Selector(shipped_kernels("fp8"), H200, varies=True)
+    for quick in (False, True):
+        choice, in_f32 = (
+            selector.select(problem, quick=quick) for problem in (asked, asked.but(a_scale="1x128", b_scale="128x128"))
+        )
+        assert choice.name == in_f32.name.replace("x128_", "x128e8_", 2)
+        assert (choice.config.a.scale, choice.config.b.scale) == ("1x128e8", "128x128e8")
 
 
 def test_a_registry_makes_kernels_of_types_alike() -> None:

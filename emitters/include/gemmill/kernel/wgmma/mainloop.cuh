@@ -45,7 +45,7 @@ struct WgmmaMainloop {
 
   /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
   __device__ static ThreadScales scales(char const* shared, int m, int n) {
-    if constexpr (Config::kBlockScales) {
+    if constexpr (Traits::kBlockScales) {
       return {shared + Storage::kOffsetScales, m, n};
     } else {
       return {};

@@ -86,23 +86,35 @@ struct WgmmaProducer {
   }
 
   /// One warp: fills the scales of each stage, beside `produce`. A full barrier has seen all arrivals of one lap before the
-  /// readers of that lap release its scales.
+  /// readers of that lap release its scales. Those of a byte are upconverted some stages after their copies have started, so
+  /// that as many are on their way, and within their tile, so that none waits for a stage of the next.
   __device__ static void produce_scales(Params const& params, Storage storage, Scheduler& scheduler) {
+    using Load = ScaleLoad<Config::kTileM, typename Config::Scale>;
+    constexpr int kLag = Load::kBytewise ? Config::kStages / 2 : 0;
     StagePipeline& pipeline = storage.pipeline();
     uint32_t const stages = cute::cast_smem_ptr_to_uint(storage.base + Storage::kOffsetScales);
     uint32_t const full = cute::cast_smem_ptr_to_uint(&pipeline.full[0]);
     wait_for_prerequisites();
-    Position at;
+    Position at, upconverted;
     bool again = false;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
-      ScaleLoad<Config::kTileM> load(params, work.m, work.n, work.k_tile, work.batch);
+      Load load(params, work.m, work.n, work.k_tile, work.batch);
 #pragma unroll 1
-      for (int i = 0; i < work.k_tiles; ++i) {
-        if (again) Scales::acquire(at.stage);
-        load(stages + at.stage * Scales::kBytes, full + at.stage * int(sizeof(uint64_t)));
-        at.advance();
-        again |= at.stage == 0;
+      for (int i = 0; i < work.k_tiles + kLag; ++i) {
+        if (kLag == 0 || i < work.k_tiles) {
+          if (again) Scales::acquire(at.stage);
+          load(stages + at.stage * Scales::kBytes, full + at.stage * int(sizeof(uint64_t)));
+          at.advance();
+          again |= at.stage == 0;
+        }
+        if constexpr (Load::kBytewise) {
+          load.commit();
+          if (i < kLag) continue;
+          load.template upconvert<kLag>(stages + upconverted.stage * Scales::kBytes,
+                                        full + upconverted.stage * int(sizeof(uint64_t)));
+          upconverted.advance();
+        }
       }
     }
     // No barrier is left half arrived at.

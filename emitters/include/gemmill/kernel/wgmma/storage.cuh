@@ -43,7 +43,7 @@ struct WgmmaStorage {
               Epilogue::kSpareBytes <= kOffsetScales - kOffsetA
   };
   static constexpr int kOffsetSlices =
-      kOffsetScales + Config::kStages * (Config::kBlockScales ? Scales::kBytes : Groups::kBytes);
+      kOffsetScales + Config::kStages * (Traits::kBlockScales ? Scales::kBytes : Groups::kBytes);
   static_assert(Traits::kSlices == 1 || Traits::kClusterSplits == 1, "either warpgroups or CTAs share K of a tile");
   static constexpr int kOffsetBarriers =
       kOffsetSlices + (Traits::kSlices - 1) * Config::kTileM * Config::kTileN * int(sizeof(float)) +

@@ -41,6 +41,8 @@ struct WgmmaTraits {
   using RawB = typename StagesB::Raw;
   using A = typename StagesA::Ready;
   using B = typename StagesB::Ready;
+  /// Whether blocks of A and B have scales, of type Config::Scale.
+  static constexpr bool kBlockScales = !cute::is_same_v<typename Config::Scale, None>;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -62,7 +64,7 @@ struct WgmmaTraits {
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
   static constexpr int kSliceBarrier = named_barrier::kWarpgroups + kConsumers;
-  static_assert(!Config::kBlockScales || named_barrier::kScales + Config::kStages <= named_barrier::kEnd,
+  static_assert(!kBlockScales || named_barrier::kScales + Config::kStages <= named_barrier::kEnd,
                 "a stage of scales has a named barrier");
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
@@ -75,7 +77,7 @@ struct WgmmaTraits {
                                   Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
 
   using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
-  using ThreadScales = cute::conditional_t<Config::kBlockScales,
+  using ThreadScales = cute::conditional_t<kBlockScales,
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
   using Accumulator = cute::conditional_t<
       Config::kPromote,
@@ -94,7 +96,7 @@ struct WgmmaTraits {
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
-                                 Config::kBlockScales ? Scales::kArrivals : 0>;
+                                 kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M: a warp shares the scheduler, and tiles end at the last row of their group.
   static constexpr bool kRowGroups = cute::is_same_v<Unit, RowGroupWork>;
   /// Groups along K: A and B are read through windows, which end where the group does.
@@ -119,10 +121,10 @@ struct WgmmaTraits {
   static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
   /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
   /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
-  enum : bool { kAhead = Config::kBlockScales && !kPingpong };
+  enum : bool { kAhead = kBlockScales && !kPingpong };
   using Position = RingPosition<Config::kStages>;
   /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
-  static constexpr int kFirstTransposer = Config::kBlockScales ? 2 : 1;
+  static constexpr int kFirstTransposer = kBlockScales ? 2 : 1;
   static constexpr int kTransposers = 4 - kFirstTransposer;
   using Ready = ReadyStages<Config::kStages, kTransposers>;
 
