@@ -23,7 +23,7 @@ from gemmill.cli.pages import build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, StoreError
 from gemmill.runtime.compile.pool import Outcome, compile_many
-from gemmill.runtime.storage.artifact import artifact_key
+from gemmill.runtime.storage.artifact import Artifact, artifact_key
 from gemmill.runtime.storage.store import Store
 
 
@@ -93,12 +93,7 @@ def build(
     kept = Store(store)
     outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
-    if lost := [a for a in made if not kept.holds(artifact_key(a.config, a.launch, a.provenance))]:
-        count = f"{len(lost)} of {len(made)} kernels"
-        if kept.problem or not kept.has_room_for(lost):
-            why = kept.problem or f"the store holds at most {kept.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
-            raise StoreError(f"compiled, but not kept: {count}; {why}")
-        output.complain(f"another process has removed {count} from the store since they were compiled")
+    _check_kept(kept, made)
     if as_json:
         output.print_json("build", [_outcome(outcome) for outcome in outcomes])
     else:
@@ -151,3 +146,14 @@ def _outcome(outcome: Outcome) -> dict[str, object]:
         return {**report, "error": str(outcome.error)}
     artifact = outcome.artifact
     return {**report, "digest": artifact.digest, "key": artifact.key, **asdict(artifact.resources)}
+
+
+def _check_kept(store: Store, made: Sequence[Artifact]) -> None:
+    """Tell of kernels that a store does not hold once they are compiled; StoreError where it cannot."""
+    if not (lost := [a for a in made if not store.holds(artifact_key(a.config, a.launch, a.provenance))]):
+        return
+    count = f"{len(lost)} of {len(made)} kernels"
+    if store.problem or not store.has_room_for(lost):
+        why = store.problem or f"the store holds at most {store.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
+        raise StoreError(f"compiled, but not kept: {count}; {why}")
+    output.complain(f"another process has removed {count} from the store since they were compiled")
