@@ -1,8 +1,9 @@
 """Calls that PyTorch traces, rather than runs, go to its operators (runtime/torch/), which no launcher sees.
 
 Nothing here costs an eager call anything. Dynamo traces another function in place of the public one, which bears it as
-an attribute, as PyTorch's own wrappers do; modes that watch what is dispatched, such as those of fake tensors, of
-``make_fx`` and of export, are asked after only where no warm call was recognised: guards recognise none under a mode.
+an attribute, as PyTorch's own wrappers do. Modes that watch what is dispatched, such as those of fake tensors, of
+``make_fx`` and of export, are asked after where no warm call was recognised, and none is by tensors that are fake,
+functional or meta. A real tensor under such a mode may be recognised: its call is launched, and the mode sees nothing.
 """
 
 from __future__ import annotations
