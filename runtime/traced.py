@@ -38,4 +38,6 @@ def trace_instead(function: Callable[..., Any], traced: Callable[..., Any]) -> N
 def is_traced() -> bool:
     """Whether a mode of PyTorch is to see what is dispatched here."""
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch._C._len_torch_dispatch_stack())
+    if torch is None or not torch._C._len_torch_dispatch_stack():
+        return False
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)  # which none sees then

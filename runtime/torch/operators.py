@@ -15,8 +15,9 @@ import torch
 
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
-from gemmill.runtime.torch import gradients, options, outputs, reference
+from gemmill.runtime.torch import gradients, outputs, reference
 from gemmill.runtime.torch.epilogues import launch_epilogue, named_operands
+from gemmill.runtime.torch.options import read as read_options
 
 _SCALES = "Tensor? a_scale=None, Tensor? b_scale=None"
 _C = "Tensor? c=None, *, float alpha=1.0, float? beta=None"  # tensors by position, as gradients are not for keywords
@@ -122,17 +123,17 @@ def _positional(arguments: str) -> list[str]:
     return [re.split(r"[ =]", part)[1] for part in arguments.partition(", *")[0].split(", ")]
 
 
-def _adapted(names: list[str], function: Callable[..., Any], finish: Callable[[Any], Any]) -> Callable[..., Any]:
+def _adapted(names: list[str], function: Callable[..., Any], returns: bool = True) -> Callable[..., Any]:
     """A function that takes all by keyword, as the dispatcher calls it. What is left at its default is not passed."""
 
     def called(*positional: Any, options: str = "", **keywords: Any) -> Any:
-        given = dict(zip(names, positional, strict=False))
-        return finish(function(**given, **keywords, **_read(options)) if options else function(**given, **keywords))
+        keywords.update(zip(names, positional, strict=False))
+        if options:
+            keywords.update(read_options(options))
+        made = function(**keywords)
+        return made if returns else None
 
     return called
-
-
-_read = options.read
 
 
 def _register(name: str, row: Operator) -> None:
@@ -148,10 +149,10 @@ def _register(name: str, row: Operator) -> None:
 
     LIBRARY.define(f"{name}({row.arguments}, {_TAIL}) -> {row.returns}", tags=TAGS)
     LIBRARY.define(f"{name}_out({row.arguments_out}, str options='') -> ()", tags=TAGS)
-    LIBRARY.impl(name, _adapted(names, row.launch, lambda made: made), "CUDA")
-    LIBRARY.impl(f"{name}_out", _adapted(names_out, row.launch, lambda _: None), "CUDA")
-    torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake, lambda made: made), lib=LIBRARY)
-    torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked, lambda _: None), lib=LIBRARY)
+    LIBRARY.impl(name, _adapted(names, row.launch), "CUDA")
+    LIBRARY.impl(f"{name}_out", _adapted(names_out, row.launch, returns=False), "CUDA")
+    torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
+    torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked, returns=False), lib=LIBRARY)
     gradients.register(LIBRARY, name, names, row.backward)
 
 
@@ -162,8 +163,8 @@ def run_on_cpu() -> None:
         return
     for name, row in OPERATORS.items():
         functional, mutating = _on_cpu(row)
-        LIBRARY.impl(name, _adapted(_positional(row.arguments), functional, lambda made: made), "CPU")
-        LIBRARY.impl(f"{name}_out", _adapted(_positional(row.arguments_out), mutating, lambda _: None), "CPU")
+        LIBRARY.impl(name, _adapted(_positional(row.arguments), functional), "CPU")
+        LIBRARY.impl(f"{name}_out", _adapted(_positional(row.arguments_out), mutating, returns=False), "CPU")
 
 
 def _on_cpu(row: Operator) -> tuple[Callable[..., Any], Callable[..., None]]:
