@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test-fast test test-heavy test-browser test-lowest torture lint replay format clean
+.PHONY: help demo test-fast test test-heavy test-browser test-torch test-lowest torture lint replay format clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -39,6 +39,9 @@ test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
 
 test-browser: $(VENV)/.dev  ## Look at the pages of reports in Chromium, without which this fails
 	TESTS_NEED_CHROMIUM=1 $(PYTEST) -m browser -n 0
+
+test-torch: $(VENV)-torch/.installed  ## Test what gemmill is in PyTorch, on the CPU, in an environment of its own
+	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
 
 test-lowest:  ## Run the tests that take no time with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)-lowest
@@ -63,7 +66,7 @@ format: $(VENV)/.dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format
 
 clean:  ## Remove the virtual environment and everything built
-	rm -rf $(VENV) $(VENV)-lowest build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-torch build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than pyproject.toml once its dependencies are installed.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
@@ -72,6 +75,14 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS),dev]'
+	@touch $@
+
+# PyTorch's newest release that was tried; the GPU tests say whether an older one serves.
+$(VENV)-torch/.installed: pyproject.toml Makefile
+	@$(or $(PYTHON),false) -c '' || { echo "No Python 3.11 or newer found: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)-torch
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable . torch==2.13.0 \
+		pytest pytest-randomly pytest-xdist hypothesis
 	@touch $@
 
 $(BIN)/python:

@@ -44,6 +44,7 @@ from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.tensors import TensorView, is_torch
 from gemmill.runtime.settings import Settings
+from gemmill.runtime.traced import TRACED, is_traced, trace_instead
 
 _Call = ParamSpec("_Call")
 Read = Callable[..., GemmCall]
@@ -140,7 +141,7 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
         except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
             entry = None
         if warm is None:
-            return _plain_once(entry, read(a, b, out=out, c=c, stream=stream, **options))
+            return _plain_once(entry, read, a, b, out=out, c=c, stream=stream, **options)
         if entry is not None and bucket is not None:
             _recognise(bucket, warm, given)
         if out is None:
@@ -152,8 +153,11 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     return short
 
 
-def _plain_once(entry: caches.Entry[WarmCall] | None, call: GemmCall) -> Any:
+def _plain_once(entry: caches.Entry[WarmCall] | None, read: Read, *arguments: Any, **keywords: Any) -> Any:
     """Launch a call the plain way, and keep it in its entry of the cache, if it has one and may be kept; returns D."""
+    if is_traced():
+        return TRACED[read.__name__](*arguments, **keywords)
+    call = read(*arguments, **keywords)
     prepared = launch(call)
     if entry is not None and _is_on() and _is_torch(call) and not any(map(_may_be_negated, call.tensors.values())):
         entry.value = _warm(call, prepared)
@@ -222,6 +226,8 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | 
             if found is not None and found.matches(*guarded):
                 warm = found
     if warm is None:
+        if is_traced():
+            return TRACED[read.__name__](a, b, out=out, c=c, stream=stream, **options)
         remembers = bucket is not None and _is_on()
         call = read(a, b, out=out, c=c, stream=stream, **options)
         prepared = launch(call)
@@ -284,11 +290,13 @@ def _may_be_negated(tensor: TensorView) -> bool:
 
 
 def _documented_by(read: Callable[_Call, GemmCall]) -> Callable[[Callable[..., Any]], Callable[_Call, Any]]:
-    """A decorator of what takes the arguments of a function that reads a call, and returns its D."""
+    """A decorator of what takes the arguments of a function that reads a call, and returns its D. Dynamo traces the
+    call of an operator in its place."""
 
     def documented(function: Callable[..., Any]) -> Callable[_Call, Any]:
         function = functools.wraps(read)(function)
         function.__signature__ = inspect.signature(read).replace(return_annotation=Any)  # type: ignore[attr-defined]
+        trace_instead(function, TRACED[read.__name__])
         return function
 
     return documented

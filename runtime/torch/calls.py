@@ -1,0 +1,168 @@
+"""Calls of ``gemmill.matmul`` and ``gemmill.grouped_matmul`` as calls of operators: which, and with what.
+
+Dynamo traces what is here, so it is plain Python on tensors and constants; what reads texts is a constant to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.torch import operators as operators  # registers them
+from gemmill.runtime.torch import outputs
+from gemmill.runtime.torch.options import NAMES, written
+
+_SCALES = ("a_scale", "b_scale", "a_zero", "b_zero")
+_d_dtype = torch.compiler.assume_constant_result(outputs.d_dtype)
+_torch_dtype = torch.compiler.assume_constant_result(outputs.torch_dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _epilogue_facts(expression: str) -> tuple[tuple[str, ...], bool]:
+    """Names of what an expression writes beside D, and whether it is gated."""
+    epilogue = read_epilogue(expression)
+    return tuple(x.name for x in epilogue.outputs), epilogue.gated
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
+    """:func:`gemmill.matmul` by operators. OperandError where a call has what they do not take: a stream, a registry,
+    vectors beside an epilogue, scales or narrow operands."""
+    given = {name: x for name, x in keywords.items() if x is not None}
+    if a.dim() > 1 and b.dim() > 1:
+        return _matrices(a, b, given)
+    if any(name in given for name in (*_SCALES, "a_dtype", "b_dtype", "epilogue")):
+        raise OperandError("a or b is a vector: where PyTorch traces, pass matrices, as a[None] or b[:, None] are")
+    return _vectors(a, b, given)
+
+
+def grouped_matmul(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, **keywords: Any
+) -> torch.Tensor:
+    """:func:`gemmill.grouped_matmul` by operators; OperandError as for :func:`matmul`."""
+    given = {name: x for name, x in keywords.items() if x is not None}
+    counts = given.pop("counts", None)
+    if offsets is None and counts is None:
+        raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
+    if "epilogue" in given:
+        return _epilogue(a, b, given | ({"counts": counts} if offsets is None else {"offsets": offsets}))
+    values, out, options = _parted(given)
+    tensors = [offsets, counts, values.pop("a_scale", None), values.pop("b_scale", None), values.pop("c", None)]
+    return _call("grouped_mm", (a, b), tensors, out, {**values, **options})
+
+
+def _matrices(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    if "epilogue" in given:
+        return _epilogue(a, b, given)
+    values, out, options = _parted(given)
+    c = values.pop("c", None)
+    if "a_dtype" in values or "b_dtype" in values or a.dtype.itemsize != b.dtype.itemsize:
+        tensors = [*(values.pop(name, None) for name in _SCALES), c]
+        return _call("mixed_mm", (a, b), tensors, out, {**values, **options})
+    if any(name in values for name in _SCALES):
+        tensors = [values.pop("a_scale", None), values.pop("b_scale", None), c]
+        return _call("scaled_mm", (a, b), tensors, out, {**values, **options})
+    are_two = a.dim() == b.dim() == 2
+    if c is not None:
+        return _call("addmm" if are_two else "baddbmm", (c, a, b), [], out, {**values, **options})
+    values.pop("beta", None)  # there is nothing that it multiplies
+    return _call("mm" if are_two else "bmm", (a, b), [], out, {**values, **options})
+
+
+def _vectors(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    """A product of which A is a row, or B a column: views as matrices, and D without these extents."""
+    for axis, is_vector in ((-2, a.dim() == 1), (-1, b.dim() == 1)):
+        for name in ("c", "out"):
+            if is_vector and name in given and (name == "out" or given[name].dim() > (axis == -2)):
+                given[name] = given[name].unsqueeze(axis)
+    d = _matrices(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b, given)
+    if b.dim() == 1:
+        d = d.squeeze(-1)
+    return d.squeeze(-1 if b.dim() == 1 else -2) if a.dim() == 1 else d
+
+
+def _epilogue(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    expression = given.pop("epilogue")
+    narrow: dict[str, str] = {name: str(given.pop(name)) for name in ("a_dtype", "b_dtype") if name in given}
+    beside, gated = _epilogue_facts(expression)
+    written_to = [given.pop(name) for name in beside if name in given]
+    out_dtype, out = given.pop("out_dtype", None), given.pop("out", None)
+    options = _options(given)
+    tensors: dict[str, torch.Tensor] = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+    numbers = {name: float(x) for name, x in given.items() if name not in tensors}
+    names = [*tensors, *numbers]
+    lists = list(tensors.values()), names
+    keywords: dict[str, Any] = {"numbers": list(numbers.values()), **narrow, **options}
+    if len(written_to) != len(beside):
+        raise OperandError(f"the epilogue `{expression}` writes {', '.join(beside)}: pass a tensor for each")
+    if out is None and not beside:
+        wanted = None if out_dtype is None else _torch_dtype(out_dtype)
+        made: list[torch.Tensor] = torch.ops.gemmill.epilogue(expression, a, b, *lists, out_dtype=wanted, **keywords)
+        return made[0]
+    if out is None:
+        grouped = "offsets" in tensors or "counts" in tensors
+        shape = outputs.grouped_shape(a, b, tensors.get("offsets")) if grouped else outputs.d_shape(a, b)
+        wanted = _torch_dtype(out_dtype) if out_dtype else _d_dtype(a.dtype, b.dtype, *_narrow_dtypes(narrow))
+        out = a.new_empty((*shape[:-1], shape[-1] // 2) if gated else shape, dtype=wanted)
+    _refuse_gradients([a, b, *tensors.values()])
+    torch.ops.gemmill.epilogue_out(expression, a, b, [out, *written_to], *lists, **keywords)
+    return out
+
+
+def _narrow_dtypes(narrow: Mapping[str, str]) -> tuple[str | None, str | None]:
+    return narrow.get("a_dtype"), narrow.get("b_dtype")
+
+
+def _call(
+    name: str, first: tuple[torch.Tensor, ...], tensors: list[Any], out: torch.Tensor | None, keywords: dict[str, Any]
+) -> torch.Tensor:
+    """An operator, or its mutating form where D is given; ``first`` ends with B."""
+    if out is None:
+        made: torch.Tensor = getattr(torch.ops.gemmill, name)(*first, *tensors, **keywords)
+        return made
+    wanted = keywords.pop("out_dtype", None)
+    if wanted is not None and wanted != out.dtype:
+        raise OperandError(f"out is {out.dtype} and out_dtype {wanted}; they must be equal: leave out_dtype out")
+    _refuse_gradients([*first, *tensors])
+    getattr(torch.ops.gemmill, f"{name}_out")(*first, out, *tensors, **keywords)
+    return out
+
+
+def _parted(given: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor | None, dict[str, str]]:
+    """Arguments of operators by name, with scales that are numbers in ``alpha``; ``out``; and options."""
+    options, out = _options(given), given.pop("out", None)
+    for name in ("a_scale", "b_scale"):
+        if name in given and not isinstance(given[name], torch.Tensor):
+            given["alpha"] = given.get("alpha", 1.0) * given.pop(name)
+    for name in ("a_dtype", "b_dtype"):
+        if name in given:
+            given[name] = str(given[name])
+    if "out_dtype" in given:
+        given["out_dtype"] = _torch_dtype(given["out_dtype"])
+    return given, out, options
+
+
+def _options(given: dict[str, Any]) -> dict[str, str]:
+    """Options as operators take them, taken out of what is given."""
+    for name in ("stream", "registry"):
+        if name in given:
+            raise OperandError(
+                f"{name} is given, and cannot be part of what PyTorch traces: leave it out, or call outside of it"
+            )
+    found = {name: given.pop(name) for name in NAMES if name in given}
+    if "accumulator" in found:
+        found["accumulator"] = str(found["accumulator"])
+    if "kernel" in found and not isinstance(found["kernel"], str):
+        raise OperandError("kernel is a config; where PyTorch traces, pass its name: gemmill.GemmConfig.name")
+    return {"options": written(found)} if found else {}
+
+
+def _refuse_gradients(tensors: list[Any]) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise OperandError(
+            "an operand requires a gradient, and results that are written to tensors of the caller have none: leave "
+            "out the tensors, or call under torch.no_grad()"
+        )

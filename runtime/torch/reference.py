@@ -1,0 +1,206 @@
+"""What operators compute, by plain PyTorch on any device: sums in float32, of f64 in f64, of integers exactly.
+
+For tests, and for machines without GPU (:func:`gemmill.runtime.torch.operators.run_on_cpu`). Arguments are those of
+``matmul`` and ``grouped_matmul``; options that say how a kernel computes are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.reference import evaluate
+from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.reading import dtype_named
+from gemmill.runtime.operands.scales import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.torch.outputs import Output, of_batch, of_epilogue, of_groups
+
+Matrices = tuple[torch.Tensor, torch.Tensor]
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> list[torch.Tensor]:
+    """``alpha * a @ b + beta * c``, with scales and zero points."""
+    (d,) = of_batch(a, b, **keywords)
+    return [_stored(_linear(_sums(a, b, **keywords), **keywords), d)]
+
+
+def grouped_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+    **keywords: Any,
+) -> list[torch.Tensor]:
+    """The same group by group. What no group holds is 0."""
+    (d,) = of_groups(a, b, offsets, counts, **keywords)
+    return [_stored(_linear(_grouped_sums(a, b, offsets, counts, **keywords), **keywords), d)]
+
+
+def epilogue(
+    expression: str, a: torch.Tensor, b: torch.Tensor, named: dict[str, Any], **keywords: Any
+) -> list[torch.Tensor]:
+    """What an expression makes of the sums: D, then what it writes beside. Not of rows at offsets, beside which
+    operands have one value for each group."""
+    parsed = read_epilogue(expression)
+    wanted = of_epilogue(expression, a, b, named, **keywords)
+    mainloop: dict[str, Any] = {x: named[x] for x in ("a_zero", "b_zero") if x in named}
+    if mainloop or "a_dtype" in keywords or "b_dtype" in keywords:
+        mainloop |= {x: named[x] for x in ("a_scale", "b_scale") if x in named}
+    if "offsets" in named or "counts" in named:
+        sums = _grouped_sums(a, b, named.get("offsets"), named.get("counts"))
+    else:
+        sums = _sums(a, b, **keywords, **mainloop)
+    sums = sums.double()
+    mine = {x.name for x in parsed.operands}
+    for name in ("a_scale", "b_scale"):
+        if name in named and name not in mine and name not in mainloop:
+            sums = sums * torch.as_tensor(named[name]).double()
+    inputs = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if parsed.gated else {"acc": sums}
+    for name, default in (("alpha", 1.0), ("beta", 1.0)):
+        inputs[name] = torch.tensor(named.get(name, default), dtype=torch.float64)
+    if "c" in named:
+        inputs["c"] = named["c"].double()
+    for x in parsed.operands:
+        value = torch.as_tensor(named[x.name]).double()
+        axis = {"row": (-1,), "batch": (-1, -1), "column": (-2,) if value.dim() > 1 else ()}.get(x.kind, ())
+        for at in axis:
+            value = value.unsqueeze(at)
+        inputs[x.name] = value.reshape(()) if x.kind == "scalar" else value
+    found = evaluate(parsed, inputs, torch, "f32")
+    names = ("d", *(x.name for x in parsed.outputs))
+    return [_stored(found[name].value.broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
+
+
+def _linear(
+    sums: torch.Tensor, c: torch.Tensor | None = None, alpha: float = 1.0, beta: float | None = None, **_: Any
+) -> torch.Tensor:
+    if alpha != 1.0:
+        sums = alpha * sums.float() if not sums.is_floating_point() else alpha * sums
+    if c is None or beta == 0:
+        return sums
+    return sums + (1.0 if beta is None else beta) * c.to(sums.dtype if sums.is_floating_point() else torch.float32)
+
+
+def _sums(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    a_zero: torch.Tensor | None = None,
+    b_zero: torch.Tensor | None = None,
+    a_dtype: str | None = None,
+    b_dtype: str | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """The sums of products, and of scales."""
+    a = _unpacked(a.mT, a_dtype, b.shape[-2]).mT if a_dtype else a
+    b = _unpacked(b, b_dtype, a.shape[-1]) if b_dtype else b
+    narrow = "a" if a.dtype.itemsize < b.dtype.itemsize else "b" if b.dtype.itemsize < a.dtype.itemsize else ""
+    if narrow == "a" and _has_groups(a_scale, a.mT):
+        a, a_scale = _scaled_groups(a.mT, _turned(a_scale), _turned(a_zero), b.dtype).mT, None
+    elif narrow == "b" and _has_groups(b_scale, b):
+        b, b_scale = _scaled_groups(b, b_scale, b_zero, a.dtype), None
+    elif not narrow and a_scale is not None and b_scale is not None and _are_blocks(a, b, a_scale, b_scale):
+        a = a.float() * _spread(a_scale, -1, SCALE_BLOCK, a.shape[-1])
+        along_k = _spread(b_scale, -2, SCALE_BLOCK, b.shape[-2])
+        b = b.float() * _spread(along_k, -1, SCALE_BLOCK, b.shape[-1])
+        a_scale = b_scale = None
+    sums = _multiplied(a, b)
+    for scale in (a_scale, b_scale):
+        if scale is not None:
+            sums = sums * (scale.float().reshape(()) if scale.numel() == 1 else scale.float())
+    return sums
+
+
+def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` in the type of its sums."""
+    if not (a.is_floating_point() or b.is_floating_point()):
+        return torch.matmul(a.long(), b.long()).int()
+    dtype = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+    return torch.matmul(a.to(dtype), b.to(dtype))
+
+
+def _grouped_sums(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    (d,) = of_groups(a, b, offsets, counts)
+    sums = a.new_zeros(d.shape, dtype=_multiplied(a[..., :0, :0], a[..., :0, :0].mT).dtype)
+    ends = (counts if offsets is None else offsets).tolist()  # type: ignore[union-attr]
+    for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        scale = None if b_scale is None else b_scale[group] if b_scale.dim() == 3 else b_scale
+        if offsets is None:
+            own = None if a_scale is None else a_scale[group, :end]
+            sums[group, :end] = _sums(a[group, :end], b[group], own, scale)
+        elif b.dim() == 3:
+            own = None if a_scale is None else a_scale[start:end]
+            sums[start:end] = _sums(a[start:end], b[group], own, scale)
+        else:
+            sums[group] = _multiplied(a[:, start:end], b[start:end])
+    return sums
+
+
+def _has_groups(scale: torch.Tensor | None, narrow: torch.Tensor) -> bool:
+    """Whether a scale, (K / group, N) or its transpose, is of groups along K of a narrow (K, N)."""
+    if scale is None or scale.dim() < 2:
+        return False
+    sizes = {-(-narrow.shape[-2] // size) for size in GROUP_SIZES}
+    return {*scale.shape[-2:]} in [{size, narrow.shape[-1]} for size in sizes]
+
+
+def _scaled_groups(
+    narrow: torch.Tensor, scale: torch.Tensor | None, zero: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """``(narrow - zero) * scale`` of groups along K, the last extent but one, rounded after each step."""
+    assert scale is not None
+    k = narrow.shape[-2]
+    size = next(size for size in GROUP_SIZES if -(-k // size) == scale.shape[-2])
+    wide = narrow.to(dtype)
+    if zero is not None:
+        wide = wide - _spread(zero, -2, size, k)
+    return wide * _spread(scale, -2, size, k)
+
+
+def _are_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> bool:
+    blocks = -(-a.shape[-1] // SCALE_BLOCK)
+    rows, columns = (a.shape[-2], blocks), (blocks, -(-b.shape[-1] // SCALE_BLOCK))
+    return (tuple(a_scale.shape[-2:]), tuple(b_scale.shape[-2:])) == (rows, columns)
+
+
+def _spread(scales: torch.Tensor, axis: int, size: int, extent: int) -> torch.Tensor:
+    """A scale for each element along an axis."""
+    return scales.repeat_interleave(size, dim=axis).narrow(axis, 0, extent)
+
+
+def _turned(scale: torch.Tensor | None) -> torch.Tensor | None:
+    return None if scale is None else scale.mT
+
+
+def _unpacked(packed: torch.Tensor, dtype: str, k: int) -> torch.Tensor:
+    """Bytes of (..., K, N) as what they hold: along K two elements of 4 bits, the even one in the low half."""
+    held = DTYPES[dtype_named(dtype, "dtype")]
+    if held.bits == 8:
+        return packed.view(getattr(torch, held.torch))
+    low, high = packed & 15, (packed.view(torch.uint8) >> 4).view(packed.dtype)
+    both = torch.stack((low, high), dim=-2).flatten(-3, -2)
+    if held.name == "s4":
+        both = torch.where(both.to(torch.int8) > 7, both.to(torch.int8) - 16, both.to(torch.int8))
+    return both.narrow(-2, 0, k)
+
+
+def _stored(value: torch.Tensor, d: Output) -> torch.Tensor:
+    """Sums as D holds them: packed, rounded, saturated to 8 bits."""
+    if d.dtype.itemsize == 1:
+        limits = torch.finfo(d.dtype) if d.dtype.is_floating_point else torch.iinfo(d.dtype)
+        value = (value if d.dtype.is_floating_point else value.round()).clamp(limits.min, limits.max)
+    elif not d.dtype.is_floating_point and value.is_floating_point():
+        value = value.round()
+    stored = torch.empty(d.shape, dtype=d.dtype, device=value.device)
+    return stored.copy_(value)

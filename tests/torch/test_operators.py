@@ -1,0 +1,112 @@
+"""The operators on real CPU tensors: what PyTorch's own checks say, values, and fakes against what they stand for."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from tests.torch.cases import CASES, FP8, Case, positional, wide  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+import gemmill  # noqa: E402
+from gemmill.runtime.torch.operators import OPERATORS  # noqa: E402
+from gemmill.runtime.torch.options import NAMES  # noqa: E402
+
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def listed(found: Any) -> list[Any]:
+    return [*found] if isinstance(found, list | tuple) else [found]
+
+
+def outs(case: Case) -> Any:
+    """Tensors to write to: column-major, where strides may be so."""
+    arguments, keywords = positional(case)
+    made = listed(case.functional()(*arguments, **keywords))
+    empty = [torch.full_like(x.mT if x.dim() > 1 else x, 7) for x in made]
+    turned = [x.mT if x.dim() > 1 else x for x in empty]
+    return turned if case.operator == "epilogue" else turned[0]
+
+
+def test_every_operator_has_a_case() -> None:
+    assert {case.operator for case in CASES.values()} == {*OPERATORS}
+
+
+@cases
+def test_values_are_those_of_float64(case: Case) -> None:
+    arguments, keywords = positional(case)
+    found = listed(case.functional()(*arguments, **keywords))
+    wanted = listed(case.expected(**case.tensors))
+    assert len(found) == len(wanted)
+    for x, y in zip(found, wanted, strict=True):
+        assert torch.equal(x, y.to(x.dtype))
+    written = outs(case)
+    arguments, keywords = positional(case, written)
+    assert case.mutating()(*arguments, **keywords) is None
+    for x, y in zip(listed(written), found, strict=True):
+        assert torch.equal(x, y)
+
+
+@cases
+def test_opcheck(case: Case) -> None:
+    """With bf16 for fp8, which its comparisons do not take on the CPU."""
+    tensors = {name: x.bfloat16() if getattr(x, "dtype", None) == FP8 else x for name, x in case.tensors.items()}
+    case = case._replace(tensors=tensors)
+    arguments, keywords = positional(case)
+    torch.library.opcheck(case.functional(), arguments, keywords)
+    arguments, keywords = positional(case, outs(case))
+    torch.library.opcheck(case.mutating(), arguments, keywords)
+
+
+@cases
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fakes_have_the_layout_of_what_they_stand_for(case: Case, device: str) -> None:
+    """Those of the GPU too, whose outputs are as packed."""
+    arguments, keywords = positional(case)
+    real = listed(case.functional()(*arguments, **keywords))
+    with FakeTensorMode() as mode:
+
+        def fake(x: Any) -> Any:
+            if isinstance(x, list):
+                return [fake(each) for each in x]
+            if not isinstance(x, torch.Tensor):
+                return x
+            made = mode.from_tensor(x)
+            return made if device == "cpu" else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+        made = listed(case.functional()(*[fake(x) for x in arguments], **keywords))
+    assert [(x.shape, x.stride(), x.dtype) for x in made] == [(x.shape, x.stride(), x.dtype) for x in real]
+    assert {x.device.type for x in made} == {device}
+
+
+@pytest.mark.parametrize(
+    ("operator", "tensors", "says"),
+    [
+        ("mm", (wide(5, 7), wide(8, 3)), "columns of a and the rows of b must be equal"),
+        ("mm", (wide(2, 5, 7), wide(7, 3)), r"must be \(M, K\) and \(K, N\)"),
+        ("bmm", (wide(7), wide(7, 3)), r"must be \(..., M, K\)"),
+        ("grouped_mm", (wide(6, 8), wide(8, 4), None), "neither offsets nor counts"),
+    ],
+)
+def test_fakes_refuse_what_kernels_refuse(operator: str, tensors: tuple[Any, ...], says: str) -> None:
+    with FakeTensorMode() as mode, pytest.raises(RuntimeError, match=says):
+        getattr(torch.ops.gemmill, operator)(*[x if x is None else mode.from_tensor(x) for x in tensors])
+
+
+@pytest.mark.parametrize(("text", "says"), [("tf32=true", "they must be as in"), ("tf33=True", "tf33 is none, there")])
+def test_options_that_are_none_are_refused(text: str, says: str) -> None:
+    with pytest.raises(gemmill.OperandError, match=says):
+        torch.ops.gemmill.mm(wide(5, 7), wide(7, 3), options=text)
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPERATORS.items() if name != "epilogue"])
+def test_arguments_are_those_of_the_function_that_launches(name: str) -> None:
+    """Which takes any keyword, and would take a strange one for an epilogue's operand."""
+    schema = getattr(torch.ops.gemmill, name).default._schema
+    wanted = {x.name for x in schema.arguments} - {"options"}
+    assert wanted <= {*inspect.signature(OPERATORS[name].launch).parameters}
+    assert {*NAMES} <= {*inspect.signature(gemmill.matmul).parameters}
