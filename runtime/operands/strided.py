@@ -93,14 +93,27 @@ def matrices(
 
 def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[tuple[int, ...], Any]:
     """The fewest extents that a batch has for all of some operands, and these with a stride along each."""
-    given = [x.batch_strides for x in operands if x is not None]
+    extents, strides = _joined(batch, [x.batch_strides for x in operands if x is not None])
+    merged = iter(strides)
+    return extents, tuple(x and replace(x, batch_strides=next(merged)) for x in operands)
+
+
+def one_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The stride at which elements along several extents follow one another; None where there is no one."""
+    extents, (own,) = _joined(shape, [strides])
+    return None if len(extents) > 1 else own[0] if own else 0
+
+
+def _joined(shape: Sequence[int], given: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The fewest extents that go with all of some strides, and these: neighbours along which all follow one another
+    are one, and those of 1 none."""
     extents: list[int] = []
     strides: list[list[int]] = [[] for _ in given]
-    for i, extent in enumerate(batch):
+    for i, extent in enumerate(shape):
         if extent == 1:
             continue
         joins = extents and all(own[-1] == extent * x[i] for own, x in zip(strides, given, strict=True))
-        if joins or 0 in batch:
+        if joins or 0 in shape:
             extents[-1:] = [extents[-1] * extent if extents else extent]
             for own, x in zip(strides, given, strict=True):
                 own[-1:] = [x[i]]
@@ -108,8 +121,7 @@ def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[
             extents.append(extent)
             for own, x in zip(strides, given, strict=True):
                 own.append(x[i])
-    merged = iter(strides)
-    return tuple(extents), tuple(x and replace(x, batch_strides=tuple(next(merged))) for x in operands)
+    return tuple(extents), [tuple(own) for own in strides]
 
 
 def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -122,20 +134,12 @@ def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[in
 
 
 def collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The one stride of several batch extents."""
-    count, stride = 1, 0
-    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
-        if extent == 1:
-            continue
-        if count == 1:
-            count, stride = extent, step
-        elif step == count * stride or 0 in shape:
-            count *= extent
-        else:
-            raise OperandError(
-                f"{name}: batch extents {tuple(shape)} with strides {tuple(strides)} (0: broadcast) do not "
-                f"collapse to one stride: pass {name}.expand(...).contiguous(), or loop over the outer extents"
-            )
+    """The one stride of several batch extents; OperandError where they have several."""
+    if (stride := one_stride(shape, strides)) is None:
+        raise OperandError(
+            f"{name}: batch extents {tuple(shape)} with strides {tuple(strides)} (0: broadcast) do not "
+            f"collapse to one stride: pass {name}.expand(...).contiguous(), or loop over the outer extents"
+        )
     return stride
 
 

@@ -6,7 +6,7 @@ for all where the stride is 0, else a matrix that repeats the vector, which is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -15,7 +15,7 @@ from gemmill.library.epilogues.tree import Assignment, Epilogue, Kind, with_kind
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import Value
 from gemmill.runtime.operands.fused.scales import form
-from gemmill.runtime.operands.strided import broadcast
+from gemmill.runtime.operands.strided import broadcast, one_stride
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -92,21 +92,7 @@ def _stacked(kind: Kind, value: TensorView, rows: tuple[int, ...], columns: tupl
         strides = broadcast("", value, (*rows, *columns))
     except OperandError:  # which binding tells by its name
         return None
-    step = _one_stride(rows, strides[: len(rows)])
+    step = one_stride(rows, strides[: len(rows)])
     if step is None or (kind == "row" and step != 1):
         return None
     return replace(value, shape=(prod(rows), *columns), strides=(step, *strides[len(rows) :]))
-
-
-def _one_stride(extents: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride at which elements along several extents follow one another, if there is one."""
-    count, stride = 1, 0
-    for extent, step in zip(reversed(extents), reversed(strides), strict=True):
-        if extent == 1:
-            continue
-        if count == 1:
-            stride = step
-        elif step != count * stride:
-            return None
-        count *= extent
-    return stride
