@@ -19,6 +19,7 @@ from gemmill.library.config.model import DecompositionName, GemmConfig
 from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
+from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.legality.footprint import FAMILY, family_of
 from gemmill.library.legality.nearest_change import nearest_change
 from gemmill.library.legality.quantities import integer
@@ -163,6 +164,22 @@ def _epilogue_gated(f: Fields) -> str | None:
     return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
 
 
+@rule(
+    "epilogue-scales",
+    ("a.scale", "b.scale", "epilogue"),
+    "gemmill: a call passes scales of an operand once, as a_scale or b_scale",
+)
+def _epilogue_scales(f: Fields) -> str | None:
+    """An epilogue has no ``a_scale`` or ``b_scale`` where the main loop reads scales by that name."""
+    if f["epilogue"] == LINEAR:
+        return None
+    names = [operand.name for operand in parse(str(f["epilogue"])).operands]
+    for name in SCALES:
+        if name in names and (scale := f[name.replace("_", ".")]) != "none":
+            return f"{name} is the {scale} scale of the main loop; name it otherwise in the epilogue: {f['epilogue']}"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _family,
     _swizzle,
@@ -172,6 +189,7 @@ RULES: tuple[Rule, ...] = (
     _epilogue_gated,
     _epilogue_integers,
     _epilogue_groups,
+    _epilogue_scales,
     epilogue_c,
     _epilogue_family,
     *itertools.chain.from_iterable(family.rules for family in FAMILY.values()),

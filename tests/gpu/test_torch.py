@@ -25,7 +25,9 @@ def on_gpu(x: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
-    return made if not x.numel() else made.copy_(x)
+    elements = [slice(None) if stride else slice(1) for stride in x.stride()]  # of what is expanded, one
+    made[elements].copy_(x[elements])
+    return made
 
 
 def listed(found: Any) -> list[Any]:

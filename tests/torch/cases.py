@@ -158,7 +158,7 @@ CASES: dict[str, Case] = {
             "a_scale": wide(5, 2, dtype=torch.float32),
             "b_scale": wide(2, 2, dtype=torch.float32),
         },
-        {"out_dtype": torch.float32},
+        {},
         _blocks_expected,
     ),
     "mixed_mm of s8": Case("mixed_mm", {"a": wide(5, 64), "b": wide(16, 64, dtype=torch.int8).mT}, {}, product),
@@ -172,7 +172,7 @@ CASES: dict[str, Case] = {
             "a_zero": None,
             "b_zero": wide(2, 16, seed=2),
         },
-        {"b_dtype": "u4", "out_dtype": torch.float32},
+        {"b_dtype": "u4"},
         _weights_expected,
     ),
     "grouped_mm of rows": Case(

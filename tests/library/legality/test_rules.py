@@ -234,6 +234,12 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             "it may read 2 of the former, 12 of the latter, each matrix in place of 4",
             None,
         ),
+        (
+            {"a.scale": "1x128", "epilogue": canonical("d = acc * a_scale[m]")},
+            "epilogue-scales",
+            "a_scale is the 1x128 scale of the main loop; name it otherwise",
+            None,
+        ),
         ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
         ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
         ({"b.major": "mn", "tile.k": 41}, "multicast-slice", "tile.k is 41, not a multiple of 2 x 1", None),
