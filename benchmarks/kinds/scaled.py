@@ -1,7 +1,8 @@
-"""fp8 with scales: of rows beside ``torch._scaled_mm``, and of blocks of 3-D operands beside 2-D ones, in one run.
+"""fp8 with scales: of rows beside ``torch._scaled_mm``, of blocks of 3-D operands beside 2-D, and in bytes beside f32.
 
 ``gemmill.matmul(a, b, a_scale=(M, 1), b_scale=(1, N))`` on layers of large language models, the epilogue of the
-selected kernel multiplying; and block-scaled (B, S, K) operands beside the same as (B * S, K). Launches go through
+selected kernel multiplying; block-scaled (B, S, K) operands beside the same as (B * S, K), and scales of ue8m0 beside
+the same in f32; all in one run. Launches go through
 operand sets in turn, so that none is in L2, and are replayed in CUDA graphs; ratios are of rounds. Needs an NVIDIA GPU
 and PyTorch.
 
@@ -59,7 +60,11 @@ def main() -> None:
     from gemmill.profiler.measure.operands import set_count
 
     record, stream = Record("scaled", arguments), torch.cuda.Stream()
-    for kind, shapes, candidates in (("rows", ROWS, by_rows), ("blocks", BLOCKS, by_blocks)):
+    for kind, shapes, candidates in (
+        ("rows", ROWS, by_rows),
+        ("blocks", BLOCKS, by_blocks),
+        ("bytes", BLOCKS, by_bytes),
+    ):
         rows = []
         for shape in shapes:
             torch.cuda.empty_cache()
@@ -147,6 +152,28 @@ def by_blocks(torch: Any, shape: Sequence[int], sets: int) -> Candidates:
             flat[0]()
             check(f"blocks of {batch}x{tokens}x{n}x{k}", plans[0].out.flatten(0, 1), plain.out.float())
     return plans, "2-D", flat
+
+
+def by_bytes(torch: Any, shape: Sequence[int], sets: int) -> Candidates:
+    """Scales of blocks that are powers of two, in ue8m0 and in f32."""
+    from benchmarks.common import check
+
+    m, (n, k) = prod(shape[:-2]), shape[-2:]
+    plans: list[Any] = []
+    wide: list[Callable[[], object]] = []
+    blocks = -(-k // 128)
+    for seed in range(sets):
+        a, b, *scales = operands(torch, seed, (m, k), n, (m, blocks), (-(-n // 128), blocks))
+        a_scale, b_scale = (x.log2().round().exp2() for x in scales)
+        a_byte, b_byte = (x.to(torch.float8_e8m0fnu) for x in (a_scale, b_scale))
+        plans.append(made(torch, a, b.t(), a_byte, b_byte.t())[0])
+        plain, _ = made(torch, a, b.t(), a_scale, b_scale.t())
+        wide.append(plain)
+        if seed == 0:
+            plans[0]()
+            plain()
+            check(f"bytes of {m}x{n}x{k}", plans[0].out, plain.out.float())
+    return plans, "f32", wide
 
 
 def operands(torch: Any, seed: int, a: Sequence[int], n: int, *scales: Sequence[int]) -> tuple[Any, ...]:
