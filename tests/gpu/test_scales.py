@@ -145,14 +145,15 @@ def test_kernels_of_every_schedule_upconvert_scales_of_a_byte(tail: str, along: 
         assert torch.equal(found, rounded(product))
 
 
-def test_block_scales_of_a_byte_may_be_the_least_the_greatest_and_no_number() -> None:
-    a, b = (torch.ones(extent, 128, device="cuda").to(torch.float8_e4m3fn) for extent in (128, 256))
+@pytest.mark.parametrize("n", [128, 256])  # of one block, scales might by their shapes be of rows
+def test_block_scales_of_a_byte_may_be_the_least_the_greatest_and_no_number(n: int) -> None:
+    a, b = (torch.ones(extent, 128, device="cuda").to(torch.float8_e4m3fn) for extent in (128, n))
     bits = torch.arange(128, device="cuda", dtype=torch.uint8).view(-1, 1)
     for first, other in ((0, 127 + 7), (128, 127 - 14)):  # all 256, times what keeps them within the range of f32
-        a_scale, b_scale = bits + first, torch.full((1, 2), other, device="cuda", dtype=torch.uint8)
+        a_scale, b_scale = bits + first, torch.full((1, n // 128), other, device="cuda", dtype=torch.uint8)
         scales = {"a_scale": a_scale.view(torch.float8_e8m0fnu), "b_scale": b_scale.view(torch.float8_e8m0fnu)}
         wanted = (a_scale.double() - 127).exp2() * 2.0 ** (other - 127) * 128
-        wanted = wanted.float().masked_fill(a_scale == 255, float("nan")).expand(128, 256)
+        wanted = wanted.float().masked_fill(a_scale == 255, float("nan")).expand(128, n)
         found = gemmill.matmul(a, b.mT, **scales).float()
         assert torch.equal(found.nan_to_num(nan=-1), wanted.nan_to_num(nan=-1))
 

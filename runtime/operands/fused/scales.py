@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.epilogues.tree import Kind, Operand, scaled
 from gemmill.library.errors import OperandError
@@ -39,7 +40,7 @@ def kinds_of_scales(
         grouped = narrow if has_groups(narrow, tensors) else ""
         forms = {name: x for name, x in forms.items() if name[0] != grouped and x is not None}
     elif {name: scale.shape[-2:] for name, scale in given.items()} == block_shapes(a, b) and (
-        None in forms.values() or all(scale.dtype == "f32" for scale in given.values())
+        None in forms.values() or {scale.dtype for scale in given.values()} in ({dtype} for dtype in BLOCK_SCALES)
     ):
         return {}
     for name, found in forms.items():

@@ -86,6 +86,14 @@ def test_scales_of_rows_columns_and_operands_are_of_the_epilogue(given: dict[str
     assert [x.name for x in call.bound.arguments] == [x for x in call.places[-len(call.bound.arguments) or 99 :] if x]
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [("f32", "1x128"), ("f16", "none")])
+def test_scales_of_one_block_along_k_are_of_blocks_in_types_that_those_have(dtype: str, scale: str) -> None:
+    """By their shapes they might as well be of rows."""
+    a, b, out = bytes_of(64, 128), bytes_of(128, 128), Array(64, 128, dtype="f16")
+    call = read(a, b, out=out, a_scale=Array(64, 1, dtype=dtype), b_scale=Array(1, 1, dtype=dtype))
+    assert call.problem.a_scale == scale
+
+
 def test_scales_of_the_host_are_factors_without_an_epilogue() -> None:
     assert read(a_scale=0.5, b_scale=4, alpha=3.0).options.alpha == 6.0
     assert signature(read(a_scale=0.5)) != signature(read(a_scale=0.25))
