@@ -31,7 +31,7 @@ struct ScaleStage {
 /// strides come straight from where the caller has them. Each lane arrives at the stage's full barrier. Addresses are made
 /// once a tile: they took as long as the MMAs of a stage.
 ///
-/// Of scales of a byte (ue8m0) the aligned word around each is copied as far as that byte, as cp.async takes words alone.
+/// Of scales of a byte (ue8m0) the aligned word around each is copied, as cp.async takes words alone.
 /// When it is there, the lane that copied it writes f32 in its place.
 template <int TileM, class Scale>
 struct ScaleLoad {
@@ -70,10 +70,9 @@ struct ScaleLoad {
     int const lane = threadIdx.x % 32;
     uint32_t const target = stage + lane * 4;
     Scale const* source = word(row);
-    int const bytes = up_to(row, 4);
 #pragma unroll
-    for (int i = 0; i < TileM; i += 32, source += row_stride) copy(target + i * 4, source, i < rows ? bytes : 0);
-    if (lane < 2) copy(target + TileM * 4, word(column), up_to(column, column_bytes));
+    for (int i = 0; i < TileM; i += 32, source += row_stride) copy(target + i * 4, source, i < rows ? 4 : 0);
+    if (lane < 2) copy(target + TileM * 4, word(column), column_bytes);
     row += row_step;
     column += column_step;
     if constexpr (!kBytewise)
@@ -106,19 +105,14 @@ struct ScaleLoad {
   static_assert(TileM % 32 == 0, "each lane copies the scales of as many rows");
   static_assert(kBytewise || sizeof(Scale) == 4, "cp.async copies 4 bytes");
 
-  /// The aligned word that a scale lies in.
+  /// The aligned word that a scale lies in. It may reach 3 bytes beyond the tensor, never beyond its memory: what
+  /// cudaMalloc gives begins and ends at multiples of 256 bytes.
   __device__ static Scale const* word(Scale const* scale) {
     if constexpr (kBytewise) return reinterpret_cast<Scale const*>(reinterpret_cast<uintptr_t>(scale) & ~uintptr_t(3));
     return scale;
   }
 
-  /// How many of so many bytes of that word are read: none behind the scale, where the tensor may end.
-  __device__ static int up_to(Scale const* scale, int bytes) {
-    if constexpr (kBytewise) return bytes == 0 ? 0 : int(reinterpret_cast<uintptr_t>(scale) % 4) + 1;
-    return bytes;
-  }
-
-  /// Up to 4 bytes, and zeros in place of the others, which are not read.
+  /// 4 bytes, or where there are 0 none, and zeros in place.
   __device__ static void copy(uint32_t target, Scale const* source, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
   }
