@@ -14,7 +14,24 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from tests.torch.opinfo import BY_OPERATORS, DTYPES, OPS, check_operators, check_taken_over  # noqa: E402
+from tests.torch.opinfo import (  # noqa: E402
+    BY_OPERATORS,
+    DTYPES,
+    OPS,
+    check_operators,
+    check_taken_over,
+    needed_kernels,
+)
+
+import gemmill.torch  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that the samples need, compiled in parallel."""
+    from benchmarks.pytorch.warming import warm
+
+    warm(needed_kernels(DTYPES))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -31,7 +48,5 @@ def test_operators_give_what_float64_gives(name: str, dtype: str) -> None:
 
 def test_samples_were_served() -> None:
     """Some of them at least, by kernels of ours."""
-    import gemmill.torch
-
     check_taken_over("nn.functional.linear", torch.bfloat16, "cuda")
     assert "linear" in str(gemmill.torch.stats()) or "mm" in str(gemmill.torch.stats())

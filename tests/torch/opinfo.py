@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+import types
+import unittest
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,7 +19,7 @@ torch: Any = pytest.importorskip("torch")
 
 OPS = (
     *("mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "__rmatmul__", "mv", "addmv", "einsum"),
-    *("nn.functional.linear", "nn.functional.bilinear", "linalg.multi_dot", "linalg.matrix_power"),
+    *("nn.functional.linear", "nn.functional.bilinear", "linalg.multi_dot"),
 )
 """OpInfos whose functions end in products that are taken over, or look as if."""
 
@@ -51,14 +56,24 @@ BY_OPERATORS: dict[str, Callable[..., Any]] = {
 """What is written with our operators, by the OpInfo whose samples it takes."""
 
 
-def samples(name: str, dtype: Any, device: str, learn: bool) -> Iterator[tuple[Callable[..., Any], list[Any], dict[str, Any]]]:
+def samples(
+    name: str, dtype: Any, device: str, learn: bool
+) -> Iterator[tuple[Callable[..., Any], list[Any], dict[str, Any]]]:
     """The function of an OpInfo, and the arguments of each of its samples."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    (info,) = [x for x in op_db if x.name == name and not x.variant_test_name][:1]
+    (info,) = [x for x in _op_db() if x.name == name and not x.variant_test_name]
     torch.manual_seed(0)
     for sample in info.sample_inputs(device, dtype, requires_grad=learn):
         yield info.op, [sample.input, *sample.args], sample.kwargs
+
+
+@cache
+def _op_db() -> list[Any]:
+    if "expecttest" not in sys.modules and not find_spec("expecttest"):  # for cases, not samples
+        sys.modules["expecttest"] = types.ModuleType("expecttest")
+        sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
 
 
 def is_real(arguments: Any) -> bool:
@@ -90,7 +105,9 @@ def _outcome(call: Callable[..., Any], arguments: Any, keywords: Any, weigh: Any
     if not (learn and learning and d.requires_grad):
         return d.detach(), []
     weights = weigh(d)
-    return d.detach(), [x for x in torch.autograd.grad((d * weights).sum(), learning, allow_unused=True) if x is not None]
+    return d.detach(), [
+        x for x in torch.autograd.grad((d * weights).sum(), learning, allow_unused=True) if x is not None
+    ]
 
 
 def check(call: Callable[..., Any], exact: Callable[..., Any], arguments: Any, keywords: Any, context: Any) -> None:
@@ -115,7 +132,9 @@ def check(call: Callable[..., Any], exact: Callable[..., Any], arguments: Any, k
             continue
         largest = max(1.0, float(wanted.abs().max()))
         error = float((found.double() - wanted).abs().max())
-        assert error <= 4 * bound * largest, f"{error} of {largest} in {[x.shape for x in tensors(arguments)]}, {keywords}"
+        assert error <= 2 * bound * largest, (
+            f"{error} of {largest} in {[x.shape for x in tensors(arguments)]}, {keywords}"
+        )
 
 
 def check_taken_over(name: str, dtype: Any, device: str) -> None:
@@ -136,3 +155,22 @@ def check_operators(name: str, dtype: Any, device: str) -> None:
             check(BY_OPERATORS[name], exact, arguments, keywords, nullcontext())
             seen += 1
     assert seen
+
+
+def needed_kernels(dtypes: Sequence[str]) -> set[str]:
+    """Kernels of all samples on a GPU, forward and backward, taken over and by operators."""
+    from benchmarks.pytorch.warming import Needed, without_launches
+
+    names: set[str] = set()
+    for dtype in dtypes:
+        for name in OPS:
+            for call, arguments, keywords in samples(name, getattr(torch, dtype), "cuda", True):
+                if not is_real((arguments, keywords)):
+                    continue
+                with Needed() as needed:
+                    _outcome(call, arguments, keywords, torch.ones_like, True)
+                names |= needed.names
+                if name in BY_OPERATORS and arguments[0].dim() > 1:
+                    with without_launches("cuda", names):
+                        _outcome(BY_OPERATORS[name], arguments, keywords, torch.ones_like, True)
+    return names

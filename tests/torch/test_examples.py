@@ -18,7 +18,9 @@ NUMBER = r"[\d.]+(?:e[+-]\d+)?"
 
 def printed(name: str, *arguments: str) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--device", "cpu", "--tiny", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
