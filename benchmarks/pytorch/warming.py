@@ -42,7 +42,7 @@ class Needed(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func in _CALLS and made.is_cuda:
-            with _noting(self.names):
+            with torch.no_grad(), _noting(self.names):
                 _CALLS[func](*args, **(kwargs or {}))
         return made
 

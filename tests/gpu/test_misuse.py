@@ -67,11 +67,10 @@ def test_capture_without_warm_up(way: str) -> None:
     try:
         with torch.cuda.graph(graph):
             made = WAYS[way](a, b)
-    except (gemmill.GemmillError, RuntimeError) as refusal:
-        assert str(refusal)
-    else:
         graph.replay()
         assert torch.equal(made.double(), a.double() @ b.double())
+    except (gemmill.GemmillError, RuntimeError):
+        assert made is None
     torch.cuda.synchronize()
     check_alive(WAYS[way], "cuda")
     graph = torch.cuda.CUDAGraph()
@@ -88,8 +87,7 @@ def test_exceptions_leave_enabled_as_they_found_it() -> None:
     a, b = operands("cuda")
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), gemmill.torch.enabled(), gemmill.torch.enabled():
-            torch.mm(a, b)
-            raise ZeroDivisionError
+            print(torch.mm(a, b).shape[0] // 0)
         with pytest.raises(RuntimeError), gemmill.torch.enabled():
             torch.mm(a, b[:32])
     first, second = gemmill.torch.enabled(), gemmill.torch.enabled()

@@ -4,6 +4,7 @@ what PyTorch gives, and in either case the next call is right."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -182,12 +183,10 @@ MISUSES: Mapping[str, Callable[[Multiply, Any, Any], Any]] = {
 def check_misuse(name: str, multiply: Multiply, device: str) -> None:
     """What is misused is refused or right, and what follows is right."""
     check_alive(multiply, device)
-    try:
+    made = None
+    with suppress(*REFUSALS):
         made = MISUSES[name](multiply, *operands(device))
-    except REFUSALS as refusal:
-        assert str(refusal)
-    else:
-        if isinstance(made, tuple):
-            found, wanted = (x.detach().double() for x in made)
-            torch.testing.assert_close(found, wanted)
+    if isinstance(made, tuple):
+        found, wanted = (x.detach().double() for x in made)
+        torch.testing.assert_close(found, wanted)
     check_alive(multiply, device)
