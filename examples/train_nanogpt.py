@@ -33,13 +33,10 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, width), and so again."""
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self._qkv(x))
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, -1))
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.project(mixed)
         return x + self.down(gelu(self.up(self.norms[1](x)), approximate="tanh"))
-
-    def _qkv(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.qkv(self.norms[0](x)).chunk(3, dim=-1)
 
 
 class GPT(nn.Module):
@@ -87,7 +84,8 @@ def train(model: GPT, text: torch.Tensor, steps: int, batch: int, tokens: int) -
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     compiled = torch.compile(model)
-    draw, losses, start = torch.Generator().manual_seed(1), [], 0.0
+    draw, start = torch.Generator().manual_seed(1), 0.0
+    losses: list[torch.Tensor | float] = []
     for step in range(steps):
         if step == steps // 2:
             losses[-1:] = [float(losses[-1])]  # waits for the GPU

@@ -16,6 +16,7 @@ import copy
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,28 +107,26 @@ class Model:
         cache = {"position": 8, "length": 16} if arguments.tiny else {}
         for shape in arguments.prefill:
             batch, tokens = map(int, shape.split("x"))
-            self._steps[f"prefill {shape}"] = lambda model, b=batch, t=tokens: steps.prefill(model, b, t)
+            self._steps[f"prefill {shape}"] = partial(steps.prefill, batch=batch, tokens=tokens)
         for batch in arguments.batches if ARCHITECTURES[name].is_decoder else ():
-            self._steps[f"decode {batch}"] = lambda model, b=batch: steps.decode(model, b, **cache)
+            self._steps[f"decode {batch}"] = partial(steps.decode, batch=batch, **cache)
         self._made: dict[str, steps.Step] = {}
         self._compiled_steps: dict[tuple[str, str], steps.Step] = {}
 
     def measure(self) -> None:
         """All, the cheap before the dear, so that what there is no time for is the least."""
         for step in [*self._steps]:
-            if not self._tried(lambda step=step: self._prepared(step), step=step, what="warm-up"):
+            if not self._tried(partial(self._prepared, step), step=step, what="warm-up"):
                 self._steps.pop(step)
         for step in self._steps:
-            self._tried(lambda step=step: self._served(step), step=step, what="served")
+            self._tried(partial(self._served, step), step=step, what="served")
         self._tried(self._accuracy, what="accuracy")
         for form in self._arguments.forms:
             needs = 5 if form in ("eager", "captured") else 25
             for step in self._steps:
                 if form in ("captured", "both") and self._arguments.device == "cpu":
                     continue
-                self._tried(
-                    lambda step=step, form=form: self._timed(step, form), needs, step=step, what="time", form=form
-                )
+                self._tried(partial(self._timed, step, form), needs, step=step, what="time", form=form)
 
     def _tried(self, measure: Callable[[], dict[str, Any]], needs: float = 0, **of: Any) -> bool:
         return self._lines.tried(measure, needs=self._until + needs, model=self._name, **of)

@@ -71,14 +71,13 @@ def _ids(model: Any, batch: int, tokens: int) -> torch.Tensor:
     return torch.randint(1, model.config.vocab_size, (batch, tokens), generator=draw, device=device)
 
 
-def compiled(step: Step, of: str) -> Step:
+def compiled(step: Any, of: str) -> Any:
     """A step compiled by torch.compile, apart from the same step compiled for another side: Dynamo keeps what it
     compiled by the code object, so each has one of its own."""
     assert isinstance(step, types.FunctionType)
     code = step.__code__.replace(co_name=f"{step.__code__.co_name}_{of}")
     own = types.FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
-    made: Step = torch.compile(own, dynamic=False)
-    return made
+    return torch.compile(own, dynamic=False)
 
 
 def captured(step: Step) -> Step:

@@ -16,6 +16,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -86,7 +87,7 @@ def main() -> None:
     run = Training(model, arguments)
     lines.tried(run.warmed, what="warm-up")
     for form in arguments.forms:
-        lines.tried(lambda form=form: run.timed(form), needs=20 if form == "eager" else 90, what="time", form=form)  # type: ignore[misc]
+        lines.tried(partial(run.timed, form), needs=20 if form == "eager" else 90, what="time", form=form)
     lines.tried(lambda: run.curves(lines), needs=20, what="curves")
 
 
@@ -139,7 +140,7 @@ class Training:
                 if form == "compiled":
                     loss = steps.compiled(loss, side)
                     if side == "ours":
-                        self._warm_compiled(lambda loss=loss: loss(ids).backward())  # type: ignore[misc]
+                        self._warm_compiled(partial(_backward, loss, ids))
 
                 def step(loss: Callable[[torch.Tensor], torch.Tensor] = loss) -> None:
                     loss(ids).backward()
@@ -201,6 +202,10 @@ class Training:
             optimizer.zero_grad()
             found.append(value.detach())
         return [float(x) for x in found]
+
+
+def _backward(loss: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> None:
+    loss(ids).backward()
 
 
 @contextmanager

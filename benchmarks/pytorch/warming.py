@@ -32,7 +32,7 @@ class _Found(Exception):
     """Instead of a kernel that would be loaded."""
 
 
-class Needed(TorchDispatchMode):
+class Needed(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     """Notes the kernel of each product that is dispatched in it; the products themselves run as ever."""
 
     def __init__(self) -> None:
@@ -55,12 +55,13 @@ def _noting(names: set[str]) -> Iterator[None]:
         names.add(name)
         raise _Found
 
-    loads, prepare._load = prepare._load, found
+    loads, patched = prepare._load, vars(prepare)
+    patched["_load"] = found
     try:
         with suppress(_Found, gemmill.GemmillError):
             yield
     finally:
-        prepare._load = loads
+        patched["_load"] = loads
 
 
 @contextmanager

@@ -81,7 +81,12 @@ def _functional(multiply: Multiply, a: Any, b: Any) -> Any:
 
 def _leaked(multiply: Multiply, a: Any, b: Any) -> Any:
     kept: list[Any] = []
-    torch.vmap(lambda x: kept.append(x) or x)(torch.stack([a, a]))
+
+    def leak(x: Any) -> Any:
+        kept.append(x)
+        return x
+
+    torch.vmap(leak)(torch.stack([a, a]))
     multiply(kept[0], b)
 
 
