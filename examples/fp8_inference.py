@@ -10,7 +10,6 @@ weights, and milliseconds of a forward pass.
 from __future__ import annotations
 
 import argparse
-import copy
 import time
 
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 
 import gemmill.torch
 
-WEIGHTS = ("e4m3 rows", "e4m3 blocks", "u4")
+WEIGHTS = ("e4m3_rows", "e4m3_blocks", "u4_g128")
 
 
 class Gated(nn.Module):
@@ -55,7 +54,7 @@ def main() -> None:
         wanted = model(x).double()
         report("bf16", model, x, wanted)
         for weights in WEIGHTS:
-            report(weights, gemmill.torch.convert(copy.deepcopy(model), weights=weights), x, wanted)
+            report(weights, gemmill.torch.convert(model, weights, inplace=False), x, wanted)
 
 
 def report(name: str, model: nn.Module, x: torch.Tensor, wanted: torch.Tensor) -> None:

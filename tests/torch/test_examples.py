@@ -36,11 +36,11 @@ def test_weights_are_converted() -> None:
     text = printed("fp8_inference")
     rows = re.findall(rf"^(\S[\w ]*\w) +({NUMBER}) MB +({NUMBER}) from", text, re.MULTILINE)
     kept = {name: (float(size), float(error)) for name, size, error in rows}
-    assert [*kept] == ["bf16", "e4m3 rows", "e4m3 blocks", "u4"]
-    assert kept["u4"][0] < 0.4 * kept["bf16"][0]
-    assert max(kept["e4m3 rows"][0], kept["e4m3 blocks"][0]) < 0.6 * kept["bf16"][0]
-    assert 0 < max(kept["e4m3 rows"][1], kept["e4m3 blocks"][1]) < 0.05
-    assert 0 < kept["u4"][1] < 0.25
+    assert [*kept] == ["bf16", "e4m3_rows", "e4m3_blocks", "u4_g128"]
+    assert kept["u4_g128"][0] < 0.4 * kept["bf16"][0]
+    assert max(kept["e4m3_rows"][0], kept["e4m3_blocks"][0]) < 0.6 * kept["bf16"][0]
+    assert 0 < max(kept["e4m3_rows"][1], kept["e4m3_blocks"][1]) < 0.05
+    assert 0 < kept["u4_g128"][1] < 0.25
 
 
 @pytest.mark.slow
