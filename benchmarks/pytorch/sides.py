@@ -54,7 +54,7 @@ class Lines:
     def tried(self, measure: Callable[[], dict[str, Any]], needs: float = 0, **of: Any) -> bool:
         """Write what a measurement gives; where it fails or there is no time left for it, that. Whether it worked."""
         if self.left < needs:
-            self.add(**of, skipped=f"{self.left:.0f} s are left")
+            self.add(**of, skipped=f"{self.left:.0f} s are left; it starts with {needs:.0f}")
             return False
         start = time.monotonic()
         try:
