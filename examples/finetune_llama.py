@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ def main() -> None:
     batches = list(windows(arguments.steps, batch, tokens, arguments.device))
 
     losses = {}
-    for name, context in {"PyTorch": nullcontext(), "gemmill": gemmill.torch.enabled()}.items():
+    sides: dict[str, AbstractContextManager[Any]] = {"PyTorch": nullcontext(), "gemmill": gemmill.torch.enabled()}
+    for name, context in sides.items():
         with context:
             losses[name] = finetune(copy.deepcopy(model), batches)
     print("step   PyTorch   gemmill")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ def main() -> None:
     prompt = torch.randint(1, model.config.vocab_size, (4, 16 if arguments.tiny else 512), device=arguments.device)
 
     made = {}
-    for name, context in {"PyTorch": nullcontext(), "enabled()": gemmill.torch.enabled()}.items():
+    sides: dict[str, AbstractContextManager[Any]] = {"PyTorch": nullcontext(), "enabled()": gemmill.torch.enabled()}
+    for name, context in sides.items():
         with context:
             made[name], seconds = generate(model, prompt, arguments.tokens)
         print(f"{name:20} {made[name].numel() / seconds:8.0f} tokens a second")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,7 +69,8 @@ def main() -> None:
     layers, width, heads, tokens, batch = (2, 64, 4, 32, 2) if arguments.tiny else (12, 768, 12, 1024, 16)
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     text = torch.tensor([*b"".join(page.read_bytes() for page in pages)])
-    for name, context in {"PyTorch": nullcontext(), "gemmill": gemmill.torch.enabled()}.items():
+    sides: dict[str, AbstractContextManager[Any]] = {"PyTorch": nullcontext(), "gemmill": gemmill.torch.enabled()}
+    for name, context in sides.items():
         torch.compiler.reset()  # so that nothing of the other is reused
         torch.manual_seed(0)
         model = GPT(layers, width, heads, tokens).to(arguments.device)
