@@ -41,7 +41,7 @@ test-browser: $(VENV)/.dev  ## Look at the pages of reports in Chromium, without
 	TESTS_NEED_CHROMIUM=1 $(PYTEST) -m browser -n 0
 
 test-torch: $(VENV)-torch/.installed  ## Test what gemmill is in PyTorch, on the CPU, in an environment of its own
-	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
+	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch tests/integrations
 
 test-lowest:  ## Run the tests that take no time with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)-lowest
@@ -82,7 +82,7 @@ $(VENV)-torch/.installed: pyproject.toml Makefile
 	@$(or $(PYTHON),false) -c '' || { echo "No Python 3.11 or newer found: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)-torch
 	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable . torch==2.13.0 \
-		pytest pytest-randomly pytest-xdist hypothesis
+		pytest pytest-randomly pytest-xdist hypothesis transformers
 	@touch $@
 
 $(BIN)/python:

@@ -1,0 +1,123 @@
+"""Public architectures of transformers by their configs, so that nothing is downloaded; weights are random.
+
+Widths are those of the models. Layers are fewer, so that a run takes minutes: ratios are of a step with so many layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Architecture(NamedTuple):
+    """A model as its config has it."""
+
+    config: str
+    """Class of transformers."""
+    fields: Mapping[str, Any]
+    """What it takes."""
+    layers: int = 4
+    """So many, where nobody asks for others."""
+    attention: str = "sdpa"
+    """Or ``eager``, whose products are GEMMs of a batch."""
+    is_decoder: bool = True
+
+
+_LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "Llama-3.1-8B": Architecture("LlamaConfig", {**_LLAMA, "vocab_size": 128256}),
+    "Qwen2.5-7B": Architecture(
+        "Qwen2Config",
+        {
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
+        },
+    ),
+    "Gemma-2-9B": Architecture(
+        "Gemma2Config",
+        {
+            "hidden_size": 3584,
+            "intermediate_size": 14336,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "vocab_size": 256000,
+        },
+        attention="eager",  # which its capped logits ask for
+    ),
+    "Phi-3-mini": Architecture(
+        "Phi3Config",
+        {
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "vocab_size": 32064,
+            "pad_token_id": 0,
+        },
+        layers=8,
+    ),
+    "GPT-2 XL": Architecture("GPT2Config", {"n_embd": 1600, "n_head": 25, "vocab_size": 50257}, layers=8),
+    "OPT-6.7B": Architecture(
+        "OPTConfig",
+        {
+            "hidden_size": 4096,
+            "ffn_dim": 16384,
+            "num_attention_heads": 32,
+            "vocab_size": 50272,
+            "word_embed_proj_dim": 4096,
+            "max_position_embeddings": 4096,
+        },
+    ),
+    "Mixtral-8x7B": Architecture("MixtralConfig", {**_LLAMA, "vocab_size": 32000}, layers=2),
+    "BERT-large": Architecture(
+        "BertConfig",
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
+        layers=8,
+        is_decoder=False,
+    ),
+}
+"""By the name of the model."""
+
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "n_embd": 64,
+    "n_head": 4,
+    "ffn_dim": 128,
+    "word_embed_proj_dim": 64,
+}
+"""Fields of a model that a CPU runs in no time."""
+
+
+def build(name: str, layers: int | None, device: str, tiny: bool) -> Any:
+    """A model in bf16 with weights drawn with one seed; ``tiny``: of two layers, as wide as :data:`_TINY` says."""
+    import transformers
+
+    row = ARCHITECTURES[name]
+    fields = {key: _TINY.get(key, value) if tiny else value for key, value in row.fields.items()}
+    fields["n_layer" if row.config == "GPT2Config" else "num_hidden_layers"] = 2 if tiny else layers or row.layers
+    config = getattr(transformers, row.config)(**fields, attn_implementation=row.attention)
+    if "num_local_experts" in config.to_dict():  # one call for all experts, which a graph can hold
+        config._experts_implementation = "grouped_mm"
+    kind = transformers.AutoModelForCausalLM if row.is_decoder else transformers.AutoModel
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = kind.from_config(config, attn_implementation=row.attention)
+    return model.to(torch.bfloat16).eval().requires_grad_(False)
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether a model takes an argument: versions of transformers differ."""
+    return name in inspect.signature(model.forward).parameters

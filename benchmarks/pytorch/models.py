@@ -1,0 +1,213 @@
+"""``gemmill.torch.enabled()`` on public model architectures, beside PyTorch alone: time, accuracy, what is served.
+
+Of each model (transformers, random weights, real widths, few layers) prefill and decoding of one token, eagerly,
+compiled, captured into a CUDA graph, and compiled and captured. Ours and PyTorch's take turns in one run; a ratio below
+1 is ours faster. Accuracy: the distance of the logits from those of float64, ours to PyTorch's. Served: the share of
+the FLOPs by ``stats()``, and of the time of GEMM kernels by PyTorch's profiler.
+
+JSON Lines, one a measurement, as they come. What there was no time for, or failed, has a line that says so. Needs
+transformers, and an NVIDIA GPU but with ``--device cpu --tiny``, which tries the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks.pytorch import steps  # noqa: E402
+from benchmarks.pytorch.architectures import ARCHITECTURES, build  # noqa: E402
+from benchmarks.pytorch.sides import SIDES, Lines, in_turns, synchronize  # noqa: E402
+from benchmarks.pytorch.warming import Needed, warm, without_launches  # noqa: E402
+
+import gemmill.torch  # noqa: E402
+
+FORMS = ("eager", "captured", "compiled", "both")
+GEMM = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk", re.IGNORECASE)
+"""Names of kernels that multiply matrices; ours begin with ``gemmill_``."""
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = _arguments()
+    tiny = arguments.tiny
+    if arguments.device == "cpu":
+        gemmill.torch.run_on_cpu()
+    lines = Lines(arguments.out, arguments.seconds)
+    import transformers
+
+    lines.head(transformers=transformers.__version__, program="models", commit=arguments.commit)
+    torch.set_grad_enabled(False)
+    for index, name in enumerate(arguments.models):
+        until = lines.left * (1 - 1 / (len(arguments.models) - index))  # what is left for the models behind it
+        made: list[Any] = []
+
+        def start(name: str = name, made: list[Any] = made) -> dict[str, Any]:
+            made.append(build(name, arguments.layers, arguments.device, tiny))
+            return {"parameters": sum(x.numel() for x in made[0].parameters()), "layers": _layers(made[0])}
+
+        if lines.tried(start, needs=arguments.least, model=name):
+            run = Model(name, made.pop(), lines, until, arguments)
+            run.measure()
+            del run
+            torch._dynamo.reset()
+            if arguments.device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=[*ARCHITECTURES], help="(all)")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="(all)")
+    parser.add_argument("--seconds", type=float, default=540, help="of the whole run (%(default)s)")
+    parser.add_argument("--least", type=float, default=10, help="seconds a model is started with (%(default)s)")
+    parser.add_argument("--layers", type=int, help="of each model (2 to 8, as the model)")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64], help="decoded at once (%(default)s)")
+    parser.add_argument("--prefill", nargs="+", default=["1x2048"], help="prompts x tokens (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide, of a few tokens")
+    parser.add_argument("--commit", help="that the results name")
+    parser.add_argument("--out", type=Path, help="file that lines are added to")
+    arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.batches, arguments.prefill, arguments.rounds = [1, 4], ["2x16"], 2
+    return arguments
+
+
+def _layers(model: Any) -> int:
+    return int(getattr(model.config, "num_hidden_layers", 0))
+
+
+class Model:
+    """One model's measurements.
+
+    Args:
+        name: its row.
+        model: it.
+        lines: where results go.
+        until: seconds that are to be left when it is done.
+        arguments: of the command line.
+    """
+
+    def __init__(self, name: str, model: Any, lines: Lines, until: float, arguments: argparse.Namespace) -> None:
+        self._name, self._model, self._lines, self._arguments = name, model, lines, arguments
+        self._until = until
+        self._steps: dict[str, Callable[[Any], steps.Step]] = {}
+        cache = {"position": 8, "length": 16} if arguments.tiny else {}
+        for shape in arguments.prefill:
+            batch, tokens = map(int, shape.split("x"))
+            self._steps[f"prefill {shape}"] = partial(steps.prefill, batch=batch, tokens=tokens)
+        for batch in arguments.batches if ARCHITECTURES[name].is_decoder else ():
+            self._steps[f"decode {batch}"] = partial(steps.decode, batch=batch, **cache)
+        self._made: dict[str, steps.Step] = {}
+        self._exact: dict[str, torch.Tensor] = {}
+        self._compiled_steps: dict[tuple[str, str], steps.Step] = {}
+
+    def measure(self) -> None:
+        """All, the cheap before the dear, so that what there is no time for is the least."""
+        for step in [*self._steps]:
+            if not self._tried(partial(self._prepared, step), step=step, what="warm-up"):
+                self._steps.pop(step)
+        for step in self._steps:
+            self._tried(partial(self._served, step), step=step, what="served")
+        self._tried(self._accuracy, what="accuracy")
+        for form in self._arguments.forms:
+            needs = 5 if form in ("eager", "captured") else 25
+            for step in self._steps:
+                if form in ("captured", "both") and self._arguments.device == "cpu":
+                    continue
+                self._tried(partial(self._timed, step, form), needs, step=step, what="time", form=form)
+
+    def _tried(self, measure: Callable[[], dict[str, Any]], needs: float = 0, **of: Any) -> bool:
+        return self._lines.tried(measure, needs=self._until + needs, model=self._name, **of)
+
+    def _prepared(self, step: str) -> dict[str, Any]:
+        """Make a step, and the kernels of it."""
+        self._made[step] = run = self._steps[step](self._model)
+        with Needed() as needed:
+            run()
+        warm(needed.names)
+        return {"kernels": len(needed.names)}
+
+    def _served(self, step: str) -> dict[str, Any]:
+        run = self._made[step]
+        with SIDES["ours"]():
+            run()
+        gemmill.torch.reset_stats()
+        with SIDES["ours"](), torch.profiler.profile() as profile:
+            run()
+            synchronize()
+        spent: dict[str, float] = {}
+        for event in profile.key_averages():
+            if event.self_device_time_total and event.device_type == torch.autograd.DeviceType.CUDA:
+                spent[event.key] = spent.get(event.key, 0) + event.self_device_time_total
+        ours = sum(time for key, time in spent.items() if key.startswith("gemmill_"))
+        theirs = {key: time for key, time in spent.items() if GEMM.search(key) and not key.startswith("gemmill_")}
+        gemms = ours + sum(theirs.values())
+        return {
+            "time_served": round(ours / gemms, 4) if gemms else None,
+            "gemm_share": round(gemms / sum(spent.values()), 4) if spent else None,
+            "not_served": sorted({key[:80] for key in theirs}),
+            "stats": gemmill.torch.stats().as_dict(),
+        }
+
+    def _accuracy(self) -> dict[str, Any]:
+        """Distances of the logits from those that the same weights give in float64, relative to these."""
+        found = {}
+        exact = copy.deepcopy(self._model).double()
+        exact.config._experts_implementation = "eager"  # as no grouped product takes float64
+        for step, make in self._steps.items():
+            logits = {}
+            for side, context in SIDES.items():
+                with context():
+                    logits[side] = self._made[step]().double()
+            self._exact[step] = make(exact)().double()
+            found[step] = self._errors(step, logits)
+        return {"errors": found}
+
+    def _errors(self, step: str, logits: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Of both sides, and ours to PyTorch's; nothing where the exact ones are not known."""
+        if (wanted := self._exact.get(step)) is None:
+            return {}
+        found = {side: float((made - wanted).norm() / wanted.norm()) for side, made in logits.items()}
+        return found | {"ratio": round(found["ours"] / found["torch"], 4)}
+
+    def _timed(self, step: str, form: str) -> dict[str, Any]:
+        calls: dict[str, steps.Step] = {}
+        for side, context in SIDES.items():
+            with context():
+                run = self._compiled(step, side) if form in ("compiled", "both") else self._made[step]
+                calls[side] = steps.captured(run) if form in ("captured", "both") else run
+        made = {}
+        for side, context in SIDES.items():
+            with context():
+                made[side] = calls[side]().double()
+        return {**in_turns(calls, self._arguments.rounds), "errors": self._errors(step, made)}
+
+    def _compiled(self, step: str, side: str) -> steps.Step:
+        """A step compiled for a side, in whose context this is called; kept, and its kernels compiled in parallel."""
+        if (run := self._compiled_steps.get((step, side))) is None:
+            run = self._compiled_steps[step, side] = steps.compiled(self._made[step], side)
+            if side == "ours":
+                kernels: set[str] = set()
+                with without_launches(self._arguments.device, kernels):
+                    run()
+                if self._arguments.device == "cuda":
+                    warm(kernels)
+            run()
+        return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Ours and PyTorch's in turns, in one run: rounds of a few calls of each, and results line by line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+import gemmill.torch
+
+Side = Callable[[], AbstractContextManager[Any]]
+
+SIDES: Mapping[str, Side] = {"torch": nullcontext, "ours": lambda: gemmill.torch.enabled()}
+"""What a step runs in, by the side's name."""
+
+
+class Lines:
+    """A file of JSON Lines that is whole after each, and the same on standard output.
+
+    Args:
+        path: the file; what it holds already stays.
+        seconds: of the whole program, from now.
+    """
+
+    def __init__(self, path: Path | None, seconds: float) -> None:
+        self._path, self._end = path, time.monotonic() + seconds
+
+    def add(self, **row: Any) -> None:
+        """Write a row."""
+        line = json.dumps(row)
+        print(line, flush=True)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def head(self, **facts: Any) -> None:
+        """Write what ran where."""
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        self.add(gpu=gpu, torch=str(torch.__version__), python=sys.version.split()[0], **facts)
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self._end - time.monotonic()
+
+    def tried(self, measure: Callable[[], dict[str, Any]], needs: float = 0, **of: Any) -> bool:
+        """Write what a measurement gives; where it fails or there is no time left for it, that. Whether it worked."""
+        if self.left < needs:
+            self.add(**of, skipped=f"{self.left:.0f} s are left; it starts with {needs:.0f}")
+            return False
+        start = time.monotonic()
+        try:
+            found = measure()
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is a result, and the next is measured
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            says = f"{type(error).__name__}: {error}"[:600]
+            self.add(**of, error=says, at=f"{where.filename}:{where.lineno}", took=round(time.monotonic() - start, 1))
+            return False
+        self.add(**of, **found, took=round(time.monotonic() - start, 1))
+        return True
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def milliseconds(call: Callable[[], object], count: int) -> float:
+    """Milliseconds of a call, by the clock on the wall, from an idle GPU to an idle GPU."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize()
+    return (time.perf_counter() - start) * 1000 / count
+
+
+def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, least: float = 30.0) -> dict[str, Any]:
+    """Milliseconds of a call of each side, and the ratio of ours to PyTorch's: medians and quartiles over rounds.
+
+    Args:
+        calls: by side; each runs in its side's context.
+        rounds: in which each side has a turn; the side that begins changes.
+        least: milliseconds that a turn takes, by so many calls.
+    """
+    counts, samples = {}, {name: [] for name in calls}  # type: dict[str, int], dict[str, list[float]]
+    for name, call in calls.items():
+        with SIDES[name]():
+            call()
+            counts[name] = max(1, round(least / milliseconds(call, 2)))
+    count = max(counts.values())
+    for number in range(rounds):
+        for name in sorted(calls, reverse=number % 2 == 1):
+            with SIDES[name]():
+                calls[name]()  # whatever the first call in a context costs
+                samples[name].append(milliseconds(calls[name], count))
+    ratios = [ours / theirs for ours, theirs in zip(samples["ours"], samples["torch"], strict=True)]
+    return {
+        "ms": {name: _figures(values) for name, values in samples.items()},
+        "ratio": _figures(ratios),
+        "rounds": rounds,
+        "calls": count,
+    }
+
+
+def _figures(values: list[float]) -> list[float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) < 2:
+        return [round(median(values), 5)] * 3
+    low, middle, high = quantiles(values, method="inclusive")
+    return [round(low, 5), round(middle, 5), round(high, 5)]

@@ -1,0 +1,228 @@
+"""Training steps of a Llama of 1.2 billion parameters, ours beside PyTorch's: time, and curves of the loss.
+
+Time of a step (forward, backward, AdamW) in bf16 by autocast, eagerly and compiled, in turns in one run. Then curves:
+PyTorch's, ours, and PyTorch's again with the reductions of its GEMMs in float32 by another library, all from the same
+weights on the same batches; how far ours is from the first, beside how far PyTorch is from itself. The text is this
+repository's pages, byte by byte.
+
+JSON Lines as they come. Needs transformers, and an NVIDIA GPU, but with ``--device cpu --tiny``, which tries the
+program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks.pytorch import steps  # noqa: E402
+from benchmarks.pytorch.sides import SIDES, Lines, in_turns  # noqa: E402
+from benchmarks.pytorch.warming import Needed, warm, without_launches  # noqa: E402
+
+import gemmill.torch  # noqa: E402
+
+LLAMA = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forms", nargs="*", choices=("eager", "compiled"), default=["eager", "compiled"])
+    parser.add_argument("--seconds", type=float, default=300, help="of the whole run (%(default)s)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a step (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a sequence (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each side (%(default)s)")
+    parser.add_argument("--steps", type=int, default=80, help="of a curve (%(default)s)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide")
+    parser.add_argument("--commit", help="that the results name")
+    parser.add_argument("--out", type=Path, help="file that lines are added to")
+    arguments = parser.parse_args()
+    if arguments.device == "cpu":
+        gemmill.torch.run_on_cpu()
+    if arguments.tiny:
+        arguments.batch, arguments.tokens, arguments.rounds = 2, 32, 2
+    lines = Lines(arguments.out, arguments.seconds)
+    import transformers
+
+    torch.manual_seed(0)
+    with torch.device(arguments.device):
+        config = transformers.LlamaConfig(**(TINY if arguments.tiny else LLAMA))
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    lines.head(
+        program="training",
+        transformers=transformers.__version__,
+        parameters=sum(x.numel() for x in model.parameters()),
+        batch=arguments.batch,
+        tokens=arguments.tokens,
+        commit=arguments.commit,
+    )
+    run = Training(model, arguments)
+    lines.tried(run.warmed, what="warm-up")
+    for form in arguments.forms:
+        lines.tried(partial(run.timed, form), needs=20 if form == "eager" else 90, what="time", form=form)
+    lines.tried(lambda: run.curves(lines), needs=20, what="curves")
+
+
+class Training:
+    """A model, what it learns from, and how a step is taken.
+
+    Args:
+        model: in float32.
+        arguments: of the command line.
+    """
+
+    def __init__(self, model: Any, arguments: argparse.Namespace) -> None:
+        self._model, self._arguments = model, arguments
+        pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        text = b"\n".join(page.read_bytes() for page in pages)
+        self._text = torch.tensor([*text], dtype=torch.int64, device=arguments.device)
+
+    def batch(self, number: int) -> torch.Tensor:
+        """Windows of the text, drawn by the number of the step."""
+        arguments, draw = self._arguments, torch.Generator().manual_seed(number)
+        starts = torch.randint(0, len(self._text) - arguments.tokens, (arguments.batch,), generator=draw)
+        return torch.stack([self._text[i : i + arguments.tokens] for i in starts.tolist()])
+
+    def _loss(self, model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        def loss(ids: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(self._arguments.device, torch.bfloat16):
+                made: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+            return made
+
+        return loss
+
+    def _optimizer(self, model: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=self._arguments.device == "cuda")
+
+    def warmed(self) -> dict[str, Any]:
+        """Compile what a step needs eagerly."""
+        with Needed() as needed:
+            self._loss(self._model)(self.batch(0)).backward()
+        self._model.zero_grad()
+        warm(needed.names)
+        return {"kernels": len(needed.names)}
+
+    def timed(self, form: str) -> dict[str, Any]:
+        """Milliseconds of a step of each side."""
+        ids, optimizer = self.batch(0), self._optimizer(self._model)
+        calls = {}
+        for side, context in SIDES.items():
+            with context():
+                loss = self._loss(self._model)
+                if form == "compiled":
+                    loss = steps.compiled(loss, side)
+                    if side == "ours":
+                        self._warm_compiled(partial(_backward, loss, ids))
+
+                def step(loss: Callable[[torch.Tensor], torch.Tensor] = loss) -> None:
+                    loss(ids).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+                step()
+                calls[side] = step
+        found = in_turns(calls, self._arguments.rounds, least=200)
+        tokens = ids.numel()
+        return found | {"tokens_per_second": {side: round(tokens * 1000 / x[1]) for side, x in found["ms"].items()}}
+
+    def _warm_compiled(self, run: Callable[[], object]) -> None:
+        kernels: set[str] = set()
+        with without_launches(self._arguments.device, kernels):
+            run()
+        self._model.zero_grad()
+        if self._arguments.device == "cuda":
+            warm(kernels)
+
+    def curves(self, lines: Lines) -> dict[str, Any]:
+        """Losses of three runs from the same weights, and how far they are apart."""
+        runs: dict[str, AbstractContextManager[Any]] = {
+            "torch": SIDES["torch"](),
+            "ours": SIDES["ours"](),
+            "torch, other reductions": _other_reductions(),
+        }
+        losses: dict[str, list[float]] = {}
+        for name, context in runs.items():
+            with context:
+                losses[name] = self._curve()
+            lines.add(what="curve", run=name, losses=[round(x, 5) for x in losses[name]])
+        first, tail = losses["torch"], self._arguments.steps // 4
+        apart = {}
+        for name in ("ours", "torch, other reductions"):
+            pairs = [*zip(losses[name], first, strict=True)]
+            apart[name] = {
+                "mean": fmean(abs(x - y) for x, y in pairs),
+                "most": max(abs(x - y) for x, y in pairs),
+                "last_quarter": fmean(x for x, _ in pairs[-tail:]) - fmean(y for _, y in pairs[-tail:]),
+            }
+        return {"apart": apart, "steps": self._arguments.steps}
+
+    def _curve(self) -> list[float]:
+        model = copy.deepcopy(self._model)
+        draw = torch.Generator(self._arguments.device).manual_seed(3)
+        with torch.no_grad():  # timed steps have moved the weights: all runs begin with the same new ones
+            for weight in model.parameters():
+                if weight.dim() > 1:
+                    weight.normal_(0, 0.02, generator=draw)
+                else:
+                    weight.fill_(1)
+        optimizer, loss = self._optimizer(model), self._loss(model)
+        found = []
+        for number in range(self._arguments.steps):
+            value = loss(self.batch(number))
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(value.detach())
+        return [float(x) for x in found]
+
+
+def _backward(loss: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> None:
+    loss(ids).backward()
+
+
+@contextmanager
+def _other_reductions() -> Iterator[None]:
+    """PyTorch's GEMMs with their reductions in float32, by cuBLASLt: as right as before, and differently rounded."""
+    matmul = torch.backends.cuda.matmul
+    reduced, matmul.allow_bf16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction, False
+    library = torch.backends.cuda.preferred_blas_library()
+    if torch.cuda.is_available():
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        yield
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = reduced
+        if torch.cuda.is_available():
+            torch.backends.cuda.preferred_blas_library(library)
+
+
+if __name__ == "__main__":
+    main()

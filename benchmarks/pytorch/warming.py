@@ -1,0 +1,95 @@
+"""Kernels that steps need, compiled in parallel before any step is timed.
+
+A run is asked which kernels it would load: of an eager step the products that PyTorch dispatches, of a compiled one the
+calls of our operators, which for that one run launch nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gemmill
+from gemmill.runtime.api import caches, prepare
+from gemmill.runtime.torch.operators import OPERATORS, _adapted, _positional
+
+_aten: Any = torch.ops.aten
+_CALLS: dict[Any, Callable[..., Any]] = {
+    _aten.mm.default: lambda a, b: gemmill.matmul(a, b),
+    _aten.bmm.default: lambda a, b: gemmill.matmul(a, b),
+    _aten.addmm.default: lambda c, a, b, beta=1, alpha=1: gemmill.matmul(a, b, c=c, alpha=alpha, beta=beta),
+    _aten.baddbmm.default: lambda c, a, b, beta=1, alpha=1: gemmill.matmul(a, b, c=c, alpha=alpha, beta=beta),
+    _aten._grouped_mm.default: lambda a, b, ends=None, *_, **__: gemmill.grouped_matmul(a, b, ends),
+}
+"""Our calls for what PyTorch dispatches."""
+
+
+class _Found(Exception):
+    """Instead of a kernel that would be loaded."""
+
+
+class Needed(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Notes the kernel of each product that is dispatched in it; the products themselves run as ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in _CALLS and made.is_cuda:
+            with torch.no_grad(), _noting(self.names):
+                _CALLS[func](*args, **(kwargs or {}))
+        return made
+
+
+@contextmanager
+def _noting(names: set[str]) -> Iterator[None]:
+    """Have a call name its kernel in place of loading it. What we do not serve is left to who falls back."""
+
+    def found(_: Any, name: str, *__: Any) -> Any:
+        names.add(name)
+        raise _Found
+
+    loads, patched = prepare._load, vars(prepare)
+    patched["_load"] = found
+    try:
+        with suppress(_Found, gemmill.GemmillError):
+            yield
+    finally:
+        patched["_load"] = loads
+
+
+@contextmanager
+def without_launches(device: str, names: set[str]) -> Iterator[None]:
+    """Have our operators note their kernels and launch nothing: what they return is not initialised."""
+
+    def noted(name: str, mutates: bool) -> Callable[..., Any]:
+        row = OPERATORS[name]
+
+        def instead(**given: Any) -> Any:
+            with _noting(names):
+                row.launch(**given)
+            given.pop("out", None)
+            made = [] if mutates else [x.empty(given["a"]) for x in row.outputs(**given)]
+            return made if mutates or row.several else made[0]
+
+        return _adapted(_positional(row.arguments_out if mutates else row.arguments), instead, returns=not mutates)
+
+    library = torch.library.Library("gemmill", "IMPL")
+    try:
+        for name in OPERATORS:
+            library.impl(name, noted(name, False), device.upper(), allow_override=True)
+            library.impl(f"{name}_out", noted(name, True), device.upper(), allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def warm(names: set[str]) -> None:
+    """Have kernels compiled, in parallel."""
+    caches.default_registry().warm(sorted(names))

@@ -1,0 +1,25 @@
+"""gemmill in vLLM: a plugin that puts kernels before vLLM's own, and takes over layers that are not quantised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """Put gemmill into vLLM's linear layers. vLLM calls it in each process, in some more than once; further calls do
+    nothing."""
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import PlatformEnum
+
+    from gemmill_vllm import fp8, u4, unquantized
+
+    for kernel, kind, table in (
+        (fp8.GemmillFP8LinearKernel, "fp8", linear._POSSIBLE_FP8_KERNELS),
+        (u4.GemmillU4LinearKernel, "mp", linear._POSSIBLE_KERNELS),
+    ):
+        kernels: list[Any] = table.get(PlatformEnum.CUDA, [])
+        if kernel not in kernels:
+            linear.register_linear_kernel(kernel, PlatformEnum.CUDA, kind)
+            kernels = table[PlatformEnum.CUDA]
+            kernels.insert(0, kernels.pop())  # it is appended, and vLLM takes the first that can
+    unquantized.replace()

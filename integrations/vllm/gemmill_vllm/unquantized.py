@@ -1,0 +1,42 @@
+"""Layers that are not quantised, for which vLLM has no table of kernels: the method that computes them is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import vllm.envs as envs
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+import gemmill.torch  # noqa: F401 - registers the operators
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x @ weight.T + bias`` of (..., K) and (N, K)."""
+    rows = x.reshape(-1, x.shape[-1])
+    operators = torch.ops.gemmill
+    d = operators.mm(rows, weight.t()) if bias is None else operators.addmm(bias, rows, weight.t())
+    made: torch.Tensor = d.view(*x.shape[:-1], weight.shape[0])
+    return made
+
+
+def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether both are of one 16-bit type, and no mode wants bits that do not depend on the batch."""
+    return x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype and not envs.VLLM_BATCH_INVARIANT
+
+
+def replace() -> None:
+    """Have :func:`linear` compute what it serves on CUDA; once."""
+    original = UnquantizedLinearMethod.apply
+    if getattr(original, "of_gemmill", False):
+        return
+
+    def apply(self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        weight = layer.weight
+        if x.is_cuda and serves(x, weight):
+            return linear(x, weight, bias)
+        made: torch.Tensor = original(self, layer, x, bias)
+        return made
+
+    apply.of_gemmill = True  # type: ignore[attr-defined]
+    UnquantizedLinearMethod.apply = apply
