@@ -33,6 +33,8 @@ def batched(
         kind = "matrix" if name in SCALES and len(x.shape) > 1 else kinds.get(name, "matrix")
         inner = {"row": 1, "column": 1, "batch": 0}.get(kind, 2)
         given[name] = _behind(array, rank - 2 + inner) if is_batched else array
+    if not (are_batched[0] or are_batched[1]):  # whose batch is D's
+        given["a"] = jnp.broadcast_to(given["a"], (size, *(1,) * (rank - len(own[0].shape)), *own[0].shape))
     if "out" in given and not are_batched[names.index("out")]:
         del given["out"]  # memory for one of them
         description = description.without("out")

@@ -25,7 +25,8 @@ _OF_A_SELECTION = ("kernel", "sm_count", "batch_invariant", "quick")
 def run(description: Description, *arrays: jax.Array) -> Arrays:
     """D, and what the expression writes beside it. As a jitted function, for the sake of calls that nothing traces:
     those of one description and shapes are traced, and their kernel chosen, once."""
-    return _differentiable(description, *arrays)
+    axes = frozenset[str]().union(*(_varying(x) for x in arrays))
+    return _differentiable(description, *(_spread(x, axes) for x in arrays))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -62,10 +63,9 @@ def _traced(description: Description, *arrays: jax.Array) -> Arrays:
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
     made = results(description, views(description, shapes, (0,) * len(shapes)))
     described = _chosen(description, shapes)
-    axes = frozenset[str]().union(*(_varying(x) for x in arrays))
-    outputs = [_like(x.shape, x.numpy, axes) for x in made]
+    outputs = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in made]
     if any(described.scratch):
-        outputs.append(_like((lent_bytes(WorkspaceSize(*described.scratch)),), "uint8", axes))
+        outputs.append(jax.ShapeDtypeStruct((lent_bytes(WorkspaceSize(*described.scratch)),), "uint8"))
     names = described.operands
     into = "c" if described.into_c else "out" if "out" in names else None
     called = jax.ffi.ffi_call(
@@ -75,7 +75,9 @@ def _traced(description: Description, *arrays: jax.Array) -> Arrays:
         input_layouts=[_layout(len(x.shape), n in described.turned) for n, x in zip(names, shapes, strict=True)],
         input_output_aliases={names.index(into): 0} if into else None,
     )
-    return tuple(called(*(_spread(x, axes) for x in arrays), **{ffi.ATTRIBUTE: written(described)})[: len(made)])
+    found = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(made)]
+    axes = _varying(arrays[0])
+    return tuple(_spread(x, axes) for x in found)
 
 
 def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
@@ -99,11 +101,10 @@ def _layout(rank: int, is_turned: bool) -> tuple[int, ...]:
 
 def _varying(x: Any) -> frozenset[str]:
     """The axes of a mesh along which an array of a shard_map may differ."""
-    return getattr(jax.typeof(x), "vma", frozenset())
-
-
-def _like(shape: tuple[Any, ...], dtype: str, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), **({"vma": axes} if axes else {}))
+    kind = jax.typeof(x)
+    named = getattr(kind, "manual_axis_type", None)  # since 0.10
+    found: frozenset[str] = getattr(kind, "vma", frozenset()) if named is None else named.varying
+    return found
 
 
 def _spread(x: Any, axes: frozenset[str]) -> Any:

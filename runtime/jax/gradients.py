@@ -45,7 +45,7 @@ def backward(run: Run, description: Description, arrays: Arrays, of_results: Arr
     dtype = next((x.dtype for x in (named["a"], named["b"]) if x.dtype.itemsize > 1), jnp.dtype("bfloat16"))
     product = _Product(run, description, named, a.astype(dtype), b.astype(dtype))
     reads_sums = call.arguments.text is not None or bool(call.arguments.values)
-    sums = product.sums() if reads_sums else jnp.zeros(product.shape, product.wide)
+    sums = product.sums() if reads_sums else jnp.zeros_like(of_results[0], product.wide)
     _, of_behind = jax.vjp(made, sums, behind)
     of_values = [jnp.zeros(g.shape, sums.dtype) if g.dtype == jax.dtypes.float0 else g.astype(sums.dtype) for g in of_results]
     of_values[0] = product.inside(of_values[0])
@@ -53,7 +53,7 @@ def backward(run: Run, description: Description, arrays: Arrays, of_results: Arr
     of_a, of_b = product.gradients(of_sums.astype(dtype))
     (more,) = of_before((of_a.astype(a.dtype), of_b.astype(b.dtype)))
     found |= more
-    return tuple(found[name].astype(x.dtype) if name in found else None for name, x in named.items())
+    return tuple(_narrowed(found[name], x.dtype) if name in found else None for name, x in named.items())
 
 
 class _Product(NamedTuple):
@@ -70,20 +70,11 @@ class _Product(NamedTuple):
         """The type that its sums are differentiated in."""
         return jnp.dtype("float64" if self.a.dtype == jnp.float64 else "float32")
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of its sums."""
-        kind = self.description.groups
-        if kind == "offsets":
-            inner = self.a.shape[0], self.b.shape[-1]
-            return inner if self.b.ndim == 3 else (*self.named[kind].shape, *inner)
-        batch = jnp.broadcast_shapes(self.a.shape[:-2], self.b.shape[:-2])
-        return (*batch, self.a.shape[-2], self.b.shape[-1])
-
     def sums(self) -> Any:
         """The sums; 0 where no group is."""
         turned = self.description.turned
-        return self.inside(self._multiplied(self.a, self.b, turned, str(self.wide)))
+        wide = None if self.description.groups else str(self.wide)  # kernels of groups have D in the operands' type
+        return self.inside(self._multiplied(self.a, self.b, turned, out_dtype=wide).astype(self.wide))
 
     def inside(self, values: Any) -> Any:
         """Values like D, 0 in rows that no group holds and nothing is written to."""
@@ -96,31 +87,41 @@ class _Product(NamedTuple):
         return values
 
     def gradients(self, g: Any) -> tuple[Any, Any]:
-        """Of A and B, by that of the sums."""
+        """Of A and B, by that of the sums; each lies as its operand does."""
         a, b, kind = self.a, self.b, self.description.groups
         a_is_turned, b_is_turned = ("a" in self.description.turned), ("b" in self.description.turned)
-        of_rows = () if b_is_turned else ("b",)  # as the transpose of B lies
-        of_columns = () if a_is_turned else ("a",)
+        right = () if b_is_turned else ("b",)  # as the transpose of B lies
+        left = () if a_is_turned else ("a",)
         if kind == "counts":
-            of_a = self.inside(self._multiplied(g, _t(b), of_rows))
-            return of_a, self._multiplied(_t(self.inside(a)), g, of_columns, kind="")
-        if kind and b.ndim == 3:
-            # Groups along K, of which kernels take A with M contiguous.
-            return self._in_groups(self._multiplied(g, _t(b), of_rows)), self._multiplied(_t(a), g, ("a",))
+            of_b = self._multiplied(_t(self.inside(a)), g, left, b_is_turned, kind="")
+            return self.inside(self._multiplied(g, _t(b), right)), of_b
+        if kind and b.ndim == 3:  # groups along K, of which kernels take A with M contiguous and B with N
+            of_b = self._multiplied(_t(a), g, ("a",), b_is_turned)
+            return self._in_groups(self._multiplied(g, _t(b), right)), of_b
         if kind:
-            of_a = self._in_groups(self._multiplied(b, _t(g), ("a", "b") if b_is_turned else ("b",)))
-            return _t(of_a), self._in_groups(self._multiplied(_t(a), g, of_columns))
-        of_a = self._multiplied(g, _t(b), of_rows)
+            of_a = _t(self._in_groups(self._multiplied(b, _t(g), ("a", "b") if b_is_turned else ("b",))))
+            return of_a, self._in_groups(self._multiplied(_t(a), g, left))
+        of_a = self._multiplied(g, _t(b), right, a_is_turned)
         if b.ndim == 2 and a.ndim > 2:  # one product, not one a matrix and their sum
-            of_b = self._multiplied(_t(_flat(a)), _flat(g), of_columns)
-        else:
-            of_b = self._multiplied(_t(a), g, of_columns)
-        return _summed(of_a, a.shape), _summed(of_b, b.shape)
+            a, g = _flat(a), _flat(g)
+        of_b = self._multiplied(_t(a), g, left, b_is_turned)
+        return _summed(of_a, self.a.shape), _summed(of_b, b.shape)
 
     def _multiplied(
-        self, a: Any, b: Any, turned: tuple[str, ...], out_dtype: str | None = None, kind: str | None = None
+        self,
+        a: Any,
+        b: Any,
+        turned: tuple[str, ...],
+        is_turned: bool = False,
+        *,
+        out_dtype: str | None = None,
+        kind: str | None = None,
     ) -> Any:
-        """A product of the same groups, of operands of which some are turned."""
+        """A product of the same groups, of operands of which some are turned; perhaps turned itself, that is computed as
+        the transpose of what a caller wants, so that XLA finds two transposes and takes both away."""
+        if is_turned:
+            others = tuple(x for x, y in (("a", "b"), ("b", "a")) if y not in turned)
+            return _t(self._multiplied(_t(b), _t(a), others, out_dtype=out_dtype, kind=kind))
         kind = self.description.groups if kind is None else kind
         settings = {name: x for name, x in self.description.settings if name in _KEPT}
         names, arrays = (("a", "b", kind), (a, b, self.named[kind])) if kind else (("a", "b"), (a, b))
@@ -131,6 +132,12 @@ class _Product(NamedTuple):
         """Rows before the last offset; 0 behind it."""
         rows = jnp.arange(values.shape[0]) < self.named["offsets"][-1]
         return jnp.where(rows[:, None], values, 0)
+
+
+def _narrowed(x: Any, dtype: Any) -> Any:
+    """A gradient in the type of its operand, saturated to 8 bits."""
+    most = float(jnp.finfo(dtype).max)
+    return (jnp.clip(x, -most, most) if dtype.itemsize == 1 else x).astype(dtype)
 
 
 def _t(x: Any) -> Any:

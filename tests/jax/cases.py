@@ -136,8 +136,8 @@ CASES: dict[str, Case] = {
         {
             "a": whole(16, 256, dtype=FP8),
             "b": whole(256, 128, dtype=FP8),
-            "a_scale": whole(16, 2, dtype="float32", low=1),
-            "b_scale": whole(2, 1, dtype="float32", low=1),
+            "a_scale": whole(16, 2, dtype="float32", low=1) / 8,
+            "b_scale": whole(2, 1, dtype="float32", low=1) / 8,
         },
         {"b_major": "k"},
         of_blocks,
