@@ -18,8 +18,8 @@ from gemmill.runtime.operands.reading import dtype_named
 
 _TENSORS = ("c", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "out")
 _DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
-_OPTIONS = ("alpha", "beta", *_DTYPES, "tf32", "fast_accumulation", "kernel", "sm_count", "deterministic")
-_OPTIONS += ("batch_invariant", "quick", "explain", "epilogue")
+_FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick", "explain")
+_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "kernel", "sm_count", "epilogue")
 
 
 def matmul(
@@ -65,12 +65,12 @@ def matmul(
     ``out`` is an array of D's shape and dtype, whose memory D is written to: one that the program does not use
     afterwards, donated or made under ``jit``; otherwise XLA copies it first. ``c`` may be ``out``.
 
-    ``epilogue`` may write outputs beside D; then a tuple of D and these, in the expression's order, is returned. Outputs
+    ``epilogue`` may write outputs beside D; then a tuple of D and these, in the expression's order, is returned. They
     have the type that the expression names, f32 without one.
 
-    The kernel is selected and compiled when a call is traced, for the GPU at hand, or on a machine without one for that
-    which :class:`gemmill.Registry` assumes; ``explain`` prints then. ``kernel`` is a name. Factors and other numbers are
-    constants of the trace: what changes is an array of one element in an expression.
+    The kernel is selected and compiled when a call is traced, for the GPU at hand, or on a machine without one for
+    that which :class:`gemmill.Registry` assumes; ``explain`` prints then. ``kernel`` is a name. Factors and other
+    numbers are constants of the trace: what changes is an array of one element in an expression.
 
     Differentiable in all that is floating-point, more than once, and batched by ``jax.vmap``. Raises what
     :func:`gemmill.matmul` does, where it is traced; a handler that fails raises JAX's own error at run time.
@@ -120,15 +120,17 @@ def _called(given: dict[str, Any]) -> Any:
     operands = given.pop("operands")
     arrays: dict[str, Any] = {name: _array(name, given[name]) for name in ("a", "b")}
     of_vectors = _without_vectors(arrays, given)
-    settings = _settings(given)
+    settings, factor = _settings(given), 1.0
     for name in _TENSORS:
         value = given.get(name)
         if value is None or (name == "out" and value is given["c"]):
             continue
         if is_number(value):  # a scale: a factor of the product
-            settings["alpha"] = float(settings.get("alpha", 1.0)) * float(value)
+            factor *= value
         else:
             arrays[name] = _array(name, value)
+    if factor != 1.0:
+        settings["alpha"] = factor * alpha_of(given["alpha"])
     numbers = {name: float(x) for name, x in operands.items() if is_number(x)}
     arrays |= {name: _array(name, x) for name, x in operands.items() if name not in numbers}
     description = Description(
@@ -155,7 +157,9 @@ def _array(name: str, value: Any) -> Any:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise OperandError(f"{name} is a {type(value).__qualname__}; gemmill.jax takes arrays of JAX: {error}") from None
+        raise OperandError(
+            f"{name} is a {type(value).__qualname__}; gemmill.jax takes arrays of JAX: {error}"
+        ) from None
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Setting]:

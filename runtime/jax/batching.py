@@ -13,6 +13,7 @@ from gemmill.library.epilogues.syntax import SCALES
 from gemmill.runtime.jax.described import Array, results, views
 from gemmill.runtime.jax.description import Description
 
+
 def batched(
     run: Callable[..., tuple[Any, ...]],
     description: Description,
@@ -49,7 +50,10 @@ def _behind(array: jax.Array, rank: int) -> jax.Array:
 
 
 def _one_by_one(
-    run: Callable[..., tuple[Any, ...]], description: Description, are_batched: Sequence[bool], arrays: Sequence[jax.Array]
+    run: Callable[..., tuple[Any, ...]],
+    description: Description,
+    are_batched: Sequence[bool],
+    arrays: Sequence[jax.Array],
 ) -> tuple[Any, ...]:
     def one(some: list[jax.Array]) -> tuple[Any, ...]:
         left = iter(some)

@@ -9,13 +9,14 @@ from typing import Any
 import jax
 
 from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
 from gemmill.runtime.jax import batching, ffi, gradients, handler, host
 from gemmill.runtime.jax.described import Array, nowhere, results, views
 from gemmill.runtime.jax.description import Description, written
 from gemmill.runtime.launch.workspace import lent_bytes
 
-Arrays = tuple[jax.Array, ...]
+Arrays = tuple[Any, ...]
 
 _OF_A_SELECTION = ("kernel", "sm_count", "batch_invariant", "quick")
 """Options beside which none is selected quickly."""
@@ -26,20 +27,23 @@ def run(description: Description, *arrays: jax.Array) -> Arrays:
     """D, and what the expression writes beside it. As a jitted function, for the sake of calls that nothing traces:
     those of one description and shapes are traced, and their kernel chosen, once."""
     axes = frozenset[str]().union(*(_varying(x) for x in arrays))
-    return _differentiable(description, *(_spread(x, axes) for x in arrays))
+    made: Arrays = _differentiable(description, *(_spread(x, axes) for x in arrays))
+    return made
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _differentiable(description: Description, *arrays: jax.Array) -> Arrays:
-    return _batchable(description)(*arrays)
+    made: Arrays = _batchable(description)(*arrays)
+    return made
 
 
 def _forward(description: Description, *arrays: jax.Array) -> tuple[Arrays, Arrays]:
     return run(description, *arrays), arrays
 
 
-def _backward(description: Description, arrays: Arrays, of_results: Sequence[jax.Array]) -> tuple[Any, ...]:
-    return gradients.backward(run, description, arrays, tuple(of_results))
+def _backward(description: Description, arrays: Arrays, of_results: Sequence[jax.Array]) -> Arrays:
+    found: Arrays = gradients.backward(run, description, arrays, tuple(of_results))
+    return found
 
 
 _differentiable.defvjp(_forward, _backward)
@@ -62,12 +66,14 @@ def _traced(description: Description, *arrays: jax.Array) -> Arrays:
     """One call of XLA's."""
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
     made = results(description, views(description, shapes, (0,) * len(shapes)))
+    into = "c" if description.into_c else "out" if "out" in description.operands else None
+    if into and (given := shapes[description.operands.index(into)]) != (d := Array(made[0].shape, made[0].numpy)):
+        raise OperandError(f"out is {given.dtype} {given.shape}; D, which is written there, is {d.dtype} {d.shape}")
     described = _chosen(description, shapes)
     outputs = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in made]
     if any(described.scratch):
         outputs.append(jax.ShapeDtypeStruct((lent_bytes(WorkspaceSize(*described.scratch)),), "uint8"))
     names = described.operands
-    into = "c" if described.into_c else "out" if "out" in names else None
     called = jax.ffi.ffi_call(
         ffi.TARGET,
         tuple(outputs),

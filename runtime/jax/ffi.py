@@ -1,7 +1,7 @@
-"""XLA's foreign function interface (``xla/ffi/api/c_api.h``, API 0.x): call frames read, errors made, targets registered.
+"""XLA's foreign function interface (``xla/ffi/api/c_api.h``): call frames read, errors made, targets registered.
 
-Whatever a handler raises becomes an error of XLA's: an exception that left a C function would end the process. XLA keeps
-the addresses of handlers for ever, and so does this module.
+Whatever a handler raises becomes an error of XLA's: an exception that left a C function would end the process. XLA
+keeps the addresses of handlers for ever, and so does this module.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _read_text(count: int, types: int, names: int, values: int) -> bytes:
     if given != [ATTRIBUTE.encode()] or ctypes.c_int32.from_address(types).value != _STRING:
         named = ", ".join(name.decode(errors="replace") for name in given) or "none"
         raise FrameError(
-            f"{TARGET} has attributes {named}; it takes one, {ATTRIBUTE}, a text: call gemmill.jax.matmul, which makes it"
+            f"{TARGET} has attributes {named}; it takes one, {ATTRIBUTE}, a text, which gemmill.jax.matmul makes"
         )
     return _read_span(ctypes.c_uint64.from_address(values).value)
 

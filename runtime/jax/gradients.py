@@ -1,8 +1,8 @@
 """Gradients: of the products by products of gemmill's own, of what is before and behind them by JAX.
 
-Of ``a @ b`` that of A is ``g @ b.mT``, that of B ``a.mT @ g``: transposes are bitcasts, as kernels read either major, so
-no operand is copied. An expression is differentiated as it stands, on sums that are computed again. Operands of 8 bits
-and fewer are multiplied in bf16, and what rounds to a type passes gradients on as it is.
+Of ``a @ b`` that of A is ``g @ b.mT``, that of B ``a.mT @ g``: transposes are bitcasts, as kernels read either major,
+so no operand is copied. An expression is differentiated as it stands, on sums that are computed again. Operands of 8
+bits and fewer are multiplied in bf16, and what rounds to a type passes gradients on as it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def backward(run: Run, description: Description, arrays: Arrays, of_results: Arr
     reads_sums = call.arguments.text is not None or bool(call.arguments.values)
     sums = product.sums() if reads_sums else jnp.zeros_like(of_results[0], product.wide)
     _, of_behind = jax.vjp(made, sums, behind)
-    of_values = [jnp.zeros(g.shape, sums.dtype) if g.dtype == jax.dtypes.float0 else g.astype(sums.dtype) for g in of_results]
+    of_values = [
+        jnp.zeros(g.shape, sums.dtype) if g.dtype == jax.dtypes.float0 else g.astype(sums.dtype) for g in of_results
+    ]
     of_values[0] = product.inside(of_values[0])
     of_sums, found = of_behind(of_values)
     of_a, of_b = product.gradients(of_sums.astype(dtype))
@@ -117,8 +119,8 @@ class _Product(NamedTuple):
         out_dtype: str | None = None,
         kind: str | None = None,
     ) -> Any:
-        """A product of the same groups, of operands of which some are turned; perhaps turned itself, that is computed as
-        the transpose of what a caller wants, so that XLA finds two transposes and takes both away."""
+        """A product of the same groups, of operands of which some are turned; perhaps turned itself, that is computed
+        as the transpose of what is wanted, so that XLA finds two transposes and takes both away."""
         if is_turned:
             others = tuple(x for x, y in (("a", "b"), ("b", "a")) if y not in turned)
             return _t(self._multiplied(_t(b), _t(a), others, out_dtype=out_dtype, kind=kind))

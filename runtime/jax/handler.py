@@ -7,12 +7,14 @@ no stream, so that they are done beside the capture, in CUDA's relaxed mode.
 
 from __future__ import annotations
 
+import functools
 import threading
+from contextlib import suppress
 from typing import NamedTuple
 
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.errors import OperandError
+from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.prepare import prepare
@@ -35,29 +37,33 @@ class ReadyCall(NamedTuple):
     """What XLA allocated as the last of the arrays."""
 
 
-_ready: caches.functools._lru_cache_wrapper[caches.Entry[ReadyCall]] = caches.entries()
+_ready: functools._lru_cache_wrapper[caches.Entry[ReadyCall]] = caches.entries()
 _lock = threading.Lock()
 
 
 def launch(frame: ffi.Frame) -> None:
     """Make the call of a frame ready, and in the last stage launch it."""
-    if frame.stage not in (ffi.INITIALIZE, ffi.EXECUTE):
-        return
-    device, buffers = frame.device, frame.buffers
-    entry = _ready((frame.text, device, *[(x.dtype, x.dims, x.address % TMA_ALIGN) for x in buffers]))
+    if frame.stage == ffi.EXECUTE:
+        device, addresses = frame.device, (0, *[x.address for x in frame.buffers])
+        ready, stream = _ready_call(frame, device), frame.stream
+        wanted = tuple([addresses[place] for place in ready.places])
+        if ready.scratch is None:
+            ready.launcher.launch(stream, wanted)
+        else:
+            with lent(device, stream, addresses[-1], ready.scratch):
+                ready.launcher.launch(stream, wanted)
+    elif frame.stage == ffi.INITIALIZE:
+        with suppress(GemmillError):  # what is wrong is said when the call is executed
+            _ready_call(frame, frame.device)
+
+
+def _ready_call(frame: ffi.Frame, device: int) -> ReadyCall:
+    entry = _ready((frame.text, device, *[(x.dtype, x.dims, x.address % TMA_ALIGN) for x in frame.buffers]))
     ready = entry.value
     if ready is None:
         with _lock:
-            ready = entry.value = entry.value or _made_ready(read(frame.text), buffers, device)
-    if frame.stage == ffi.INITIALIZE:
-        return
-    stream, addresses = frame.stream, (0, *[x.address for x in buffers])
-    wanted = tuple([addresses[place] for place in ready.places])
-    if ready.scratch is None:
-        ready.launcher.launch(stream, wanted)
-    else:
-        with lent(device, stream, addresses[-1], ready.scratch):
-            ready.launcher.launch(stream, wanted)
+            ready = entry.value = entry.value or _made_ready(read(frame.text), frame.buffers, device)
+    return ready
 
 
 def load(call: GemmCall) -> PreparedCall:

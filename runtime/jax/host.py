@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.jax import ffi
-from gemmill.runtime.jax.described import nowhere
+from gemmill.runtime.jax.described import nowhere, results, views
 from gemmill.runtime.jax.description import Description, read
 from gemmill.runtime.jax.handler import arrays_of
 from gemmill.runtime.jax.reference import expression, operands_in_full, stored
@@ -32,20 +32,19 @@ def launch(frame: ffi.Frame) -> None:
     """Compute the call of a frame."""
     if not _runs:
         raise OperandError(
-            "gemmill.jax runs on NVIDIA GPUs, and this device is a CPU; gemmill.jax.run_on_cpu() lets it compute slowly "
-            "there too, by NumPy"
+            "gemmill.jax runs on NVIDIA GPUs, and this device is a CPU; gemmill.jax.run_on_cpu() lets it compute "
+            "there too, slowly, by NumPy"
         )
     description = read(frame.text)
     arrays = arrays_of(description, frame.buffers)
     call = nowhere(description, arrays)
     memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
     named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}
-    beside = [(name, call.tensors["out"] if name == "out" else call.arguments.values[name]) for name in description.results]
     with np.errstate(all="ignore"):
         made = _computed(description, call, named)
-    for buffer, (_, wanted), value in zip(frame.buffers[len(arrays) :], beside, made, strict=False):
-        found = stored(value, wanted.dtype, np)
-        _array(buffer, str(found.dtype))[...] = found
+    wanted = results(description, views(description, arrays, (0,) * len(arrays)))
+    for buffer, x, value in zip(frame.buffers[len(arrays) :], wanted, made, strict=False):
+        _array(buffer, x.numpy)[...] = stored(value, x.dtype, np)
 
 
 def _computed(description: Description, call: GemmCall, named: dict[str, Any]) -> list[Any]:

@@ -100,7 +100,9 @@ def _spread(name: str, kind: Kind, value: Any, rows: Any) -> Any:
     if kind == "scalar":
         return value.reshape(())
     axis = {"row": -1, "column": -2}.get(kind)
-    is_spread = name in SCALES and value.ndim > 1 and (value.shape[-2:] == (1, 1) if axis is None else value.shape[axis] == 1)
+    is_spread = (
+        name in SCALES and value.ndim > 1 and (value.shape[-2:] == (1, 1) if axis is None else value.shape[axis] == 1)
+    )
     if is_spread and rows is None:
         return value
     if is_spread:

@@ -1,7 +1,7 @@
 """gemmill in JAX: products under ``jit``, ``grad``, ``vmap`` and ``shard_map``, exported and in command buffers.
 
-Importing this imports JAX and registers the target ``gemmill_gemm`` of XLA's foreign function interface, which a program
-that loads an exported one needs.
+Importing this imports JAX and registers the target ``gemmill_gemm`` of XLA's foreign function interface, which a
+program that loads an exported one needs.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ CASES: dict[str, Case] = {
         {"a": whole(16, 32, dtype="int8"), "b": whole(32, 16, dtype="int8")}, {}, product, differentiable=()
     ),
     "fp8": Case({"a": whole(16, 32, dtype=FP8), "b": whole(32, 16, dtype=FP8)}, {"b_major": "k"}, product),
-    "e5m2": Case(
-        {"a": whole(16, 32, dtype=FP8), "b": whole(32, 16, dtype="float8_e5m2")}, {"b_major": "k"}, product
-    ),
+    "e5m2": Case({"a": whole(16, 32, dtype=FP8), "b": whole(32, 16, dtype="float8_e5m2")}, {"b_major": "k"}, product),
     "odd extents": Case({"a": whole(5, 7), "b": whole(7, 3)}, {}, product),
     "vectors": Case({"a": whole(24), "b": whole(24)}, {}, product),
     "a vector by a batch": Case({"a": whole(24), "b": whole(2, 24, 8)}, {}, product),
@@ -166,7 +164,9 @@ CASES: dict[str, Case] = {
         differentiable=("a", "b", "c", "bias", "rows"),
     ),
     "a gate": Case(
-        {"a": real(16, 24, dtype="bfloat16"), "b": real(24, 8, dtype="bfloat16")}, {"epilogue": "d = gelu(gate) * up"}, of_gate
+        {"a": real(16, 24, dtype="bfloat16"), "b": real(24, 8, dtype="bfloat16")},
+        {"epilogue": "d = gelu(gate) * up"},
+        of_gate,
     ),
     "a scalar": Case(
         {"a": real(16, 24), "b": real(24, 8), "x": real(1)},
@@ -175,7 +175,10 @@ CASES: dict[str, Case] = {
         differentiable=("a", "b", "x"),
     ),
     "groups of rows": Case(
-        {"a": whole(24, 16), "b": whole(3, 16, 8), "offsets": jnp.array([8, 8, 24], "int32")}, {}, in_groups, grouped=True
+        {"a": whole(24, 16), "b": whole(3, 16, 8), "offsets": jnp.array([8, 8, 24], "int32")},
+        {},
+        in_groups,
+        grouped=True,
     ),
     "groups of rows at int64": Case(
         {"a": whole(24, 16), "b": whole(3, 16, 8), "offsets": np.array([8, 8, 24], "int64")},
@@ -201,6 +204,9 @@ CASES: dict[str, Case] = {
         {"a": whole(16, 24), "b": whole(24, 8), "offsets": jnp.array([8, 8, 24], "int32")}, {}, in_groups, grouped=True
     ),
     "slots": Case(
-        {"a": whole(3, 8, 16), "b": whole(3, 16, 8), "counts": jnp.array([8, 0, 5], "int32")}, {}, in_slots, grouped=True
+        {"a": whole(3, 8, 16), "b": whole(3, 16, 8), "counts": jnp.array([8, 0, 5], "int32")},
+        {},
+        in_slots,
+        grouped=True,
     ),
 }

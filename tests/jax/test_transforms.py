@@ -20,7 +20,7 @@ P = jax.sharding.PartitionSpec
 
 def compiled(function: Any, *arrays: Any, **options: Any) -> str:
     """The optimised HLO of a function."""
-    return jax.jit(function, **options).lower(*arrays).compile().as_text()
+    return str(jax.jit(function, **options).lower(*arrays).compile().as_text())
 
 
 def operations(text: str, names: str) -> list[str]:

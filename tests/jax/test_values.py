@@ -34,7 +34,9 @@ def test_values_are_those_of_float64(case: Case, wrap: Any) -> None:
         assert_near(x, y, float(jnp.finfo(x.dtype).eps) if jnp.issubdtype(x.dtype, jnp.floating) else 0)
 
 
-@pytest.mark.parametrize("case", [x for x in CASES.values() if x.differentiable], ids=[n for n, x in CASES.items() if x.differentiable])
+@pytest.mark.parametrize(
+    "case", [x for x in CASES.values() if x.differentiable], ids=[n for n, x in CASES.items() if x.differentiable]
+)
 def test_gradients_are_those_of_the_same_in_jax(case: Case) -> None:
     """With weights for the elements of D, so that no gradient is the same everywhere."""
     differentiable = {name: case.arrays[name] for name in case.differentiable}
