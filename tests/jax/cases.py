@@ -14,6 +14,7 @@ jax: Any = pytest.importorskip("jax")
 import gemmill.jax  # noqa: E402
 
 jnp = jax.numpy
+jax.config.update("jax_enable_x64", True)
 
 
 class Case(NamedTuple):
@@ -33,14 +34,17 @@ class Case(NamedTuple):
         return function(**arrays, **self.keywords)
 
 
+# Of NumPy, so that importing this starts no backend of JAX's.
+
+
 def whole(*shape: int, dtype: Any = "bfloat16", low: int = -3) -> Any:
     """Small integers, so that sums are exact; the same for a shape."""
     made = np.random.default_rng(sum(shape)).integers(low, 4, shape)
-    return jnp.asarray(made.astype(jnp.dtype(dtype)))
+    return made.astype(jnp.dtype(dtype))
 
 
 def real(*shape: int, dtype: Any = "float32") -> Any:
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape).astype(jnp.dtype(dtype)))
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(jnp.dtype(dtype))
 
 
 def double(x: Any) -> Any:
@@ -175,7 +179,7 @@ CASES: dict[str, Case] = {
         differentiable=("a", "b", "x"),
     ),
     "groups of rows": Case(
-        {"a": whole(24, 16), "b": whole(3, 16, 8), "offsets": jnp.array([8, 8, 24], "int32")},
+        {"a": whole(24, 16), "b": whole(3, 16, 8), "offsets": np.array([8, 8, 24], "int32")},
         {},
         in_groups,
         grouped=True,
@@ -190,7 +194,7 @@ CASES: dict[str, Case] = {
         {
             "a": real(24, 16, dtype="bfloat16"),
             "b": real(3, 16, 8, dtype="bfloat16"),
-            "offsets": jnp.array([8, 8, 24], "int32"),
+            "offsets": np.array([8, 8, 24], "int32"),
             "bias": real(3, 8),
         },
         {"epilogue": "d = relu(acc + bias[n])"},
@@ -201,10 +205,10 @@ CASES: dict[str, Case] = {
         differentiable=("a", "b", "bias"),
     ),
     "groups along K": Case(
-        {"a": whole(16, 24), "b": whole(24, 8), "offsets": jnp.array([8, 8, 24], "int32")}, {}, in_groups, grouped=True
+        {"a": whole(16, 24), "b": whole(24, 8), "offsets": np.array([8, 8, 24], "int32")}, {}, in_groups, grouped=True
     ),
     "slots": Case(
-        {"a": whole(3, 8, 16), "b": whole(3, 16, 8), "counts": jnp.array([8, 0, 5], "int32")},
+        {"a": whole(3, 8, 16), "b": whole(3, 16, 8), "counts": np.array([8, 0, 5], "int32")},
         {},
         in_slots,
         grouped=True,

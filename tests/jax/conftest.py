@@ -13,9 +13,6 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 @pytest.fixture(scope="session", autouse=True)
 def calls_on_the_cpu() -> None:
     if find_spec("jax"):
-        import jax
-
         import gemmill.jax
 
-        jax.config.update("jax_enable_x64", True)
         gemmill.jax.run_on_cpu()
