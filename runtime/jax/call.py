@@ -120,4 +120,4 @@ def _spread(x: Any, axes: frozenset[str]) -> Any:
 
 
 ffi.register("CUDA", handler.launch)
-ffi.register("cpu", host.launch, stages=("execute",))
+ffi.register("cpu", host.launch)

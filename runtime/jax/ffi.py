@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
@@ -39,9 +39,9 @@ DTYPE_CODES: dict[int, DTypeName] = {
 }
 """``XLA_FFI_DataType``, as gemmill calls types."""
 
-INITIALIZE, EXECUTE = 2, 3
-"""Stages (``XLA_FFI_ExecutionStage``): before work is enqueued or captured, and then."""
-_STAGES = ("initialize", "execute")
+INSTANTIATE, EXECUTE = 0, 3
+"""Stages (``XLA_FFI_ExecutionStage``): when a program is made or loaded, without arrays; and when it runs."""
+_STAGES = ("instantiate", "execute")
 
 API_FUNCTIONS = {"XLA_FFI_Error_Create": 48, "XLA_FFI_Stream_Get": 80, "XLA_FFI_DeviceOrdinal_Get": 184}
 """Bytes from the beginning of ``XLA_FFI_Api`` to functions; those before never move."""
@@ -182,7 +182,7 @@ _HANDLER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _handlers: list[object] = []
 
 
-def register(platform: str, body: Callable[[Frame], None], stages: Sequence[str] = _STAGES) -> None:
+def register(platform: str, body: Callable[[Frame], None]) -> None:
     """Register the target for a platform of XLA's, ``cpu`` or ``CUDA``. The body may raise anything."""
 
     def handle(address: int) -> int | None:
@@ -202,4 +202,4 @@ def register(platform: str, body: Callable[[Frame], None], stages: Sequence[str]
     function = _HANDLER(handle)
     _handlers.append(function)
     pointer = ctypes.cast(function, ctypes.c_void_p).value
-    jax.ffi.register_ffi_target(TARGET, {stage: jax.ffi.pycapsule(pointer) for stage in stages}, platform=platform)
+    jax.ffi.register_ffi_target(TARGET, {stage: jax.ffi.pycapsule(pointer) for stage in _STAGES}, platform=platform)

@@ -1,20 +1,20 @@
 """The handler on a GPU: a call frame's arrays to a launch on XLA's stream.
 
-A call is made ready where JAX traces it; where another process traced it, in the stage before execution, or at the
-latest when it is executed. By then XLA may be capturing its stream into a command buffer: compiling and loading touch
-no stream, so that they are done beside the capture, in CUDA's relaxed mode.
+A call is made ready where JAX traces it. Where another process traced it, its kernel is compiled when XLA makes or
+loads the program, and loaded when it is first executed. By then XLA may be capturing its stream into a command buffer:
+loading touches no stream, so that it is done beside the capture, in CUDA's relaxed mode. There is no handler for the
+stages before each execution, as these would cost each of them as much again.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from contextlib import suppress
 from typing import NamedTuple
 
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.errors import GemmillError, OperandError
+from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.prepare import prepare
@@ -42,19 +42,19 @@ _lock = threading.Lock()
 
 
 def launch(frame: ffi.Frame) -> None:
-    """Make the call of a frame ready, and in the last stage launch it."""
-    if frame.stage == ffi.EXECUTE:
-        device, addresses = frame.device, (0, *[x.address for x in frame.buffers])
-        ready, stream = _ready_call(frame, device), frame.stream
-        wanted = tuple([addresses[place] for place in ready.places])
-        if ready.scratch is None:
+    """Launch the call of a frame; or where it is only to be executed later, have its kernel compiled."""
+    if frame.stage == ffi.INSTANTIATE:
+        if (kernel := read(frame.text).keywords.get("kernel")) is not None:
+            caches.default_registry().get(kernel)
+        return
+    device, addresses = frame.device, (0, *[x.address for x in frame.buffers])
+    ready, stream = _ready_call(frame, device), frame.stream
+    wanted = tuple([addresses[place] for place in ready.places])
+    if ready.scratch is None:
+        ready.launcher.launch(stream, wanted)
+    else:
+        with lent(device, stream, addresses[-1], ready.scratch):
             ready.launcher.launch(stream, wanted)
-        else:
-            with lent(device, stream, addresses[-1], ready.scratch):
-                ready.launcher.launch(stream, wanted)
-    elif frame.stage == ffi.INITIALIZE:
-        with suppress(GemmillError):  # what is wrong is said when the call is executed
-            _ready_call(frame, frame.device)
 
 
 def _ready_call(frame: ffi.Frame, device: int) -> ReadyCall:

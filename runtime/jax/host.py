@@ -36,6 +36,8 @@ def launch(frame: ffi.Frame) -> None:
             "there too, slowly, by NumPy"
         )
     description = read(frame.text)
+    if frame.stage == ffi.INSTANTIATE:
+        return
     arrays = arrays_of(description, frame.buffers)
     call = nowhere(description, arrays)
     memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
