@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+from jax.custom_batching import custom_vmap
 
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.errors import OperandError
@@ -52,7 +53,7 @@ _differentiable.defvjp(_forward, _backward)
 @lru_cache(1024)
 def _batchable(description: Description) -> Any:
     """The call as a function with a rule for ``vmap``: a batch is one launch, whose kernel is chosen for all of it."""
-    call = jax.custom_batching.custom_vmap(partial(_traced, description))
+    call = custom_vmap(partial(_traced, description))
 
     def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
         found = batching.batched(run, description, size, are_batched, arrays)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
-import jax
+import jax.ffi
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import GemmillError

@@ -32,7 +32,7 @@ class ReadyCall(NamedTuple):
 
     launcher: Launches
     places: tuple[int, ...]
-    """Which of the arrays is at each place of a launch's addresses, counted from 1; 0 for none."""
+    """:func:`places_of` the call."""
     scratch: WorkspaceSize | None
     """What XLA allocated as the last of the arrays."""
 
@@ -78,6 +78,14 @@ def scratch_of(prepared: PreparedCall) -> WorkspaceSize:
     return launcher.workspace if isinstance(launcher, Launcher) else WorkspaceSize(0, 0)
 
 
+def places_of(description: Description, call: GemmCall) -> tuple[int, ...]:
+    """Which of the operands and results is at each of a call's addresses, counted from 1; 0 for none."""
+    # D is a result, also where an operand is the memory for it.
+    names = ["" if name == "out" else name for name in description.operands] + [*description.results]
+    at = {name: place for place, name in enumerate(names, 1)}
+    return tuple(at.get(name, 0) if name else 0 for name in call.places)
+
+
 def arrays_of(description: Description, buffers: list[ffi.Buffer]) -> list[Array]:
     """Shapes and dtypes of the operands of a call; OperandError where its arrays are not those that it describes."""
     made, scratch = description.results, any(description.scratch)
@@ -108,9 +116,5 @@ def _made_ready(description: Description, buffers: list[ffi.Buffer], device: int
     aligns = [x.address % TMA_ALIGN for x in buffers[: len(arrays) + len(description.results)]]
     call = nowhere(description, arrays, aligns, device)
     prepared = load(call)
-    # D is a result, also where an operand is the memory for it.
-    names = ["" if name == "out" else name for name in description.operands] + [*description.results]
-    at = {name: place for place, name in enumerate(names, 1)}
-    places = tuple(at.get(name, 0) if name else 0 for name in call.places)
     scratch = WorkspaceSize(*description.scratch) if any(description.scratch) else None
-    return ReadyCall(prepared.launcher, places, scratch)
+    return ReadyCall(prepared.launcher, places_of(description, call), scratch)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-import jax
+import jax.scipy.special
 import numpy as np
 import scipy.special
 

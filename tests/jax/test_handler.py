@@ -18,11 +18,13 @@ jax: Any = pytest.importorskip("jax")
 import numpy as np  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from tests.jax.cases import double, whole  # noqa: E402
+from tests.jax.cases import CASES, double, whole  # noqa: E402
 
 import gemmill.jax  # noqa: E402
 from gemmill.runtime.jax import ffi  # noqa: E402
+from gemmill.runtime.jax.described import Array, nowhere  # noqa: E402
 from gemmill.runtime.jax.description import Description, read, written  # noqa: E402
+from gemmill.runtime.jax.handler import places_of  # noqa: E402
 
 jnp = jax.numpy
 A, B = whole(16, 24), whole(24, 8)
@@ -131,7 +133,7 @@ def test_threads_call_at_once() -> None:
     found: dict[int, list[Any]] = {}
 
     def many(i: int) -> None:
-        found[i] = [multiply(A * i, B) for _ in range(20)]
+        found[i] = [multiply(A * i, B) for _ in range(5)]
 
     threads = [threading.Thread(target=many, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -141,6 +143,34 @@ def test_threads_call_at_once() -> None:
     for i in range(4):
         for x in found[i]:
             np.testing.assert_array_equal(double(x), i * (double(A) @ double(B)))
+
+
+@pytest.mark.parametrize("name", [*CASES, "out", "C in place"])
+def test_a_launch_finds_its_arrays(name: str) -> None:
+    """The addresses of a call, each from its place among operands and results."""
+    case = CASES.get(name, CASES["bf16"])
+    keywords = {"out": {"out": whole(16, 8)}, "C in place": dict.fromkeys(("c", "out"), whole(16, 8))}.get(name, {})
+    text = str(jax.make_jaxpr(lambda: case.call(**case.arrays, **keywords))())
+    description = read(re.findall(r"'call', '(.*?)'\)", text)[0].encode())
+    arrays = [Array(x, y) for x, y in shapes_of(description, {**case.arrays, **keywords})]
+    call = nowhere(description, arrays)
+    own = [(place + 1) << 40 for place in range(len(arrays) + len(description.results))]
+    if description.into_c:
+        own[len(arrays)] = own[description.operands.index("c")]
+    addresses = (0, *own)
+    assert tuple(addresses[place] for place in places_of(description, call)) == call.addresses
+    assert len({*call.addresses} - {0}) == len({*own}) - (name == "out")  # of the memory for D
+
+
+def shapes_of(description: Description, arrays: dict[str, Any]) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of operands, as matrices."""
+    found = []
+    for name in description.operands:
+        shape = arrays[name].shape
+        if len(shape) == 1 and name in "ab":
+            shape = (1, *shape) if name == "a" else (*shape, 1)
+        found.append((shape, str(arrays[name].dtype)))
+    return found
 
 
 def test_descriptions_are_read_as_written() -> None:
