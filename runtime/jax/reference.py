@@ -91,6 +91,9 @@ def _written(assignment: Assignment, value: Any, shares_d: bool, xp: Any) -> Any
         return value
     if shares_d and assignment.kind in ("column", "batch"):
         raise OperandError(f"`{assignment}` is one value for each group of rows, which only kernels compute")
+    if xp is jax.numpy:
+        # A maximum is differentiated where elements equal it, so that XLA must not compute them twice, and otherwise.
+        value = jax.lax.optimization_barrier(value)
     axes = {"scalar": tuple(range(value.ndim)), "batch": (-2, -1), "row": (-1,), "column": (-2,)}[assignment.kind]
     return getattr(xp, assignment.role)(value, axis=axes)
 
