@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test-fast test test-heavy test-browser test-torch test-lowest torture lint replay format clean
+.PHONY: help demo test-fast test test-heavy test-browser test-torch test-jax test-lowest torture lint replay format clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -42,6 +42,9 @@ test-browser: $(VENV)/.dev  ## Look at the pages of reports in Chromium, without
 
 test-torch: $(VENV)-torch/.installed  ## Test what gemmill is in PyTorch, on the CPU, in an environment of its own
 	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch tests/integrations
+
+test-jax: $(VENV)-jax/.installed  ## Test what gemmill is in JAX, on the CPU, in an environment of its own
+	$(VENV)-jax/bin/python -m pytest -n 2 --dist worksteal tests/jax
 
 test-lowest:  ## Run the tests that take no time with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)-lowest
@@ -66,7 +69,7 @@ format: $(VENV)/.dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format
 
 clean:  ## Remove the virtual environment and everything built
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-torch build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-torch $(VENV)-jax build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than pyproject.toml once its dependencies are installed.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
@@ -83,6 +86,14 @@ $(VENV)-torch/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv --clear $(VENV)-torch
 	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable . torch==2.13.0 \
 		pytest pytest-randomly pytest-xdist hypothesis transformers
+	@touch $@
+
+# JAX's newest release that runs on Python 3.11; flatbuffers, which jax.export wants.
+$(VENV)-jax/.installed: pyproject.toml Makefile
+	@$(or $(PYTHON),false) -c '' || { echo "No Python 3.11 or newer found: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)-jax
+	$(VENV)-jax/bin/python -m pip install --quiet --disable-pip-version-check --editable . jax==0.10.2 flatbuffers \
+		pytest pytest-randomly pytest-xdist hypothesis
 	@touch $@
 
 $(BIN)/python:

@@ -21,10 +21,12 @@ ROOMS = {
     "operands": ("driver",),
     "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),
     "torch": ("api", "operands"),
+    "jax": ("api", "operands", "launch"),
 }
 """What each room of the runtime may import of the others."""
-TORCH = "gemmill.runtime.torch"
-HEAVY = {"torch", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
+OTHERS = ("torch", "jax")
+"""Packages with a room of their own, called as they are."""
+HEAVY = {"torch", "jax", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
 """What ``import gemmill`` must leave alone."""
 
 
@@ -100,13 +102,15 @@ def test_no_module_imports_the_package_s_root_from_below(layer: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("package", OTHERS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_no_module_but_the_room_of_torch_needs_it_to_be_imported(layer: str) -> None:
+def test_no_module_but_those_of_its_room_needs_a_package_to_be_imported(layer: str, package: str) -> None:
     """Nor imports that room but while a function runs."""
-    room = PACKAGE / "runtime" / "torch"
+    room = PACKAGE / "runtime" / package
     others = [(path, ast.parse(path.read_text())) for path in modules(layer) if room not in path.parents]
-    wrong = [path for path, tree in others if "torch" in imports_on_load(tree)]
-    wrong += [path for path, tree in others if any(x.startswith(TORCH) for x in imports(without_bodies(tree)))]
+    wrong = [path for path, tree in others if package in imports_on_load(tree)]
+    within = f"gemmill.runtime.{package}."
+    wrong += [path for path, tree in others if any(f"{x}.".startswith(within) for x in imports(without_bodies(tree)))]
     assert not wrong
 
 
@@ -126,8 +130,8 @@ def test_import_gemmill_is_light() -> None:
     assert not (loaded_by("import gemmill") - loaded_by("pass")) & HEAVY
 
 
-def test_torch_is_imported_by_who_asks_for_it() -> None:
-    assert "torch" not in loaded_by("import gemmill; gemmill.matmul, gemmill.grouped_matmul, gemmill.plan")
+def test_others_are_imported_by_who_asks_for_them() -> None:
+    assert not {*OTHERS} & loaded_by("import gemmill; gemmill.matmul, gemmill.grouped_matmul, gemmill.plan")
 
 
 def test_public_names_resolve_and_others_do_not() -> None:

@@ -102,6 +102,29 @@ def _prepared(call: GemmCall) -> PreparedCall:
     return PreparedCall(problem, choice.name, choice, memory, launcher(choice.name, choice.swap_ab))
 
 
+def kernel_for(call: GemmCall) -> str | None:
+    """The name of the kernel that a call is to name so as to get what would be selected for it, with or without a GPU:
+    nothing is compiled or loaded. None where none is to be named: D is empty, a batch may go in parts, or the name does
+    not say whether the transpose is computed.
+
+    Raises what :func:`gemmill.matmul` does before it compiles.
+    """
+    check_options(call.options)
+    check_promises(call)
+    check_values(call)
+    gemm, options = call.bound.gemm, call.options
+    if is_empty(gemm.problem) or gemm.nested:
+        return None
+    if options.batch_invariant:
+        gemm = of_any_rows(gemm)
+    if options.kernel is not None:
+        return _named(options.kernel, gemm.problem, options.batch_invariant)[0]
+    registry = caches.default_registry() if options.registry is None else options.registry
+    choice = _selected(call, registry, gemm, options.sm_count)
+    warn_of(choice.of_transposed if gemm.is_transposed else choice)
+    return choice.name if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
+
+
 def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_count: int | None) -> bool:
     """Whether a kernel takes the nested batch of a call whole. Its parts, otherwise, go to kernels whose bits do not
     depend on the batch."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.epilogues.syntax import MAX_NODES
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
@@ -118,6 +119,11 @@ class Launcher:
             self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, moved, following)
         self._prepared = kernel.prepare(self.ctas, block.arguments)
         self._lock = threading.Lock()
+
+    @property
+    def workspace(self) -> WorkspaceSize:
+        """Bytes of workspace that a launch takes."""
+        return self._in_workspace.size if self._in_workspace else WorkspaceSize(0, 0)
 
     def launch(self, stream: int, addresses: Addresses) -> None:
         """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""

@@ -2,7 +2,8 @@
 
 Launches on one stream follow each other, so they share a workspace; it grows on demand and is kept. A CUDA graph may be
 replayed at any time, beside anything: what is captured has a workspace of its own, one for each stream of the capture,
-which the graph holds on to as a user object and which serves later captures when the graph is gone.
+which the graph holds on to as a user object and which serves later captures when the graph is gone. Who allocates for
+launches of its own, as XLA does, lends them that memory.
 
 Flags in a workspace are 0 between launches; kernels leave them so.
 
@@ -20,10 +21,13 @@ from typing import Any
 
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.errors import DeviceError
-from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current
+from gemmill.library.legality.quantities import align_up
+from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current, fill
 
 _GRANULE = 2 << 20
 """Workspaces are multiples of this many bytes."""
+_FLAGS_ALIGN = 256
+"""Flags in memory that is lent begin at multiples of this many bytes."""
 _SEMAPHORE_BYTES = 64
 """At least the size of a ``sem_t``."""
 _PER_THREAD_STREAM = 2
@@ -33,6 +37,7 @@ _lock = threading.Lock()
 _of_stream: dict[tuple[int, int, int], Workspace] = {}
 _leases: list[_Lease] = []
 _idle: list[Workspace] = []
+_thread = threading.local()
 
 
 class Workspace:
@@ -57,7 +62,7 @@ class Workspace:
         """Make it large enough, once the launches before are through; DeviceError where there is no memory for it."""
         if self.holds(needed):
             return
-        with current(self.device), _while_capturing():
+        with current(self.device), while_capturing():
             if self.stream is not None and self._has.buffer:
                 check(bindings().cuStreamSynchronize(self.stream), f"waiting for work on stream {self.stream:#x}")
             if needed.buffer > self._has.buffer:
@@ -69,6 +74,26 @@ class Workspace:
                 self.flags, size = _reallocate(old, needed.flags, what)
                 _clear(self.flags, size)
                 self._has = WorkspaceSize(self._has.buffer, size)
+
+
+@contextmanager
+def lent(device: int, stream: int, address: int, size: WorkspaceSize) -> Iterator[None]:
+    """Let launches of this thread on a stream use memory that their caller allocated, if it is large enough: the flags
+    lie behind the buffer, at a multiple of 256 bytes, and are cleared here."""
+    space = Workspace(device, stream)
+    space.buffer, space.flags, space._has = address, address + align_up(size.buffer, _FLAGS_ALIGN), size
+    if size.flags:
+        fill(device, stream, space.flags, 0, size.flags // 4)
+    _thread.lent = space
+    try:
+        yield
+    finally:
+        _thread.lent = None
+
+
+def lent_bytes(size: WorkspaceSize) -> int:
+    """Bytes of memory to lend."""
+    return align_up(size.buffer, _FLAGS_ALIGN) + size.flags
 
 
 class _Lease:
@@ -98,7 +123,11 @@ class _Lease:
 
 
 def workspace(device: int, stream: int, needed: WorkspaceSize) -> Workspace:
-    """The workspace of a stream, or of the graph that the stream is being captured into; perhaps still too small."""
+    """The workspace that the caller lends, of a stream, or of the graph that the stream is being captured into; perhaps
+    still too small."""
+    own: Workspace | None = getattr(_thread, "lent", None)
+    if own is not None and own.holds(needed):
+        return own
     capture = _capture(device, stream)
     with _lock:
         if capture is not None:
@@ -142,7 +171,7 @@ def _capture(device: int, stream: int) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _while_capturing() -> Iterator[None]:
+def while_capturing() -> Iterator[None]:
     """Let this thread allocate while any stream is being captured; it touches none of them."""
     driver = bindings()
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

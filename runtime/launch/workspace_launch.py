@@ -41,7 +41,8 @@ class WorkspaceLaunch:
         self._realigned_at = align_up(size.buffer, BEGIN)
         """Where realigned operands begin."""
         ends = (self._realigned_at + operand.end for operand in realigned.values())
-        self._size = size._replace(buffer=max(ends, default=size.buffer))
+        self.size = size._replace(buffer=max(ends, default=size.buffer))
+        """Bytes that a launch takes."""
         self._buffer = 0
         self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None
@@ -60,9 +61,9 @@ class WorkspaceLaunch:
     def launch(self, stream: int, prepared: PreparedLaunch, addresses: Sequence[int]) -> None:
         """Launch on a stream with the workspace of that stream, on operands at some addresses."""
         device = self._kernel.device
-        space = workspace(device, stream, self._size)
+        space = workspace(device, stream, self.size)
         with space.lock:
-            space.reserve(self._size, self._kernel.spec.entry)
+            space.reserve(self.size, self._kernel.spec.entry)
             if space.buffer != self._buffer:
                 if self._descriptor:
                     replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)

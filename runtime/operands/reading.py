@@ -37,8 +37,10 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
 
     DLPack producers other than PyTorch are told the stream (0: the legacy default stream) that will use the tensor and
     order their pending work before it. The ``stream`` entry of ``__cuda_array_interface__`` is not read: there the
-    caller orders the streams.
+    caller orders the streams. What is a view already stays as it is.
     """
+    if isinstance(tensor, TensorView):
+        return tensor
     if is_torch(tensor):
         return _from_torch(tensor, name)
     if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
@@ -70,6 +72,8 @@ def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
     Offsets and counts of int64 are the low words, at twice the stride: what they say is below 2^31. ``addresses``, of
     int64, are twice as many words. :func:`view` says the rest.
     """
+    if isinstance(tensor, TensorView):
+        return tensor
     dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
     if name == "addresses":
         if dtype != "int64":

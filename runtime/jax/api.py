@@ -1,0 +1,222 @@
+"""``gemmill.jax.matmul`` and ``gemmill.jax.grouped_matmul``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from gemmill.library.errors import KeywordError, OperandError
+from gemmill.runtime.api.read import alpha_of, beta_of
+from gemmill.runtime.jax.call import run
+from gemmill.runtime.jax.description import Description, Setting
+from gemmill.runtime.operands.arguments import is_number, read_epilogue
+from gemmill.runtime.operands.call import DEFAULTS
+from gemmill.runtime.operands.reading import dtype_named
+
+_TENSORS = ("c", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "out")
+_DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
+_FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick", "explain")
+_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "kernel", "sm_count", "epilogue")
+
+
+def matmul(
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    out: jax.Array | None = None,
+    c: jax.Array | None = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    out_dtype: object = None,
+    accumulator: str | None = None,
+    tf32: bool = False,
+    fast_accumulation: bool = True,
+    a_scale: jax.Array | float | None = None,
+    b_scale: jax.Array | float | None = None,
+    a_zero: jax.Array | None = None,
+    b_zero: jax.Array | None = None,
+    a_dtype: object = None,
+    b_dtype: object = None,
+    a_major: str | None = None,
+    b_major: str | None = None,
+    kernel: str | None = None,
+    sm_count: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    quick: bool = False,
+    explain: bool = False,
+    epilogue: str | None = None,
+    **operands: jax.Array | float,
+) -> Any:
+    """``alpha * a @ b + beta * c`` of JAX arrays, as :func:`gemmill.matmul` has it; returns D.
+
+    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast, without a copy. All keywords are
+    those of :func:`gemmill.matmul`, but for:
+
+    ``a_major`` and ``b_major`` say which extent of A and B is contiguous: ``"k"``, or ``"m"`` of A and ``"n"`` of B.
+    Arrays of JAX lie row by row, so by default these are ``"k"`` and ``"n"``, and nothing is copied; a narrower B
+    than A is taken with ``"k"``, as kernels want it. With ``b_major="k"`` XLA is asked for a B that lies column by
+    column: under ``jax.jit``, of ``w.T`` that is ``w`` itself, without a copy, and of what is computed there what XLA
+    computes in that order; of any other array it is a transposed copy.
+
+    ``out`` is an array of D's shape and dtype, whose memory D is written to: one that the program does not use
+    afterwards, donated or made under ``jit``; otherwise XLA copies it first. ``c`` may be ``out``.
+
+    ``epilogue`` may write outputs beside D; then a tuple of D and these, in the expression's order, is returned. They
+    have the type that the expression names, f32 without one.
+
+    The kernel is selected and compiled when a call is traced, for the GPU at hand, or on a machine without one for
+    that which :class:`gemmill.Registry` assumes; ``explain`` prints then. ``kernel`` is a name. Factors and other
+    numbers are constants of the trace: what changes is an array of one element in an expression.
+
+    Differentiable in all that is floating-point, more than once, and batched by ``jax.vmap``. Raises what
+    :func:`gemmill.matmul` does, where it is traced; a handler that fails raises JAX's own error at run time.
+    """
+    return _called(locals())
+
+
+def grouped_matmul(
+    a: jax.Array,
+    b: jax.Array,
+    offsets: jax.Array | None = None,
+    *,
+    out: jax.Array | None = None,
+    c: jax.Array | None = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    out_dtype: object = None,
+    accumulator: str | None = None,
+    tf32: bool = False,
+    fast_accumulation: bool = True,
+    a_scale: jax.Array | float | None = None,
+    b_scale: jax.Array | float | None = None,
+    counts: jax.Array | None = None,
+    a_major: str | None = None,
+    b_major: str | None = None,
+    kernel: str | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    explain: bool = False,
+    epilogue: str | None = None,
+    **operands: jax.Array | float,
+) -> Any:
+    """``alpha * a @ b + beta * c`` group by group, as :func:`gemmill.grouped_matmul` has it; returns D.
+
+    ``offsets`` (int32 or int64) are ends of groups: of rows of ``a`` (M, K), with ``b`` (groups, K, N); or along K of
+    ``a`` (M, K) and ``b`` (K, N), with D (groups, M, N), where A is taken with ``a_major="m"``. ``counts`` are rows in
+    slots: ``a`` (groups, capacity, K). Rows of D that no group holds have any values; gradients there are 0.
+
+    All else is as in :func:`matmul`; ``jax.vmap`` makes one call after the other.
+    """
+    if offsets is None and counts is None:
+        raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.jax.matmul")
+    return _called(locals())
+
+
+def _called(given: dict[str, Any]) -> Any:
+    operands = given.pop("operands")
+    arrays: dict[str, Any] = {name: _array(name, given[name]) for name in ("a", "b")}
+    of_vectors = _without_vectors(arrays, given)
+    settings, factor = _settings(given), 1.0
+    for name in _TENSORS:
+        value = given.get(name)
+        if value is None or (name == "out" and value is given["c"]):
+            continue
+        if is_number(value):  # a scale: a factor of the product
+            factor *= value
+        else:
+            arrays[name] = _array(name, value)
+    if factor != 1.0:
+        settings["alpha"] = factor * alpha_of(given["alpha"])
+    numbers = {name: float(x) for name, x in operands.items() if is_number(x)}
+    arrays |= {name: _array(name, x) for name, x in operands.items() if name not in numbers}
+    description = Description(
+        operands=tuple(arrays),
+        turned=_turned(arrays, given),
+        settings=tuple(sorted(settings.items())),
+        numbers=tuple(numbers.items()),
+        into_c=given["out"] is not None and given["out"] is given["c"],
+    )
+    made = run(_checked(description, operands), *arrays.values())
+    d = made[0].squeeze(of_vectors)
+    return d if len(made) == 1 else (d, *made[1:])
+
+
+def _checked(description: Description, operands: Mapping[str, Any]) -> Description:
+    """The description, unless its expression writes to arrays that a caller passes."""
+    for x in description.epilogue.outputs:
+        if x.name in operands:
+            raise KeywordError(f"{x.name} is passed, but the epilogue writes it: it is returned beside D, leave it out")
+    return description
+
+
+def _array(name: str, value: Any) -> Any:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise OperandError(
+            f"{name} is a {type(value).__qualname__}; gemmill.jax takes arrays of JAX: {error}"
+        ) from None
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Setting]:
+    """Keywords that are no arrays and differ from the defaults, as a description holds them."""
+    defaults = {**DEFAULTS._asdict(), "explain": False, "epilogue": None}
+    found: dict[str, Setting] = {}
+    for name in _OPTIONS:
+        value = given.get(name, defaults[name])
+        if isinstance(value, jax.core.Tracer):
+            raise OperandError(
+                f"{name} is traced, and must be a constant: what changes is an operand of an expression, as in "
+                f"epilogue='d = x * acc', x={name}"
+            )
+        if name == "alpha":
+            value = alpha_of(value)
+        elif name == "beta":
+            value = beta_of(value)
+        elif name in _DTYPES and value is not None:
+            value = dtype_named(_dtype_text(value), name)
+        elif name == "epilogue" and value is not None:
+            read_epilogue(value)
+        elif name == "kernel" and value is not None and not isinstance(value, str):
+            raise OperandError("kernel is a config; gemmill.jax takes its name: gemmill.GemmConfig.name")
+        if value != defaults[name]:
+            found[name] = value
+    return found
+
+
+def _dtype_text(dtype: Any) -> str:
+    """A dtype of JAX's, which are scalar types too, or of gemmill's by its name."""
+    return dtype if isinstance(dtype, str) else str(jnp.dtype(dtype))
+
+
+def _turned(arrays: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of A and B XLA is to lay column by column."""
+    a, b = arrays["a"], arrays["b"]
+    along_k = "offsets" in arrays and b.ndim == 2
+    b_is_narrow = b.dtype.itemsize < a.dtype.itemsize or given.get("b_dtype") is not None
+    majors = {
+        "a": given["a_major"] or ("m" if along_k else "k"),
+        "b": given["b_major"] or ("k" if b_is_narrow else "n"),
+    }
+    for name, major in majors.items():
+        if major not in (allowed := ("k", "m" if name == "a" else "n")):
+            raise OperandError(f"{name}_major is {major!r}; it must be {allowed[0]!r} or {allowed[1]!r}")
+    return tuple(name for name, major in majors.items() if major == ("m" if name == "a" else "k"))
+
+
+def _without_vectors(arrays: dict[str, Any], given: dict[str, Any]) -> tuple[int, ...]:
+    """Vectors made matrices of one row or column; the axes of D that are these."""
+    a, b = arrays["a"], arrays["b"]
+    axes = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
+    if axes and given.get("epilogue") is not None:
+        raise OperandError("a or b is a vector: beside an epilogue, pass matrices, as a[None] and b[:, None] are")
+    arrays["a"], arrays["b"] = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    for name in ("c", "out"):
+        for axis in axes:
+            if given.get(name) is not None and (name == "out" or given[name].ndim > (axis == -2)):
+                given[name] = jnp.expand_dims(given[name], axis)
+    return axes

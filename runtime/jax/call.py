@@ -1,0 +1,124 @@
+"""A described call as JAX traces it: its kernel chosen and compiled, batched by ``vmap``, differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+from jax.custom_batching import custom_vmap
+
+from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api.prepare import kernel_for
+from gemmill.runtime.jax import batching, ffi, gradients, handler, host
+from gemmill.runtime.jax.described import Array, nowhere, results, views
+from gemmill.runtime.jax.description import Description, written
+from gemmill.runtime.launch.workspace import lent_bytes
+
+Arrays = tuple[Any, ...]
+
+_OF_A_SELECTION = ("kernel", "sm_count", "batch_invariant", "quick")
+"""Options beside which none is selected quickly."""
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def run(description: Description, *arrays: jax.Array) -> Arrays:
+    """D, and what the expression writes beside it. As a jitted function, for the sake of calls that nothing traces:
+    those of one description and shapes are traced, and their kernel chosen, once."""
+    axes = frozenset[str]().union(*(_varying(x) for x in arrays))
+    made: Arrays = _differentiable(description, *(_spread(x, axes) for x in arrays))
+    return made
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(description: Description, *arrays: jax.Array) -> Arrays:
+    made: Arrays = _batchable(description)(*arrays)
+    return made
+
+
+def _forward(description: Description, *arrays: jax.Array) -> tuple[Arrays, Arrays]:
+    return run(description, *arrays), arrays
+
+
+def _backward(description: Description, arrays: Arrays, of_results: Sequence[jax.Array]) -> Arrays:
+    found: Arrays = gradients.backward(run, description, arrays, tuple(of_results))
+    return found
+
+
+_differentiable.defvjp(_forward, _backward)
+
+
+@lru_cache(1024)
+def _batchable(description: Description) -> Any:
+    """The call as a function with a rule for ``vmap``: a batch is one launch, whose kernel is chosen for all of it."""
+    call = custom_vmap(partial(_traced, description))
+
+    def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
+        found = batching.batched(run, description, size, are_batched, arrays)
+        return found, (True,) * len(found)
+
+    call.def_vmap(rule)
+    return call
+
+
+def _traced(description: Description, *arrays: jax.Array) -> Arrays:
+    """One call of XLA's."""
+    shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
+    made = results(description, views(description, shapes, (0,) * len(shapes)))
+    into = "c" if description.into_c else "out" if "out" in description.operands else None
+    if into and (given := shapes[description.operands.index(into)]) != (d := Array(made[0].shape, made[0].numpy)):
+        raise OperandError(f"out is {given.dtype} {given.shape}; D, which is written there, is {d.dtype} {d.shape}")
+    described = _chosen(description, shapes)
+    outputs = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in made]
+    if any(described.scratch):
+        outputs.append(jax.ShapeDtypeStruct((lent_bytes(WorkspaceSize(*described.scratch)),), "uint8"))
+    names = described.operands
+    called = jax.ffi.ffi_call(
+        ffi.TARGET,
+        tuple(outputs),
+        vmap_method="sequential",
+        input_layouts=[_layout(len(x.shape), n in described.turned) for n, x in zip(names, shapes, strict=True)],
+        input_output_aliases={names.index(into): 0} if into else None,
+    )
+    found = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(made)]
+    axes = _varying(arrays[0])
+    return tuple(_spread(x, axes) for x in found)
+
+
+def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
+    """With the name of its kernel, which is compiled and loaded where JAX runs on GPUs, and with the bytes of workspace
+    that it takes there. Of symbolic extents nothing is known: the kernel is then selected, quickly, when it runs."""
+    settings = description.keywords
+    if any(not isinstance(extent, int) for x in shapes for extent in x.shape):
+        return description.but(explain=None, quick=None if any(settings.get(x) for x in _OF_A_SELECTION) else True)
+    name = kernel_for(nowhere(description, shapes))
+    named = description if name is None else description.but(kernel=name, quick=None)
+    if jax.default_backend() == "gpu":
+        named = named._replace(scratch=handler.scratch_of(handler.load(nowhere(named, shapes))))
+    return named.but(explain=None)
+
+
+def _layout(rank: int, is_turned: bool) -> tuple[int, ...]:
+    """Axes from major to minor."""
+    axes = tuple(range(rank))
+    return (*axes[:-2], rank - 1, rank - 2) if is_turned else axes
+
+
+def _varying(x: Any) -> frozenset[str]:
+    """The axes of a mesh along which an array of a shard_map may differ."""
+    kind = jax.typeof(x)
+    named = getattr(kind, "manual_axis_type", None)  # since 0.10
+    found: frozenset[str] = getattr(kind, "vma", frozenset()) if named is None else named.varying
+    return found
+
+
+def _spread(x: Any, axes: frozenset[str]) -> Any:
+    """An array as it is where others differ along axes of a mesh."""
+    missing = tuple(axes - _varying(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+ffi.register("CUDA", handler.launch)
+ffi.register("cpu", host.launch)

@@ -1,0 +1,120 @@
+"""The handler on a GPU: a call frame's arrays to a launch on XLA's stream.
+
+A call is made ready where JAX traces it. Where another process traced it, its kernel is compiled when XLA makes or
+loads the program, and loaded when it is first executed. By then XLA may be capturing its stream into a command buffer:
+loading touches no stream, so that it is done beside the capture, in CUDA's relaxed mode. There is no handler for the
+stages before each execution, as these would cost each of them as much again.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import NamedTuple
+
+from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.errors import OperandError
+from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.runtime.api import caches
+from gemmill.runtime.api.prepare import prepare
+from gemmill.runtime.jax import ffi
+from gemmill.runtime.jax.described import Array, nowhere, results, views
+from gemmill.runtime.jax.description import Description, read
+from gemmill.runtime.launch.launcher import Launcher
+from gemmill.runtime.launch.prepared import Launches, PreparedCall
+from gemmill.runtime.launch.workspace import lent, while_capturing
+from gemmill.runtime.operands.call import GemmCall
+
+
+class ReadyCall(NamedTuple):
+    """A call whose launch needs nothing but addresses and a stream."""
+
+    launcher: Launches
+    places: tuple[int, ...]
+    """:func:`places_of` the call."""
+    scratch: WorkspaceSize | None
+    """What XLA allocated as the last of the arrays."""
+
+
+_ready: functools._lru_cache_wrapper[caches.Entry[ReadyCall]] = caches.entries()
+_lock = threading.Lock()
+
+
+def launch(frame: ffi.Frame) -> None:
+    """Launch the call of a frame; or where it is only to be executed later, have its kernel compiled."""
+    if frame.stage == ffi.INSTANTIATE:
+        if (kernel := read(frame.text).keywords.get("kernel")) is not None:
+            caches.default_registry().get(kernel)
+        return
+    device, addresses = frame.device, (0, *[x.address for x in frame.buffers])
+    ready, stream = _ready_call(frame, device), frame.stream
+    wanted = tuple([addresses[place] for place in ready.places])
+    if ready.scratch is None:
+        ready.launcher.launch(stream, wanted)
+    else:
+        with lent(device, stream, addresses[-1], ready.scratch):
+            ready.launcher.launch(stream, wanted)
+
+
+def _ready_call(frame: ffi.Frame, device: int) -> ReadyCall:
+    entry = _ready((frame.text, device, *[(x.dtype, x.dims, x.address % TMA_ALIGN) for x in frame.buffers]))
+    ready = entry.value
+    if ready is None:
+        with _lock:
+            ready = entry.value = entry.value or _made_ready(read(frame.text), frame.buffers, device)
+    return ready
+
+
+def load(call: GemmCall) -> PreparedCall:
+    """A call made ready on its GPU, whatever is being captured there."""
+    with while_capturing():
+        return prepare(call)
+
+
+def scratch_of(prepared: PreparedCall) -> WorkspaceSize:
+    """Bytes of workspace that launches of a call take."""
+    launcher = getattr(prepared.launcher, "each", prepared.launcher)
+    return launcher.workspace if isinstance(launcher, Launcher) else WorkspaceSize(0, 0)
+
+
+def places_of(description: Description, call: GemmCall) -> tuple[int, ...]:
+    """Which of the operands and results is at each of a call's addresses, counted from 1; 0 for none."""
+    # D is a result, also where an operand is the memory for it.
+    names = ["" if name == "out" else name for name in description.operands] + [*description.results]
+    at = {name: place for place, name in enumerate(names, 1)}
+    return tuple(at.get(name, 0) if name else 0 for name in call.places)
+
+
+def arrays_of(description: Description, buffers: list[ffi.Buffer]) -> list[Array]:
+    """Shapes and dtypes of the operands of a call; OperandError where its arrays are not those that it describes."""
+    made, scratch = description.results, any(description.scratch)
+    names = (*description.operands, *made, *(("scratch",) if scratch else ()))
+    if len(buffers) != len(names):
+        raise OperandError(f"the call has {len(buffers)} arrays; it describes {len(names)}: {', '.join(names)}")
+    arrays = [_array(name, buffer) for name, buffer in zip(names, buffers, strict=True)]
+    own, others = arrays[: len(description.operands)], arrays[len(description.operands) :]
+    wanted = results(description, views(description, own, (0,) * len(own)))
+    for name, found, result in zip(made, others, wanted, strict=False):
+        if found != (expected := Array(result.shape, result.numpy)):
+            raise OperandError(f"{name} is {found.dtype} {found.shape}; it must be {expected.dtype} {expected.shape}")
+    return own
+
+
+def _array(name: str, buffer: ffi.Buffer) -> Array:
+    table = {ffi.S64: "int64", ffi.U32: "uint32"}
+    if (dtype := table.get(buffer.dtype)) is None:
+        known = ffi.DTYPE_CODES.get(buffer.dtype)
+        if known is None:
+            raise OperandError(f"{name} has XLA's dtype {buffer.dtype}, which gemmill has not")
+        dtype = DTYPES[known].torch
+    return Array(buffer.shape, dtype)
+
+
+def _made_ready(description: Description, buffers: list[ffi.Buffer], device: int) -> ReadyCall:
+    arrays = arrays_of(description, buffers)
+    aligns = [x.address % TMA_ALIGN for x in buffers[: len(arrays) + len(description.results)]]
+    call = nowhere(description, arrays, aligns, device)
+    prepared = load(call)
+    scratch = WorkspaceSize(*description.scratch) if any(description.scratch) else None
+    return ReadyCall(prepared.launcher, places_of(description, call), scratch)

@@ -1,0 +1,90 @@
+"""The handler on the CPU, by NumPy: for tests, and to try without GPU what is to run on one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.jax import ffi
+from gemmill.runtime.jax.described import nowhere, results, views
+from gemmill.runtime.jax.description import Description, read
+from gemmill.runtime.jax.handler import arrays_of
+from gemmill.runtime.jax.reference import expression, operands_in_full, stored
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.shapes import groups_kind
+
+_runs = False
+
+
+def run_on_cpu() -> None:
+    """Have calls run on CPU devices too, by NumPy with sums in float64: for tests, and to try on a machine without GPU
+    what is to run on another."""
+    global _runs
+    _runs = True
+
+
+def launch(frame: ffi.Frame) -> None:
+    """Compute the call of a frame."""
+    if not _runs:
+        raise OperandError(
+            "gemmill.jax runs on NVIDIA GPUs, and this device is a CPU; gemmill.jax.run_on_cpu() lets it compute "
+            "there too, slowly, by NumPy"
+        )
+    description = read(frame.text)
+    if frame.stage == ffi.INSTANTIATE:
+        return
+    arrays = arrays_of(description, frame.buffers)
+    call = nowhere(description, arrays)
+    memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
+    named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}
+    with np.errstate(all="ignore"):
+        made = _computed(description, call, named)
+    wanted = results(description, views(description, arrays, (0,) * len(arrays)))
+    for buffer, x, value in zip(frame.buffers[len(arrays) :], wanted, made, strict=False):
+        _array(buffer, x.numpy)[...] = stored(value, x.dtype, np)
+
+
+def _computed(description: Description, call: GemmCall, named: dict[str, Any]) -> list[Any]:
+    a, b = (x.astype(np.float64) for x in operands_in_full(call, named, np))
+    return expression(call, _sums(call, a, b, named), named, np)
+
+
+def _sums(call: GemmCall, a: Any, b: Any, named: Mapping[str, Any]) -> Any:
+    """Sums of products. What no group holds is 0."""
+    kind = groups_kind(call.tensors)
+    if not kind:
+        return np.matmul(a, b)
+    ends = np.maximum.accumulate(named[kind]) if kind == "offsets" else named[kind]
+    ends = np.clip(ends, 0, a.shape[-1 if b.ndim == 2 else -2])
+    if kind == "counts":
+        inside = np.arange(a.shape[1]) < ends[:, None]
+        return np.matmul(np.where(inside[..., None], a, 0), b)
+    spans = [*zip((0, *ends), ends, strict=False)]
+    if b.ndim == 2:
+        return np.stack([a[:, start:end] @ b[start:end] for start, end in spans])
+    sums = np.zeros((a.shape[0], b.shape[-1]))
+    for group, (start, end) in enumerate(spans):
+        sums[start:end] = a[start:end] @ b[group]
+    return sums
+
+
+def _array(buffer: ffi.Buffer, dtype: str) -> Any:
+    """The memory of a buffer, as an array of NumPy's."""
+    kind, shape = jax.numpy.dtype(dtype), buffer.shape
+    if 0 in shape:
+        return np.empty(shape, kind)
+    count = int(np.prod(shape)) * kind.itemsize
+    return np.frombuffer((ctypes.c_uint8 * count).from_address(buffer.address), dtype=kind).reshape(shape)
+
+
+def _turned(array: Any, is_turned: bool) -> Any:
+    """An array of which XLA lays the last two extents the other way round."""
+    if not is_turned:
+        return array
+    *batch, rows, columns = array.shape
+    return array.reshape(*batch, columns, rows).swapaxes(-1, -2)

@@ -1,0 +1,181 @@
+"""What a call computes, less its sums: operands before them, the expression behind. In NumPy for the CPU, and in
+``jax.numpy``, whose derivative is that of the kernels: ``xp`` is one of the two.
+
+What rounds to a type passes gradients on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import jax.scipy.special
+import numpy as np
+import scipy.special
+
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.syntax import SCALES
+from gemmill.library.epilogues.tree import Assignment, Call, Kind, Node, Number, Operand, Value
+from gemmill.library.errors import OperandError
+from gemmill.library.problem import is_mixed
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.scales import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.operands.shapes import groups_kind
+
+_BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "min": "minimum", "max": "maximum"}
+_COMPARE = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal"}
+_LOGIC = {"and": "logical_and", "or": "logical_or", "not": "logical_not"}
+_SAME = ("abs", "exp", "log", "sqrt", "tanh", "where", "round", "clip")
+_NAMES = {**_BINARY, **_COMPARE, **_LOGIC, **dict.fromkeys(_SAME), "neg": "negative", "clamp": "clip"}
+"""Functions of expressions that NumPy has, by the name there; None: the same."""
+
+
+def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tuple[Any, Any]:
+    """A and B as they are multiplied: unpacked, and with the scales that are not factors of the sums."""
+    a, b = arrays["a"], arrays["b"]
+    left = {name: arrays[name] for name in (*SCALES, "a_zero", "b_zero") if name in call.tensors}
+    held_a, held_b = call.tensors["a"].dtype, call.tensors["b"].dtype
+    if is_mixed(held_a, held_b):
+        k = call.tensors["a"].shape[-1]
+        if DTYPES[held_a].bits < DTYPES[held_b].bits:
+            turned = [None if x is None else x.swapaxes(-1, -2) for x in (left.get("a_scale"), left.get("a_zero"))]
+            return _upconverted(a.swapaxes(-1, -2), held_a, k, b.dtype, *turned, xp=xp).swapaxes(-1, -2), b
+        return a, _upconverted(b, held_b, k, a.dtype, left.get("b_scale"), left.get("b_zero"), xp=xp)
+    if left:  # of blocks
+        wide = np.dtype("float32")
+        a = a.astype(wide) * _repeated(left["a_scale"].astype(wide), -1, SCALE_BLOCK, a.shape[-1], xp)
+        along_k = _repeated(left["b_scale"].astype(wide), -2, SCALE_BLOCK, b.shape[-2], xp)
+        b = b.astype(wide) * _repeated(along_k, -1, SCALE_BLOCK, b.shape[-1], xp)
+    return a, b
+
+
+def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) -> list[Any]:
+    """D, then what the expression writes beside it, before they are rounded to their types."""
+    epilogue, options, values = call.arguments.epilogue, call.options, call.arguments.values
+    if options.alpha == 0 and epilogue.sums_are_scaled:
+        sums = xp.zeros_like(sums)
+    known = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if epilogue.gated else {"acc": sums}
+    c_is_read = "c" in arrays and not (options.beta == 0 and epilogue.c_is_scaled)
+    known["c"] = arrays["c"].astype(sums.dtype) if c_is_read else xp.zeros((), sums.dtype)
+    known["alpha"] = xp.asarray(options.alpha, sums.dtype)
+    known["beta"] = xp.asarray(1.0 if options.beta is None else options.beta, sums.dtype)
+    rows = _groups_of_rows(call, arrays, xp)
+    for x in epilogue.operands:
+        value = values[x.name]
+        if isinstance(value, float):
+            known[x.name] = xp.asarray(value, sums.dtype)
+        else:
+            known[x.name] = _spread(x.name, x.kind, arrays[x.name].astype(sums.dtype), rows)
+    made = {}
+    shape = call.tensors["out"].shape
+    for assignment in epilogue.assignments:
+        value = known[assignment.name] = _value(assignment.value, known, xp)
+        if assignment.role != "local":
+            made[assignment.name] = _written(assignment, xp.broadcast_to(value, shape), rows is not None, xp)
+    return [made[name] for name in ("d", *(x.name for x in epilogue.outputs))]
+
+
+def stored(value: Any, dtype: DTypeName, xp: Any) -> Any:
+    """Values rounded to a type, saturated to 8 bits."""
+    into = jax.numpy.dtype(DTYPES[dtype].torch)
+    if DTYPES[dtype].bits == 8:
+        limits = jax.numpy.iinfo(into) if DTYPES[dtype].is_integer else jax.numpy.finfo(into)
+        value = xp.clip(value, float(limits.min), float(limits.max))
+    return (xp.round(value) if DTYPES[dtype].is_integer else value).astype(into)
+
+
+def _written(assignment: Assignment, value: Any, shares_d: bool, xp: Any) -> Any:
+    """An output of elements of D."""
+    if not assignment.is_reduction:
+        return value
+    if shares_d and assignment.kind in ("column", "batch"):
+        raise OperandError(f"`{assignment}` is one value for each group of rows, which only kernels compute")
+    if xp is jax.numpy:
+        # A maximum is differentiated where elements equal it, so that XLA must not compute them twice, and otherwise.
+        value = jax.lax.optimization_barrier(value)
+    axes = {"scalar": tuple(range(value.ndim)), "batch": (-2, -1), "row": (-1,), "column": (-2,)}[assignment.kind]
+    return getattr(xp, assignment.role)(value, axis=axes)
+
+
+def _spread(name: str, kind: Kind, value: Any, rows: Any) -> Any:
+    """An operand as it broadcasts with D. ``rows``: which group each row of D is of, where groups share it."""
+    if kind == "scalar":
+        return value.reshape(())
+    axis = {"row": -1, "column": -2}.get(kind)
+    is_spread = (
+        name in SCALES and value.ndim > 1 and (value.shape[-2:] == (1, 1) if axis is None else value.shape[axis] == 1)
+    )
+    if is_spread and rows is None:
+        return value
+    if is_spread:
+        value = value.reshape(value.shape[0], -1) if kind != "row" else value[..., 0]
+    if rows is not None and kind in ("column", "batch") and value.ndim > (kind == "column"):
+        return value.reshape(value.shape[0], -1)[rows]
+    if kind == "row":
+        return value[..., None]
+    if kind == "batch":
+        return value[..., None, None]
+    return value[..., None, :] if kind == "column" and value.ndim > 1 else value
+
+
+def _groups_of_rows(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> Any:
+    """The group that each row of A is of; None where groups do not share D."""
+    if groups_kind(call.tensors) != "offsets" or len(call.tensors["b"].shape) != 3:
+        return None
+    ends = arrays["offsets"]
+    rows = xp.arange(call.tensors["a"].shape[0], dtype=ends.dtype)
+    return xp.minimum(xp.searchsorted(ends, rows, side="right"), ends.shape[0] - 1)
+
+
+def _value(node: Node, known: Mapping[str, Any], xp: Any) -> Any:
+    match node:
+        case Number(value):
+            return value
+        case Operand(name) | Value(name):
+            return known[name]
+        case Call(name, arguments):
+            return _applied(name, [_value(argument, known, xp) for argument in arguments], xp)
+
+
+def _applied(name: str, x: Sequence[Any], xp: Any) -> Any:
+    if name in ("min", "max"):
+        return reduce(getattr(xp, _BINARY[name]), x)
+    if name in _NAMES:
+        return getattr(xp, _NAMES[name] or name)(*x)
+    if name in DTYPES:
+        return x[0] if name == "f32" else stored(xp.asarray(x[0]), DTYPES[name].name, xp).astype(xp.asarray(x[0]).dtype)
+    erf = jax.scipy.special.erf if xp is jax.numpy else scipy.special.erf
+    others: dict[str, Callable[[Any], Any]] = {
+        "relu": lambda v: xp.where(v > 0, v, 0 * v),
+        "rsqrt": lambda v: 1 / xp.sqrt(v),
+        "sigmoid": lambda v: 0.5 * (1 + xp.tanh(0.5 * v)),
+        "silu": lambda v: v * 0.5 * (1 + xp.tanh(0.5 * v)),
+        "erf": erf,
+        "gelu": lambda v: 0.5 * v * (1 + erf(v * 0.5**0.5)),
+        "gelu_tanh": lambda v: 0.5 * v * (1 + xp.tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))),
+    }
+    return others[name](x[0])
+
+
+def _upconverted(narrow: Any, held: DTypeName, k: int, dtype: Any, scale: Any, zero: Any, *, xp: Any) -> Any:
+    """A narrow (..., K, N), two elements of 4 bits a byte along K, as ``(narrow - zero) * scale`` of groups along K,
+    rounded after each step."""
+    if DTYPES[held].bits == 4:
+        low, high = narrow & 15, (narrow.view("uint8") >> 4).astype(narrow.dtype)
+        both = xp.stack((low, high), axis=-2).reshape(*narrow.shape[:-2], -1, narrow.shape[-1])[..., :k, :]
+        narrow = both if held == "u4" else xp.where(both > 7, both.astype("int8") - 16, both.astype("int8"))
+    elif narrow.dtype.itemsize == 1:
+        narrow = narrow.view(jax.numpy.dtype(DTYPES[held].torch))
+    full = narrow.astype(dtype)
+    for values, apply in ((zero, xp.subtract), (scale, xp.multiply)):
+        if values is not None:
+            size = next(size for size in GROUP_SIZES if -(-k // size) == values.shape[-2])
+            full = apply(full, _repeated(values, -2, size, k, xp)).astype(dtype)
+    return full
+
+
+def _repeated(values: Any, axis: int, size: int, extent: int, xp: Any) -> Any:
+    """A value for each element along an axis."""
+    full = xp.repeat(values, size, axis=axis)
+    return full[..., :extent] if axis == -1 else full[..., :extent, :]

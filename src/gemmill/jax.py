@@ -1,0 +1,13 @@
+"""gemmill in JAX: products under ``jit``, ``grad``, ``vmap`` and ``shard_map``, exported and in command buffers.
+
+Importing this imports JAX and registers the target ``gemmill_gemm`` of XLA's foreign function interface, which a
+program that loads an exported one needs.
+"""
+
+from __future__ import annotations
+
+from gemmill.runtime.jax.api import grouped_matmul as grouped_matmul
+from gemmill.runtime.jax.api import matmul as matmul
+from gemmill.runtime.jax.host import run_on_cpu as run_on_cpu
+
+__all__ = ["grouped_matmul", "matmul", "run_on_cpu"]

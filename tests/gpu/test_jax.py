@@ -1,0 +1,221 @@
+"""Calls of JAX on a GPU: values, gradients, command buffers, workspaces, threads, misuse, exported programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Memory that other tests need is left to them, and every call that can be is captured into a command buffer.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
+jax: Any = pytest.importorskip("jax")
+pytestmark = pytest.mark.gpu
+
+import numpy as np  # noqa: E402
+from tests.jax.cases import CASES, double, real, whole  # noqa: E402
+from tests.jax.kernels import SHARED_K, chain  # noqa: E402
+from tests.jax.test_handler import MISUSES, PLAIN, call  # noqa: E402
+from tests.jax.test_values import assert_near, listed  # noqa: E402
+
+import gemmill.jax  # noqa: E402
+from gemmill.runtime.api import caches  # noqa: E402
+from gemmill.runtime.jax import handler  # noqa: E402
+
+jnp = jax.numpy
+VALUES = [
+    "bf16",
+    "f16, B column by column",
+    "A column by column",
+    "tf32",
+    "f64 by alpha",
+    "integers",
+    "fp8",
+    "odd extents",
+    "vectors",
+    "C",
+    "a batch of one weight",
+    "batches that broadcast",
+    "scales of rows and columns",
+    "scales of blocks",
+    "weights of 4 bits",
+    "an expression",
+    "a gate",
+    "groups of rows",
+    "groups along K",
+    "slots",
+]
+GRADIENTS = ["bf16", "f16, B column by column", "C", "an expression", "groups of rows", "groups along K"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All kernels of the cases, compiled in parallel."""
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX sees no GPU")
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.jax.kernels", *VALUES],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    caches.default_registry().warm(told.stdout.split())
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_those_of_float64(name: str) -> None:
+    case = CASES[name]
+    wanted = listed(case.expected(**case.arrays))
+    for x, y in zip(listed(jax.jit(case.call)(**case.arrays)), wanted, strict=True):
+        found = (
+            jnp.where(jnp.arange(x.shape[1])[:, None] < case.arrays["counts"][:, None, None], x, 0)
+            if name == "slots"
+            else x
+        )
+        exact = not jnp.issubdtype(x.dtype, jnp.floating)
+        assert_near(found, y, 0 if exact else max(float(jnp.finfo(x.dtype).eps), 2**-20))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_those_of_the_same_in_jax(name: str) -> None:
+    case = CASES[name]
+    some = {x: jnp.asarray(case.arrays[x]) for x in case.differentiable}
+    fixed = {x: y for x, y in case.arrays.items() if x not in some}
+
+    def loss(function: Any, some: dict[str, Any]) -> Any:
+        made = listed(function(**fixed, **some))
+        return sum((double(x) * jnp.cos(jnp.arange(x.size)).reshape(x.shape)).sum() for x in made)
+
+    found = jax.jit(jax.grad(lambda some: loss(case.call, some)))(some)
+    with jax.default_device(jax.devices("cpu")[0]):  # where an operation compiles sooner
+        wanted = jax.grad(lambda some: loss(case.expected, some))({x: double(case.arrays[x]) for x in some})
+    for x in some:
+        assert_near(np.asarray(found[x]), np.asarray(wanted[x]), 2**-6)
+
+
+def test_command_buffers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On arrays at the same addresses the handler is not asked again; gradients too."""
+    asked = []
+    looked_up = handler._ready_call
+
+    def counted(*given: Any) -> Any:
+        asked.append(given)
+        return looked_up(*given)
+
+    monkeypatch.setattr(handler, "_ready_call", counted)
+    w, bias = (jnp.asarray(0.1 * real(*shape), "bfloat16") for shape in ((64, 64), (64,)))
+    compiled = jax.jit(chain)
+    kept = []
+    for i in range(6):
+        x = jnp.asarray(real(32, 64) * (i + 1), "bfloat16")
+        h = np.maximum(double(np.asarray(x)) @ double(np.asarray(w)) + double(np.asarray(bias)), 0)
+        wanted = h @ double(np.asarray(w)).T @ double(np.asarray(w))
+        found = compiled(x, w, bias)
+        assert_near(np.asarray(found), wanted, 2**-5)
+        kept += [x, found] if i % 2 else []  # so that later arrays lie elsewhere
+    asked.clear()
+    for _ in range(40):
+        jax.block_until_ready(compiled(x, w, bias))
+    assert len(asked) < 60  # of 120 calls
+    gradient = jax.jit(jax.grad(lambda w, x: chain(x, w, bias).astype("float32").sum()))
+    first = gradient(w, x)
+    for _ in range(4):
+        np.testing.assert_array_equal(double(np.asarray(gradient(w, x))), double(np.asarray(first)))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHARED_K.values(), ids=SHARED_K)
+def test_partial_sums_lie_in_memory_of_xla_s(m: int, n: int, k: int) -> None:
+    """Several calls of it in one command buffer, each with its own, and on the same values the same bits."""
+    a, b = (jnp.asarray(np.random.default_rng(0).integers(-2, 3, shape), "bfloat16") for shape in ((m, k), (k, n)))
+
+    def twice(a: Any, b: Any) -> Any:
+        return gemmill.jax.matmul(a, b), gemmill.jax.matmul(-a, b)
+
+    text = jax.jit(twice).lower(a, b).compile().as_text()
+    (kernel,) = set(re.findall(r"_k\d+(?:split|stream)_", text))  # what a GPU selects for these
+    assert re.search(r"u8\[\d+\]", text), kernel
+    wanted = np.asarray(a, "float32") @ np.asarray(b, "float32")
+    compiled = jax.jit(twice)
+    for _ in range(4):
+        for sign, found in zip((1, -1), compiled(a, b), strict=True):
+            assert_near(np.asarray(found), sign * wanted, 2**-7)
+
+
+def test_d_is_written_to_where_out_was() -> None:
+    a, b = jnp.asarray(whole(16, 24)), jnp.asarray(whole(24, 8))
+    out = jnp.zeros((16, 8), "bfloat16")
+    there = out.unsafe_buffer_pointer()
+    found = jax.jit(lambda out, a, b: gemmill.jax.matmul(a, b, out=out), donate_argnums=0)(out, a, b)
+    assert found.unsafe_buffer_pointer() == there
+    added = jax.jit(lambda c, a, b: gemmill.jax.matmul(a, b, c=c, out=c), donate_argnums=0)(found, a, b)
+    assert added.unsafe_buffer_pointer() == there
+    assert_near(np.asarray(added), 2 * (double(np.asarray(a)) @ double(np.asarray(b))), 2**-7)
+
+
+def test_a_batch_reads_what_is_not_batched_where_it_is() -> None:
+    a, b = whole(5, 16, 24), whole(24, 8)
+    found = jax.jit(jax.vmap(gemmill.jax.matmul, (0, None)))(a, b)
+    assert_near(found, double(a) @ double(b), 2**-7)
+    found = jax.jit(jax.vmap(gemmill.jax.matmul, (None, 0)))(whole(16, 24), whole(5, 24, 8))
+    assert_near(found, double(whole(16, 24)) @ double(whole(5, 24, 8)), 2**-7)
+
+
+def test_threads_call_at_once() -> None:
+    multiply = jax.jit(gemmill.jax.matmul)
+    a, b = whole(16, 24), whole(24, 8)
+    found: dict[int, list[Any]] = {}
+
+    def many(i: int) -> None:
+        found[i] = [multiply(jnp.asarray(a) * i, b) for _ in range(50)]
+
+    threads = [threading.Thread(target=many, args=(i,)) for i in range(1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, each in found.items():
+        for x in each:
+            assert_near(x, i * (double(a) @ double(b)), 2**-7)
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_after_misuse_the_next_call_is_right(name: str) -> None:
+    said, given = MISUSES[name]
+    a, b = whole(16, 24), whole(24, 8)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(said)):
+        call(a, b, **given)
+    assert_near(call(a, b, call=PLAIN), double(a) @ double(b), 2**-7)
+
+
+def test_an_exported_program_runs_in_another_process(tmp_path: Path) -> None:
+    """Which traces nothing, and so loads the kernel when it runs, perhaps into a command buffer."""
+    pytest.importorskip("flatbuffers")
+    from jax import export
+
+    checks = [export.DisabledSafetyCheck.custom_call("gemmill_gemm")]
+    w, bias = (jnp.asarray(0.1 * real(*shape), "bfloat16") for shape in ((64, 64), (64,)))
+    exported = export.export(jax.jit(chain), disabled_checks=checks)(w, w, bias)
+    (tmp_path / "program").write_bytes(exported.serialize())
+    program = f"""
+        import jax, numpy as np
+        import jax.export
+        import gemmill.jax
+        from pathlib import Path
+        from tests.jax.cases import real
+        w, bias = (jax.numpy.asarray(0.1 * real(*shape), "bfloat16") for shape in ((64, 64), (64,)))
+        program = jax.export.deserialize(bytearray(Path({str(tmp_path / "program")!r}).read_bytes()))
+        found = [np.asarray(jax.jit(program.call)(w, w, bias), "float32") for _ in range(3)]
+        assert (found[0] == found[2]).all()
+        np.save({str(tmp_path / "found.npy")!r}, found[0])
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    wanted = jax.jit(chain)(w, w, bias)
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), np.asarray(wanted, "float32"))
