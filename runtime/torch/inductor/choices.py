@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch._inductor import config
 
-if TYPE_CHECKING:
-    from gemmill.runtime.torch.inductor.products import Product
+from gemmill.runtime.torch.inductor.products import Product, is_served_on
 
 
 def gemmill_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """``out = a @ b``, by gemmill's operator where it has a kernel for the device, else by PyTorch's."""
-    from gemmill.runtime.torch.inductor.products import is_served_on  # noqa: PLC0415
-
     if is_served_on(a.device):
         tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
         torch.ops.gemmill.mm_out(a, b, out, options="tf32=True" if tf32 else "")
@@ -25,4 +20,4 @@ def gemmill_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 def is_to_be_timed(found: Product) -> bool:
     """Whether a product is left to the autotuner, among whose choices is :func:`gemmill_mm`."""
     tunes = config.max_autotune or config.max_autotune_gemm
-    return found.is_plain and tunes and gemmill_mm in config.external_matmul
+    return bool(found.is_plain and tunes and gemmill_mm in config.external_matmul)

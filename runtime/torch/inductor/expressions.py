@@ -90,11 +90,11 @@ class _Maker:
     def product(self) -> Node | None:
         """``alpha * acc + beta * c``."""
         product = self._product
-        tree: Node | None = simplified(Call("mul", (Number(product.alpha), _ACC)))
-        if product.c is not None:
-            c = self._operand(product.c, product.shape)
-            tree = None if c is None else Call("add", (tree, simplified(Call("mul", (Number(product.beta), c)))))
-        return tree
+        tree = simplified(Call("mul", (Number(product.alpha), _ACC)))
+        if product.c is None:
+            return tree
+        c = self._operand(product.c, product.shape)
+        return None if c is None else Call("add", (tree, simplified(Call("mul", (Number(product.beta), c)))))
 
     def region(self, nodes: Sequence[Any], root: Node) -> Node | None:
         """What the last of some nodes is, each behind those that it reads, of what the product is."""
@@ -152,7 +152,7 @@ def _is_widening(node: Any) -> bool:
     """Whether a node converts to a type that holds all that it is given."""
     if node.target is not CONVERSION:
         return False
-    return node.meta["val"].dtype == torch.float32 and node.args[0].meta["val"].dtype in FLOATS
+    return bool(node.meta["val"].dtype == torch.float32 and node.args[0].meta["val"].dtype in FLOATS)
 
 
 def _uses(nodes: Sequence[Any], inside: set[Any]) -> Counter[Any]:

@@ -35,6 +35,7 @@ class GemmillPass(_Base):  # type: ignore[misc]
         """Whether it replaces: no longer where somebody has put a pass around it since, and holds on to it."""
 
     def __call__(self, graph: torch.fx.Graph, is_inference: bool = False) -> None:
+        """Run them on a graph, which is changed."""
         for each in self._passes_before():
             asks = _Base is not custom_graph_pass.CustomGraphPass and isinstance(each, _Base)
             each(graph, is_inference) if asks else each(graph)

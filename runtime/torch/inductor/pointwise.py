@@ -42,7 +42,9 @@ def _power(x: Node, exponent: Node) -> Node | None:
 
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
-        **{f"{name}.default": name for name in ("abs", "erf", "exp", "log", "neg", "relu", "round", "rsqrt", "sigmoid")},
+        **{
+            f"{name}.default": name for name in ("abs", "erf", "exp", "log", "neg", "relu", "round", "rsqrt", "sigmoid")
+        },
         **{f"{name}.default": name for name in ("sqrt", "tanh")},
         "maximum.default": "max",
         "minimum.default": "min",

@@ -82,7 +82,7 @@ def _follows(node: Any, product: Product, found: set[Any]) -> bool:
 
 def _read(node: Any) -> list[Any]:
     """The tensors that a readable node reads."""
-    return node.args[:1] if is_passed_on(node) else node.all_input_nodes
+    return [node.args[0]] if is_passed_on(node) else [*node.all_input_nodes]
 
 
 def _leading_to(end: Any, reached: list[Any]) -> list[Any]:

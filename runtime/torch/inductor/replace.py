@@ -15,6 +15,7 @@ from gemmill.runtime.torch.inductor.pointwise import VIEWS
 from gemmill.runtime.torch.inductor.products import Product, product
 from gemmill.runtime.torch.inductor.regions import regions
 from gemmill.runtime.torch.inductor.shapes import same
+from gemmill.runtime.torch.outputs import d_dtype
 
 aten, operators = torch.ops.aten, torch.ops.gemmill
 _ADDING = {"mm": "addmm", "bmm": "baddbmm"}
@@ -102,7 +103,7 @@ class _Maker:
     def epilogue(self, made: Folded) -> Any:
         """D by an expression."""
         product = self._product
-        read = {name: self._shaped(x) for name, x in made.operands.items()} | product.named
+        read = {name: self._shaped(x) for name, x in made.operands.items()} | {**product.named}
         arguments = [made.text, product.a, product.b, [*read.values()], [*read]]
         return self._call(_getitem, [self._call(operators.epilogue.default, arguments, self._keywords()), 0])
 
@@ -116,7 +117,8 @@ class _Maker:
 
     def _keywords(self) -> dict[str, Any]:
         found: dict[str, Any] = {"options": self._product.options} if self._product.options else {}
-        return found if self._dtype == self._product.dtype else {"out_dtype": self._dtype, **found}
+        default = d_dtype(self._product.dtype, self._product.b.meta["val"].dtype)
+        return found if self._dtype == default else {"out_dtype": self._dtype, **found}
 
     def _shaped(self, read: Read) -> Any:
         """An operand in the shape in which the operators take it."""

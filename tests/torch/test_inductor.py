@@ -1,0 +1,136 @@
+"""The pass over Inductor's graphs: which operators it puts in, with which expressions, and what they give."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from tests.torch.graphs import Graphs  # noqa: E402
+from tests.torch.random_modules import random_module  # noqa: E402
+
+functional = torch.nn.functional
+BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def tf32() -> Iterator[None]:
+    """Products of f32 are the operators' where PyTorch may round to tf32; and nothing that other tests compiled."""
+    torch.compiler.reset()
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def drawn(*shape: int, dtype: Any = BF16, seed: int = 0) -> Any:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed))
+    return made.to(dtype)
+
+
+X = drawn(2, 8, 32)
+W, W2, V = drawn(32, 64, seed=1) / 4, drawn(32, 64, seed=2) / 4, drawn(64, 32, seed=3) / 4
+BIAS, ROW = drawn(64), drawn(2, 8, 1)
+Q = drawn(2, 3, 8, 16)
+MASK = drawn(8, 8)
+
+
+def linear(x: Any, bias: Any = BIAS) -> Any:
+    return functional.linear(x, W.mT, bias)
+
+
+Case = tuple[Callable[[Any], Any], Any, list[str]]
+CASES: dict[str, Case] = {
+    "linear": (linear, X, ["addmm"]),
+    "gelu": (lambda x: functional.gelu(linear(x)), X, ["d = gelu(acc + x1[n])"]),
+    "gelu (tanh)": (lambda x: functional.gelu(linear(x), approximate="tanh"), X, ["d = gelu_tanh(acc + x1[n])"]),
+    "silu": (lambda x: functional.silu(x @ W), X, ["d = silu(acc)"]),
+    "sigmoid": (lambda x: x @ W * (x @ W).sigmoid(), X, ["mm", "d = x1[m, n] * sigmoid(acc)"]),
+    "swish, written out": (lambda x: torch.relu(linear(x)) / (1 + (-x[..., :1]).exp()), X, None),
+    "gated": (
+        lambda x: functional.silu(x @ W) * (x @ W2) @ V,
+        X,
+        ["mm", "d = silu(x1[m, n]) * acc", "mm"],
+    ),
+    "residual": (lambda x: x + functional.linear(linear(x), V.mT), X, ["addmm", "addmm"]),
+    "residual and bias": (lambda x: functional.linear(x, V[:32].mT, BIAS[:32]) + x, X, ["d = acc + x1[n] + x2[m, n]"]),
+    "scale and cast": (lambda x: (x @ W * 0.125).float(), X, ["mm(alpha=0.125, out_dtype=float32)"]),
+    "a row and a vector": (lambda x: (x @ W) * ROW * BIAS, X, ["d = acc * x1[m] * x2[n]"]),
+    "a scalar": (lambda x: torch.relu(x @ W) * BIAS[3], X, ["d = relu(acc) * x1"]),
+    "where": (lambda x: torch.where(x @ W > BIAS, x @ W, 0.25), X, ["mm", "d = where(x1[m, n] > x2[n], acc, 0.25)"]),
+    "leaky": (lambda x: functional.leaky_relu(linear(x)), X, None),
+    "squared": (lambda x: torch.relu(x @ W).square(), X, ["t1 = relu(acc); d = t1 * t1"]),
+    "clamp": (lambda x: (x @ W).clamp(-1, 1), X, ["d = clamp(acc, -1, 1)"]),
+    "factors": (
+        lambda x: torch.addmm(BIAS, x[0], W, beta=0.5, alpha=2).relu(),
+        X,
+        ["d = relu(2 * acc + 0.5 * x1[n])"],
+    ),
+    "factors alone": (
+        lambda x: torch.addmm(BIAS, x[0], W, beta=0.5, alpha=2),
+        X,
+        ["addmm(alpha=2.0, beta=0.5)"],
+    ),
+    "a batch": (lambda x: torch.baddbmm(MASK, x, x.mT, alpha=0.5), X, ["baddbmm(alpha=0.5)"]),
+    "attention": (
+        lambda q: torch.softmax(q @ q.mT * 0.25 + MASK, -1) @ q,
+        Q,
+        ["baddbmm(alpha=0.25)", "bmm"],
+    ),
+    "scores": (lambda q: torch.tanh(q @ q.mT / 8) * 8, Q, ["d = tanh(acc / 8) * 8"]),
+    "of the batch": (lambda q: (q @ q.mT) * q[:, :, :1, :1] + q[..., :1], Q, ["d = acc * x1[batch] + x2[m]"]),
+    "a result that is read twice": (lambda x: (y := x @ W, y.relu()), X, ["mm"]),
+    "what kernels have not": (lambda x: functional.softplus(x @ W), X, ["mm"]),
+    "three matrices": (
+        lambda x: torch.relu(x @ W + x.sum() * W[:16].view(2, 8, 64) + W2[16:].view(2, 8, 64)) * W[16:].view(2, 8, 64),
+        X,
+        None,
+    ),
+    "scales": (
+        lambda x: torch._scaled_mm(x[0].to(FP8), W.mT.to(FP8).contiguous().mT, *[torch.tensor(0.5)] * 2, out_dtype=BF16),
+        X.new_ones(1, 16, 32),
+        ["scaled_mm"],
+    ),
+    "groups": (
+        lambda x: torch._grouped_mm(x[0], W.expand(3, 32, 64), torch.tensor([2, 2, 8], dtype=torch.int32)).relu(),
+        X,
+        ["d = relu(acc)"],
+    ),
+    "float32": (lambda x: torch.relu(x.float() @ W.float()), X, ["d = relu(acc)"]),
+    "float64": (lambda x: torch.relu(x.double() @ W.double()), X, ["mm"]),
+}
+"""What is compiled, its input, and the operators that it is to be, where that is to be held."""
+
+
+def wide(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) else [wide(each) for each in x]
+
+
+def listed(x: Any) -> list[Any]:
+    return [*x] if isinstance(x, tuple | list) else [x]
+
+
+def assert_as_exact(found: Any, eager: Any, exact: Any) -> None:
+    """Layouts as in eager mode, and values at least as near to exact ones, but for a rounding."""
+    for x, y, z in zip(listed(found), listed(eager), listed(exact), strict=True):
+        assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        error, allowed = (x.double() - z).abs().max(), (y.double() - z).abs().max()
+        assert error <= 1.25 * allowed + torch.finfo(x.dtype).eps * z.abs().max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_folded(name: str) -> None:
+    function, x, wanted = CASES[name]
+    graphs = Graphs()
+    found = torch.compile(function, backend=graphs, fullgraph=True)(x)
+    eager = function(x)
+    torch.testing.assert_close(found, eager, rtol=2**-5, atol=2**-5)
+    for got, had in zip(listed(found), listed(eager), strict=True):
+        assert (got.shape, got.stride(), got.dtype) == (had.shape, had.stride(), had.dtype)
+    assert not graphs.left()
+    if wanted is not None:
+        assert graphs.calls == [wanted]
