@@ -134,3 +134,128 @@ def test_what_is_folded(name: str) -> None:
     assert not graphs.left()
     if wanted is not None:
         assert graphs.calls == [wanted]
+
+
+def test_rows_that_vary_compile_once_and_are_folded() -> None:
+    w, w2, v, bias = (x.float() for x in (W, W2, V, BIAS))
+
+    def block(x: Any) -> Any:
+        return x + functional.linear(functional.silu(x @ w) * functional.linear(x, w2.mT, bias), v.mT)
+
+    graphs = Graphs()
+    compiled = torch.compile(block, backend=graphs, fullgraph=True)
+    for batch, rows in ((2, 8), (3, 5), (4, 33)):
+        x = drawn(batch, rows, 32, dtype=F32)
+        for axis in (0, 1):
+            torch._dynamo.mark_dynamic(x, axis)
+        torch.testing.assert_close(compiled(x), block(x))
+    assert graphs.calls == [["mm", "d = silu(x2[m, n]) * (acc + x1[n])", "addmm"]]
+
+
+def test_all_extents_of_a_batch_may_vary() -> None:
+    def scores(q: Any, bias: Any) -> Any:
+        return torch.relu(q @ q.mT * 0.25 + bias)
+
+    graphs = Graphs()
+    compiled = torch.compile(scores, backend=graphs, fullgraph=True, dynamic=True)
+    for shape in ((2, 8, 16), (3, 9, 24), (5, 4, 40)):
+        q, bias = drawn(*shape, dtype=F32), drawn(shape[0], shape[1], 1, dtype=F32)
+        torch.testing.assert_close(compiled(q, bias), scores(q, bias))
+    assert graphs.calls == [["d = relu(acc * 0.25 + x1[m])"]]
+
+
+TRAINED: dict[str, tuple[Callable[..., Any], list[list[str]]]] = {
+    "gelu": (
+        lambda x, w, v: functional.gelu(x @ w) @ v,
+        [
+            ["mm", "mm"],
+            [
+                "mm",
+                "d = acc * ((erf(x1[m, n] * 0.7071067811865476) + 1) * 0.5 + "
+                "x1[m, n] * (exp(x1[m, n] * x1[m, n] * -0.5) * 0.3989422804014327))",
+                "mm",
+                "mm",
+            ],
+        ],
+    ),
+    "relu": (lambda x, w, v: torch.relu(x @ w) @ v, [["d = relu(acc)", "mm"], ["mm", "mm", "mm", "mm"]]),
+    "tanh": (
+        lambda x, w, v: torch.tanh(x @ w) @ v,
+        [["d = tanh(acc)", "mm"], ["mm", "d = acc * (1 - x1[m, n] * x1[m, n])", "mm", "mm"]],
+    ),
+    "gated": (lambda x, w, v: (functional.silu(x @ w) * (x @ w)) @ v + x, []),
+    "residual": (lambda x, w, v: torch.tanh(x @ w) @ v + x, []),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_are_products_too(name: str) -> None:
+    function, wanted = TRAINED[name]
+    graphs = Graphs()
+    results = []
+    for call, dtype in (
+        (torch.compile(function, backend=graphs, fullgraph=True), BF16),
+        (function, BF16),
+        (function, torch.float64),
+    ):
+        leaves = [x.detach().to(dtype, copy=True).requires_grad_() for x in (X, W, V)]
+        y = call(*leaves)
+        y.backward(drawn(2, 8, 32, seed=7).to(dtype))
+        results.append([y.detach(), *(x.grad for x in leaves)])
+    assert_as_exact(*results)
+    assert not graphs.left()
+    if wanted:
+        assert graphs.calls == wanted
+
+
+def check_random_module(seed: int, backward: bool) -> None:
+    module, x = random_module(seed)
+    graphs = Graphs()
+    results = []
+    for backend, dtype in ((graphs, F32), (None, F32), (None, torch.float64)):
+        own, mine = copy.deepcopy(module).to(dtype), x.to(dtype, copy=True).requires_grad_(backward)
+        call = torch.compile(own, backend=backend, fullgraph=True) if backend else own
+        with torch.set_grad_enabled(backward):
+            y = call(mine)
+        if backward:
+            y.square().sum().backward()
+        grads = [mine.grad, *(p.grad for p in own.parameters() if p.grad is not None)] if backward else []
+        results.append([y.detach(), *grads])
+    for mine, eager, exact in zip(*results, strict=True):
+        assert (mine.shape, mine.stride(), mine.dtype) == (eager.shape, eager.stride(), eager.dtype)
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-5 * float(1 + exact.abs().max()))
+    assert not graphs.left()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_modules_compile(seed: int) -> None:
+    check_random_module(seed, backward=seed % 4 == 0)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(40, 240))
+def test_more_random_modules_compile(seed: int) -> None:
+    check_random_module(seed, backward=seed % 2 == 0)
+
+
+def test_what_the_operators_do_not_serve_stays() -> None:
+    """f32 that may not be rounded to tf32, integers, and what is empty."""
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    for a, b in ((X[0].float(), W.float()), (X[0].to(torch.int32), W.to(torch.int32)), (X[0][:, :0], W[:0])):
+        graphs = Graphs()
+        torch.testing.assert_close(torch.compile(torch.mm, backend=graphs)(a, b), a @ b)
+        torch.compiler.reset()
+        assert graphs.calls == [[]]
+
+
+def test_nothing_is_moved_over_what_writes() -> None:
+    def step(x: Any, state: Any) -> Any:
+        y = x @ W
+        state.add_(1)
+        return torch.relu(y + state)
+
+    graphs = Graphs()
+    state, own = drawn(64), drawn(64)
+    found = torch.compile(step, backend=graphs)(X, own)
+    torch.testing.assert_close(found, step(X, state), rtol=2**-5, atol=2**-5)
+    assert torch.equal(own, state)
