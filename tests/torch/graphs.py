@@ -1,4 +1,4 @@
-"""Graphs as Inductor makes them, with gemmill's pass run on them, executed node by node: no compiler of C++ is needed."""
+"""Graphs as Inductor makes them, with gemmill's pass run on them, executed node by node: nothing is generated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from gemmill.runtime.torch.inductor.install import GemmillPass  # noqa: E402
 
 
 class Graphs:
-    """A backend of ``torch.compile``: graphs after the pass are kept, forward before backward."""
+    """A backend of ``torch.compile``: graphs after the pass are kept, forward before backward.
 
-    def __init__(self) -> None:
+    ``execute`` runs one, of its module and arguments.
+    """
+
+    def __init__(self, execute: Callable[[Any, list[Any]], Any] = lambda module, given: module(*given)) -> None:
         self.graphs: list[Any] = []
+        self._execute = execute
 
     def __call__(self, module: Any, inputs: Any) -> Any:
         return compile_fx(module, inputs, inner_compile=self._inner)
@@ -34,7 +38,7 @@ class Graphs:
         def boxed(arguments: list[Any]) -> Any:
             given = [*arguments]
             arguments.clear()
-            return module(*given)
+            return self._execute(module, given)
 
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
@@ -60,3 +64,16 @@ def called(node: Any) -> str:
     name = str(node.target).split(".")[1]
     text = node.args[0] if name == "epilogue" else name
     return f"{text}({shown})" if shown and name != "epilogue" else f"{text} -> {shown}" if shown else text
+
+
+def listed(x: Any) -> list[Any]:
+    """Results of a function that returns one or several."""
+    return [*x] if isinstance(x, tuple | list) else [x]
+
+
+def assert_as_exact(found: Any, eager: Any, exact: Any, factor: float = 1.25) -> None:
+    """Layouts as in eager mode, and errors of values at most some times as large, but for a rounding."""
+    for x, y, z in zip(listed(found), listed(eager), listed(exact), strict=True):
+        assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        error, allowed = (x.double() - z).abs().max(), (y.double() - z).abs().max()
+        assert error <= factor * allowed + torch.finfo(x.dtype).eps * z.abs().max()
