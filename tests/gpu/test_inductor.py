@@ -14,6 +14,7 @@ pytestmark = pytest.mark.gpu
 
 from tests.torch.graphs import Graphs, assert_as_exact  # noqa: E402
 from tests.torch.random_modules import random_module  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 from torch._inductor import config  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
@@ -32,6 +33,7 @@ BF16 = torch.bfloat16
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     torch.compiler.reset()
+    counters.clear()
     yield
     torch.cuda.synchronize()
 
@@ -167,7 +169,7 @@ def test_rows_that_vary_are_compiled_once() -> None:
         for m in (7, 64, 65, 300):
             x = rows(m)
             check(compiled(x, *given), x, given)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize(("backends", "always"), [("ATEN", False), ("", True)])
