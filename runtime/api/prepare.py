@@ -150,10 +150,10 @@ def _load(registry: Registry, name: str, device: int, stream: int) -> Kernel:
 def _refuse_to_load_copies(kernel: Kernel, gemm: Gemm, stream: int) -> None:
     """CaptureError where the kernel that copies unaligned operands is to be loaded while the stream is captured."""
     if realigned(kernel.config, gemm.problem):
-        from gemmill.runtime.launch.realign import ENTRY, is_loaded  # as few launches need it
+        from gemmill.runtime.launch.realign import is_loaded  # as few launches need it
 
         if not is_loaded(kernel.device) and driver.is_capturing(kernel.device, stream):
-            raise _not_loaded(f"kernel {ENTRY}, which copies operands that are not aligned,", kernel.device)
+            raise _not_loaded("the kernel that copies operands that are not aligned", kernel.device)
 
 
 def _not_loaded(kernel: str, device: int) -> CaptureError:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 torch: Any = pytest.importorskip("torch")
-nn, functional = torch.nn, torch.nn.functional
+nn: Any = torch.nn
+functional = nn.functional
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": functional.relu,

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,22 @@ def test_the_identity_says_what_graphs_depend_on() -> None:
 
 @pytest.mark.slow
 @needs_compiler
-def test_inductor_calls_the_operator_and_its_cache_knows_it() -> None:
-    """With the pass and without, and again with it, from the cache."""
+@pytest.mark.parametrize("autograd_cache", [False, True])
+def test_inductor_calls_the_operator_and_its_caches_know_it(autograd_cache: bool) -> None:
+    """With the pass and without, and again both ways, from the cache: programs are told apart."""
     x, w = operands()
-    for on, hits in ((True, 0), (False, 0), (True, 1)):
-        torch.compiler.reset()
-        counters.clear()
-        with config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=False):
-            if on:
-                with passes():
-                    found, (code,) = run_and_get_code(torch.compile(layer), x, w)
-            else:
-                found, (code,) = run_and_get_code(torch.compile(layer), x, w)
-        torch.testing.assert_close(found, layer(x, w), rtol=2**-6, atol=2**-6)
-        assert ("d = gelu(acc) + 1" in code) == on
-        assert counters["inductor"]["fxgraph_cache_hit"] >= hits
+    with config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=autograd_cache):
+        for again in (False, True):
+            for on in (True, False):
+                torch.compiler.reset()
+                counters.clear()
+                with passes() if on else nullcontext():
+                    found, codes = run_and_get_code(torch.compile(layer), x, w)
+                torch.testing.assert_close(found, layer(x, w), rtol=2**-6, atol=2**-6)
+                hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+                assert hits >= again
+                for code in codes:
+                    assert ("d = gelu(acc) + 1" in code) == on
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def _may_be_stored(end: Any, root: Node, product: Product) -> bool:
         return dtype in FLOATS and (dtype.itemsize <= was.itemsize or is_returned)
     match root:
         case Call("clamp", (_, Number(low), Number(high))):
-            return -torch.finfo(dtype).max <= low and high <= torch.finfo(dtype).max
+            return max(-low, high) <= float(torch.finfo(dtype).max)
     return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class GemmillPass(_Base):  # type: ignore[misc]
         return [*self.before] if isinstance(self.before, list | tuple) else [self.before]
 
 
+@cache
 def _source() -> str:
     """Digest of the source of this folder, and of that of expressions."""
     folders = Path(__file__).parent, Path(epilogues.__file__).parent
