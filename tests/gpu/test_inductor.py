@@ -201,7 +201,7 @@ class Noting(torch.fx.Interpreter):  # type: ignore[misc]
             given |= dict(zip(given.pop("names"), given.pop("operands"), strict=True))
             given["epilogue"] = given.pop("expression")
         read: Any = gemmill.matmul
-        self._problems.append(read.__wrapped__(**given).bound[0].problem)
+        self._problems.append(read.__wrapped__(**given).bound.gemm.problem)
         return made if name == "epilogue" else made[0]
 
 
@@ -221,7 +221,7 @@ def test_random_modules_give_what_they_give_eagerly() -> None:
 
             torch.compile(module, backend=Graphs(note), fullgraph=True)(x)
     assert len(held) == 40
-    default_registry().warm(dict.fromkeys(problems))
+    default_registry().warm([*dict.fromkeys(problems)])
     with torch.no_grad():
         for graph, given, eager, exact in held:
             (found,) = graph(*given)

@@ -72,10 +72,11 @@ def _folded(product: Product, nodes: Sequence[Any]) -> Folded | None:
     assignments = _inlined([*maker.assignments, Assignment("d", "d", "matrix", "f32", root)])
     text = str(Epilogue(tuple(assignments)))
     try:
-        parse(text)
+        named = {x.name for x in parse(text).operands}
     except ExpressionError:  # too long, too deep, a number that f32 has not
         return None
-    return Folded(assignments[0].value if len(assignments) == 1 else None, text, maker.operands)
+    operands = {name: x for name, x in maker.operands.items() if name in named}
+    return Folded(assignments[0].value if len(assignments) == 1 else None, text, operands)
 
 
 class _Maker:
