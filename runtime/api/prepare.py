@@ -27,7 +27,7 @@ from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_arguments import kernel_named
 from gemmill.runtime.select.choice import Choice, Rows
-from gemmill.runtime.select.kernels.faults import faults, needs_swap
+from gemmill.runtime.select.kernels.faults import faults, needs_swap, realigned
 
 
 def prepare(call: GemmCall) -> PreparedCall:
@@ -82,6 +82,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
 
     def launcher(name: str, swap_ab: bool) -> functools.partial[Launches]:
         kernel = _load(registry, name, device, call.stream)
+        _refuse_to_load_copies(kernel, gemm.transposed if swap_ab else gemm, call.stream)
         return functools.partial(new, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
 
     if options.kernel is not None:
@@ -164,10 +165,23 @@ def _load(registry: Registry, name: str, device: int, stream: int) -> Kernel:
     kernel = kernels.get((device, name))
     if kernel is None:
         if driver.is_capturing(device, stream):
-            raise CaptureError(
-                f"kernel {name} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a "
-                "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of "
-                "these shapes, strides and dtypes"
-            )
+            raise _not_loaded(f"kernel {name}", device)
         kernel = kernels[device, name] = load(device, registry.get(name))
     return kernel
+
+
+def _refuse_to_load_copies(kernel: Kernel, gemm: Gemm, stream: int) -> None:
+    """CaptureError where the kernel that copies unaligned operands is to be loaded while the stream is captured."""
+    if realigned(kernel.config, gemm.problem):
+        from gemmill.runtime.launch.realign import is_loaded  # as few launches need it
+
+        if not is_loaded(kernel.device) and driver.is_capturing(kernel.device, stream):
+            raise _not_loaded("the kernel that copies operands that are not aligned", kernel.device)
+
+
+def _not_loaded(kernel: str, device: int) -> CaptureError:
+    return CaptureError(
+        f"{kernel} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a CUDA graph: "
+        "before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of these shapes, strides "
+        "and dtypes"
+    )

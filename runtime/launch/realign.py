@@ -3,7 +3,6 @@ and the launch of the kernel that copies them (emitters/copies.py)."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,11 +88,21 @@ class RealignLaunch:
         self._prepared.launch(stream)
 
 
-@functools.cache
+_kernels: dict[int, Any] = {}
+"""The kernel that copies, on each GPU that needed it; a second one, of two threads that come first, does no harm."""
+
+
+def is_loaded(device: int) -> bool:
+    """Whether the kernel that copies is on a GPU already, so that a launch can be made while a stream is captured."""
+    return device in _kernels
+
+
 def _kernel(device: int) -> Any:
     """The kernel that copies, on a GPU."""
-    purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
-    return driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
+    if device not in _kernels:
+        purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
+        _kernels[device] = driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
+    return _kernels[device]
 
 
 def realign(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[RealignedOperand, ...]]:

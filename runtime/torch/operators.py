@@ -99,7 +99,7 @@ OPERATORS: dict[str, Operator] = {
         reference.grouped_matmul,
     ),
     "epilogue": Operator(
-        f"str expression, Tensor a, Tensor b, Tensor[] operands, str[] names, *, float[] numbers=[], {_NARROW}",
+        f"str expression, Tensor a, Tensor b, Tensor[]? operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
         named_operands(launch_epilogue),
         named_operands(reference.epilogue),

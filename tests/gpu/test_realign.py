@@ -11,7 +11,7 @@ from tests.gpu.harness import check, kernel, least_aligns, make_case, run, torch
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
@@ -136,3 +136,14 @@ def test_random_operands_are_exact_enough(registry: Registry) -> None:
     case = make_case(kernel(), 500, 500, 777, data="random", aligns={"a": 2, "b": 4, "d": 2}, offset=1)
     run(kernel(), case, registry)
     case.check()
+
+
+def test_copies_are_not_loaded_while_capturing(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes before anything is loaded, and the process is as usable as before."""
+    a, b = odd(700, 501), odd(501, 600)
+    config = kernel(b__major="mn")
+    gemmill.matmul(odd(700, 504), odd(504, 600), kernel=config, registry=registry)
+    monkeypatch.setattr("gemmill.runtime.launch.realign._kernels", {})
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(CaptureError, match="the kernel that copies operands"):
+        gemmill.matmul(a, b, kernel=config, registry=registry)
+    assert torch.equal(gemmill.matmul(a, b, kernel=config, registry=registry), (a.float() @ b.float()).bfloat16())

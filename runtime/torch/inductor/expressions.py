@@ -1,0 +1,248 @@
+"""The expression of a region, and the tensors that it reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.tree import Assignment, Call, Epilogue, Node, Number, Operand, Value, walk
+from gemmill.library.errors import ExpressionError
+from gemmill.runtime.torch.inductor.pointwise import (
+    CONVERSION,
+    TWICE,
+    VIEWS,
+    is_atom,
+    is_condition,
+    is_passed_on,
+    number,
+    simplified,
+    tree_of,
+)
+from gemmill.runtime.torch.inductor.products import Product
+from gemmill.runtime.torch.inductor.regions import FLOATS, NARROW, Region
+from gemmill.runtime.torch.inductor.shapes import Place, is_a_view, is_like, place
+
+aten = torch.ops.aten
+MOST: Mapping[str, int] = {"matrix": 2, "column": 8, "row": 8, "batch": 2, "scalar": 8}
+"""Operands of each kind that an expression reads: what kernels with TMA take at any strides, of vectors some fewer."""
+_ACC = Value("acc")
+
+
+class Read(NamedTuple):
+    """A tensor that an expression reads."""
+
+    node: Any
+    place: Place
+
+
+class Folded(NamedTuple):
+    """An expression, and what it reads."""
+
+    tree: Node | None
+    """What D is, where that is one expression, without local values."""
+    text: str
+    operands: Mapping[str, Read]
+
+    @property
+    def bytes(self) -> int:
+        """Of the matrices that it reads, an element of D."""
+        reads = self.operands.values()
+        return sum(x.node.meta["val"].dtype.itemsize for x in reads if x.place.kind == "matrix")
+
+
+def folded(product: Product, region: Region) -> Folded | None:
+    """The expression of a product and a region behind it; None where kernels have none."""
+    found = [x for x in (_folded(product, (*region.inner, *region.nodes)), _folded(product, region.nodes)) if x]
+    return min(found, key=lambda x: x.bytes, default=None)  # of equals the first, which leaves less to others
+
+
+def _folded(product: Product, nodes: Sequence[Any]) -> Folded | None:
+    maker = _Maker(product)
+    root = maker.product()
+    root = None if root is None else maker.region(nodes, root)
+    if root is None or not _may_be_stored(nodes[-1], root, product):
+        return None
+    if any(count > MOST[kind] for kind, count in Counter(x.place.kind for x in maker.operands.values()).items()):
+        return None
+    assignments = _inlined([*maker.assignments, Assignment("d", "d", "matrix", "f32", root)])
+    text = str(Epilogue(tuple(assignments)))
+    try:
+        named = {x.name for x in parse(text).operands}
+    except ExpressionError:  # too long, too deep, a number that f32 has not
+        return None
+    operands = {name: x for name, x in maker.operands.items() if name in named}
+    return Folded(assignments[0].value if len(assignments) == 1 else None, text, operands)
+
+
+class _Maker:
+    """Makes trees of nodes, and operands of what else they read."""
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+        self._trees: dict[Any, Node] = {}
+        self.assignments: list[Assignment] = []
+        self.operands: dict[str, Read] = {}
+
+    def product(self) -> Node | None:
+        """``alpha * acc + beta * c``."""
+        product = self._product
+        tree = simplified(Call("mul", (Number(product.alpha), _ACC)))
+        if product.c is None:
+            return tree
+        c = self._operand(product.c, product.shape)
+        return None if c is None else Call("add", (tree, simplified(Call("mul", (Number(product.beta), c)))))
+
+    def region(self, nodes: Sequence[Any], root: Node) -> Node | None:
+        """What the last of some nodes is, each behind those that it reads, of what the product is."""
+        inside = {self._product.node, *nodes}
+        uses = _uses(nodes, inside)
+        self._keep(self._product.node, root, uses)
+        for node in nodes:
+            tree = self._of(node, inside)
+            if tree is None:
+                return None
+            self._keep(node, tree, uses)
+        return self._trees[nodes[-1]]
+
+    def _of(self, node: Any, inside: set[Any]) -> Node | None:
+        shape = node.meta["val"].shape
+
+        def read(x: Any) -> Node | None:
+            if x in inside:
+                return self._trees[x]
+            return self._operand(x, shape) if isinstance(x, torch.fx.Node) else number(x)
+
+        return read(node.args[0]) if is_passed_on(node) else tree_of(node, read)
+
+    def _keep(self, node: Any, tree: Node, uses: Mapping[Any, int]) -> None:
+        """Keep the tree of a node; of a number that is read again, under a name."""
+        if uses[node] > 1 and not is_atom(tree) and not is_condition(tree) and not is_passed_on(node):
+            name = f"t{len(self.assignments) + 1}"
+            self.assignments.append(Assignment(name, "local", "matrix", "f32", tree))
+            tree = Value(name)
+        self._trees[node] = tree
+
+    def _operand(self, node: Any, beside: Any) -> Node | None:
+        """A tensor beside values of a shape; where it was only expanded, or made wider, what it was before."""
+        while node.op == "call_function" and (node.target is aten.expand.default or _is_widening(node)):
+            node = node.args[0]
+        if node.op == "call_function" and node.target is aten.full.default and not node.args[0]:
+            return number(node.args[1])
+        value = node.meta["val"]
+        d = self._product.shape
+        found = place(value.shape, beside, d)
+        while found is not None and found.kind == "matrix" and node.target in VIEWS and is_like(value.shape, d):
+            if not is_like(node.args[0].meta["val"].shape, d):
+                break
+            node = node.args[0]
+            value = node.meta["val"]
+        if found is None or value.dtype not in FLOATS or not is_a_view(value, found):
+            return None
+        read = Read(node, found)
+        name = next((name for name, x in self.operands.items() if x == read), f"x{len(self.operands) + 1}")
+        self.operands[name] = read
+        return Operand(name, found.kind, "f32")
+
+
+def _is_widening(node: Any) -> bool:
+    """Whether a node converts to a type that holds all that it is given."""
+    if node.target is not CONVERSION:
+        return False
+    return bool(node.meta["val"].dtype == torch.float32 and node.args[0].meta["val"].dtype in FLOATS)
+
+
+def _uses(nodes: Sequence[Any], inside: set[Any]) -> Counter[Any]:
+    """How often the tree of each node is read, by nodes that are more than it seen otherwise."""
+    found: Counter[Any] = Counter()
+    for node in nodes:
+        if is_passed_on(node):
+            continue
+        for x in node.args:
+            while isinstance(x, torch.fx.Node) and x in inside:
+                found[x] += 1 + (node.target in TWICE)
+                if not (x.op == "call_function" and is_passed_on(x)):
+                    break
+                x = x.args[0]
+    return found
+
+
+def _may_be_stored(end: Any, root: Node, product: Product) -> bool:
+    """Whether D may be what a region ends with. In a wider type than the product only where the program returns it, as
+    what is fused behind would read twice the bytes; in one of 8 bits, to which kernels saturate and PyTorch does not,
+    only where nothing is beyond it."""
+    dtype = end.meta["val"].dtype
+    if is_condition(root):
+        return False
+    if dtype not in NARROW:
+        was = product.node.meta["val"].dtype
+        is_returned = any(user.op == "output" for user in end.users)
+        return dtype in FLOATS and (dtype.itemsize <= was.itemsize or is_returned)
+    match root:
+        case Call("clamp", (_, Number(low), Number(high))):
+            return max(-low, high) <= float(torch.finfo(dtype).max)
+    return False
+
+
+def _inlined(assignments: list[Assignment]) -> list[Assignment]:
+    """Assignments without those that are read once, which stand where they are read, or never."""
+    kept: list[Assignment] = []
+    for assignment in reversed(assignments):
+        name = Value(assignment.name)
+        reads = sum(x == name for later in kept for x in walk(later.value))
+        if assignment.role == "d" or reads > 1:
+            kept.insert(0, assignment)
+        elif reads:
+            kept = [replace(x, value=_with(x.value, {name: assignment.value})) for x in kept]
+    return kept
+
+
+def _with(tree: Node, known: Mapping[Node, Node]) -> Node:
+    if isinstance(tree, Call):
+        return replace(tree, arguments=tuple(_with(x, known) for x in tree.arguments))
+    return known.get(tree, tree)
+
+
+class Linear(NamedTuple):
+    """``alpha * acc + beta * c``."""
+
+    alpha: float
+    c: str | None = None
+    beta: float = 1.0
+
+
+def linear(tree: Node | None) -> Linear | None:
+    """A tree as alpha, beta and the name of C, if it is no more."""
+    if tree is None:
+        return None
+    if (alpha := _factor(tree, _is_sum)) is not None:
+        return Linear(alpha[0])
+    if isinstance(tree, Call) and tree.function == "add":
+        for x, y in (tree.arguments, tree.arguments[::-1]):
+            alpha, beta = _factor(x, _is_sum), _factor(y, _is_term)
+            if alpha is not None and beta is not None:
+                assert isinstance(beta[1], Operand)
+                return Linear(alpha[0], beta[1].name, beta[0])
+    return None
+
+
+def _is_sum(tree: Node) -> bool:
+    return tree == _ACC
+
+
+def _is_term(tree: Node) -> bool:
+    return isinstance(tree, Operand) and tree.kind in ("matrix", "column")
+
+
+def _factor(tree: Node, wanted: Callable[[Node], bool]) -> tuple[float, Node] | None:
+    """The number that a value is multiplied by, and the value."""
+    match tree:
+        case Call("mul", (Number(factor), x)) | Call("mul", (x, Number(factor))) if wanted(x):
+            return factor, x
+        case _ if wanted(tree):
+            return 1.0, tree
+    return None

@@ -1,0 +1,180 @@
+"""Products in a graph of Inductor: which there are, and which of them the operators serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from gemmill.library.arch import serving
+from gemmill.runtime.operands.scales import SCALE_BLOCK
+from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
+from gemmill.runtime.torch.options import written
+
+aten = torch.ops.aten
+
+
+class Product(NamedTuple):
+    """``alpha * a @ b + beta * c`` in a graph."""
+
+    node: Any
+    operator: str
+    """Of gemmill, where nothing is added: ``mm``, ``bmm``, ``scaled_mm`` or ``grouped_mm``."""
+    a: Any
+    b: Any
+    c: Any
+    """A node, or None."""
+    alpha: float
+    beta: float
+    named: Mapping[str, Any]
+    """Nodes of scales and offsets, by name."""
+    options: str
+    """As the operators take them."""
+
+    @property
+    def shape(self) -> Any:
+        """Of D: (M, N) or (B, M, N)."""
+        return self.node.meta["val"].shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of A."""
+        dtype: torch.dtype = self.a.meta["val"].dtype
+        return dtype
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a plain ``a @ b`` of matrices, in their type."""
+        return bool(self.node.target is aten.mm.default)
+
+    @property
+    def takes_expressions(self) -> bool:
+        """Whether what follows may be folded in: not where sums are of f64, nor where groups have a D each, nor beside
+        scales of blocks, which are the main loop's."""
+        if self.operator == "grouped_mm":
+            return len(self.shape) == 2
+        scales = [x.meta["val"] for x in self.named.values()]
+        return self.dtype != torch.float64 and all(_is_scale(x, self.shape) for x in scales)
+
+
+class _Form(NamedTuple):
+    """Where an overload of aten has what."""
+
+    operator: str
+    a: str = "self"
+    b: str = "mat2"
+    c: str | None = None
+
+
+_FORMS: Mapping[Any, _Form] = {
+    aten.mm.default: _Form("mm"),
+    aten.mm.dtype: _Form("mm"),
+    aten.addmm.default: _Form("mm", "mat1", "mat2", "self"),
+    aten.addmm.dtype: _Form("mm", "mat1", "mat2", "self"),
+    aten.bmm.default: _Form("bmm"),
+    aten.bmm.dtype: _Form("bmm"),
+    aten.baddbmm.default: _Form("bmm", "batch1", "batch2", "self"),
+    aten.baddbmm.dtype: _Form("bmm", "batch1", "batch2", "self"),
+    aten._scaled_mm.default: _Form("scaled_mm", c="bias"),
+    aten._grouped_mm.default: _Form("grouped_mm", c="bias"),
+}
+_TERMS = ("matrix", "column", "row")
+_NAMED = {"scale_a": "a_scale", "scale_b": "b_scale", "offs": "offsets"}
+_WIDE = (torch.bfloat16, torch.float16)
+_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def product(node: Any) -> Product | None:
+    """The product that a node is, if the operators serve it."""
+    form = _FORMS.get(node.target) if node.op == "call_function" else None
+    if form is None:
+        return None
+    schema = node.target._schema.arguments
+    given = {x.name: x.default_value for x in schema if x.has_default_value()}
+    given |= dict(zip((x.name for x in schema), node.args, strict=False)) | node.kwargs
+    alpha, beta = given.get("alpha", 1), given.get("beta", 1)
+    if any(isinstance(x, torch.fx.Node) for x in (alpha, beta)):
+        return None  # numbers that are known when the program runs
+    if not all(isinstance(x.meta.get("val"), torch.Tensor) for x in (node, *node.all_input_nodes)):
+        return None
+    c = given[form.c] if form.c and beta != 0 else None
+    a = given[form.a]
+    found = Product(
+        node,
+        form.operator,
+        a,
+        given[form.b],
+        c,
+        float(alpha),
+        float(beta),
+        {name: given[theirs] for theirs, name in _NAMED.items() if given.get(theirs) is not None},
+        _options(a.meta["val"].dtype, given),
+    )
+    return found if given.get("scale_result") is None and _is_served(found) else None
+
+
+def _options(dtype: torch.dtype, given: Mapping[str, Any]) -> str:
+    options: dict[str, bool] = {}
+    if dtype == torch.float32:
+        options["tf32"] = True
+    if "use_fast_accum" in given:
+        options["fast_accumulation"] = given["use_fast_accum"]
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    return written(options)
+
+
+def _is_served(found: Product) -> bool:
+    a, b, d = (x.meta["val"] for x in (found.a, found.b, found.node))
+    if not is_served_on(a.device) or is_empty(b.shape):
+        return False
+    if found.c is not None and not _is_term(found.c.meta["val"], found):
+        return False
+    if found.operator == "scaled_mm":
+        return a.dtype in _NARROW and b.dtype in _NARROW and d.dtype not in _NARROW and _are_scales(found)
+    if a.dtype != b.dtype:
+        return False
+    if found.operator == "grouped_mm":
+        return a.dtype in _WIDE and a.dim() == 2 and "offsets" in found.named and found.c is None
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return a.dtype in (*_WIDE, torch.float64) or (a.dtype == torch.float32 and tf32)
+
+
+def _is_term(c: Any, found: Product) -> bool:
+    """Whether the operators add a C: one of D's type, beside D."""
+    found_place = place(c.shape, found.shape, found.shape)
+    return c.dtype == found.node.meta["val"].dtype and found_place is not None and found_place.kind in _TERMS
+
+
+def is_served_on(device: torch.device) -> bool:
+    """Whether operators run on a device: on a GPU that kernels are made for, and on the CPU in tests."""
+    if device.type == "cuda":
+        return _has_kernels(device)
+    on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key("gemmill::mm", "CPU")
+    return bool(device.type == "cpu" and on_cpu)
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    return bool(serving(torch.cuda.get_device_capability(device)))
+
+
+def _are_scales(found: Product) -> bool:
+    """Whether scales are f32, both for all, both of rows and columns, or both of blocks as kernels take them."""
+    scales = [found.named[name].meta["val"] for name in ("a_scale", "b_scale")]
+    if any(x.dtype != torch.float32 for x in scales):
+        return False
+    if all(_is_scale(x, found.shape) for x in scales):
+        return True
+    (m, n), k = found.shape, found.a.meta["val"].shape[1]
+    blocks, of_n = (-(-extent // SCALE_BLOCK) for extent in (k, n))
+    return same(scales[0].shape, (m, blocks)) and same(scales[1].shape, (blocks, of_n))
+
+
+def _is_scale(scale: Any, d: Any) -> bool:
+    """Whether a tensor is of one element, or of one for each row or column of D."""
+    if scale.dim() == 2 and not all(equal(x, 1) for x in scale.shape):
+        return same(scale.shape, (d[0], 1)) or same(scale.shape, (1, d[1]))
+    return all(equal(x, 1) for x in scale.shape)

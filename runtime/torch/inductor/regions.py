@@ -1,0 +1,106 @@
+"""What follows a product in a graph: pointwise nodes that an epilogue can be made of.
+
+A region ends with one node. All that depends on the product and that the end depends on is in it, and nothing else
+reads what is in it: so the product and what leads to the end need not be computed for anybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from gemmill.runtime.torch.inductor.pointwise import CONVERSION, VIEWS, is_passed_on, is_readable
+from gemmill.runtime.torch.inductor.products import Product
+from gemmill.runtime.torch.inductor.shapes import is_like, place, same
+
+MOST_NODES = 96
+"""Of a region: more than any activation and its gradient have."""
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class Region(NamedTuple):
+    """Nodes behind a product."""
+
+    end: Any
+    nodes: tuple[Any, ...]
+    """Those that depend on the product, in the order of the graph; the last is the end."""
+    inner: tuple[Any, ...]
+    """What else may be in it, in that order: nodes that do not depend on the product, and that it alone reads, such as
+    an activation's derivative."""
+
+
+def regions(product: Product, order: Mapping[Any, int]) -> Iterator[Region]:
+    """Regions behind a product, the longest first. ``order`` is the place of each node in the graph, of those alone
+    between which nothing is written to."""
+    if not product.takes_expressions:
+        return
+    reached = _reached(product, order)
+    for end in reversed(reached):
+        nodes = _leading_to(end, reached)
+        inside = {product.node, *nodes}
+        if all(inside.issuperset(node.users) for node in inside if node is not end):
+            yield Region(end, tuple(nodes), tuple(_inner(product, nodes, order)))
+
+
+def _reached(product: Product, order: Mapping[Any, int]) -> list[Any]:
+    """Readable nodes that depend on the product through such nodes, in the order of the graph."""
+    found = {product.node}
+    waiting = set(product.node.users)
+    while waiting and len(found) <= MOST_NODES:
+        node = min(waiting, key=lambda x: order.get(x, -1))
+        waiting.remove(node)
+        if node in order and _follows(node, product, found):
+            found.add(node)
+            waiting.update(user for user in node.users if user not in found)
+    return sorted(found - {product.node}, key=order.__getitem__)
+
+
+def _follows(node: Any, product: Product, found: set[Any]) -> bool:
+    """Whether a node reads values of D's elements, and else what broadcasts to them."""
+    value = node.meta.get("val")
+    if not is_readable(node) or not isinstance(value, torch.Tensor) or not is_like(value.shape, product.shape):
+        return False
+    if value.dtype in NARROW:
+        if product.dtype not in NARROW or node.target is not CONVERSION:
+            return False
+    elif value.dtype not in (*FLOATS, torch.bool):
+        return False
+    for x in _read(node):
+        read = x.meta.get("val")
+        if not isinstance(read, torch.Tensor) or read.device != value.device or read.dtype in NARROW:
+            return False
+        if x in found:
+            if node.target not in VIEWS and not same(read.shape, value.shape):
+                return False
+        elif place(read.shape, value.shape, product.shape) is None:
+            return False
+    return True
+
+
+def _read(node: Any) -> list[Any]:
+    """The tensors that a readable node reads."""
+    return [node.args[0]] if is_passed_on(node) else [*node.all_input_nodes]
+
+
+def _leading_to(end: Any, reached: list[Any]) -> list[Any]:
+    inside, known = {end}, set(reached)
+    for node in reversed(reached):
+        if node in inside:
+            inside.update(known.intersection(_read(node)))
+    return [node for node in reached if node in inside]
+
+
+def _inner(product: Product, nodes: list[Any], order: Mapping[Any, int]) -> list[Any]:
+    """Readable nodes of D's elements that the region alone reads, in the order of the graph."""
+    readers = {*nodes}
+    waiting = {x for node in nodes for x in _read(node)} - readers - {product.node}
+    while waiting and len(readers) <= MOST_NODES:
+        node = max(waiting, key=lambda x: order.get(x, -1))
+        waiting.remove(node)
+        if node in order and readers.issuperset(node.users) and _follows(node, product, set()):
+            readers.add(node)
+            waiting.update(x for x in _read(node) if x not in readers)
+    return sorted(readers.difference(nodes), key=order.__getitem__)

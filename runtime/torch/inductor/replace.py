@@ -1,0 +1,147 @@
+"""Products of a graph, with what follows them, replaced by operators of gemmill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from operator import getitem as _getitem
+from typing import Any
+
+import torch
+
+from gemmill.runtime.torch.inductor.choices import is_to_be_timed
+from gemmill.runtime.torch.inductor.expressions import Folded, Read, folded, linear
+from gemmill.runtime.torch.inductor.pointwise import VIEWS
+from gemmill.runtime.torch.inductor.products import Product, product
+from gemmill.runtime.torch.inductor.regions import regions
+from gemmill.runtime.torch.inductor.shapes import same
+from gemmill.runtime.torch.outputs import d_dtype
+
+aten, operators = torch.ops.aten, torch.ops.gemmill
+_ADDING = {"mm": "addmm", "bmm": "baddbmm"}
+"""Operators that take a C, where they are others."""
+_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "seq_nr")
+
+
+def replace_products(graph: torch.fx.Graph) -> None:
+    """Put the operators in place of products, the last first: what joins two products is folded into the later one."""
+    parts = _parts(graph)
+    for node in reversed([*graph.nodes]):
+        found = product(node)
+        if found is not None:
+            _replace(graph, found, next(part for part in parts if node in part))
+
+
+def _parts(graph: torch.fx.Graph) -> list[dict[Any, int]]:
+    """The place of each node, by parts of the graph in which nothing is written to."""
+    parts: list[dict[Any, int]] = [{}]
+    for place, node in enumerate(graph.nodes):
+        if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            parts.append({})
+        else:
+            parts[-1][node] = place
+    return parts
+
+
+def _replace(graph: torch.fx.Graph, found: Product, part: Mapping[Any, int]) -> None:
+    for region in regions(found, part):
+        made = folded(found, region)
+        if made is not None:
+            maker = _Maker(graph, found, region.end)
+            d = maker.linear_of(made) or maker.epilogue(made)
+            _put(graph, maker.viewed(d, region.nodes), region.end)
+            for node in reversed((found.node, *region.nodes)):
+                graph.erase_node(node)
+            for node in reversed(region.inner):
+                if not node.users:
+                    graph.erase_node(node)
+            return
+    if not is_to_be_timed(found):
+        maker = _Maker(graph, found, found.node)
+        _put(graph, maker.linear(found.alpha, found.c, found.beta), found.node)
+        graph.erase_node(found.node)
+
+
+def _put(graph: torch.fx.Graph, made: Any, node: Any) -> None:
+    """Have a node's readers read another one, which is told to come from the same place of the program."""
+    made.meta.update({name: node.meta[name] for name in _ORIGIN if name in node.meta})
+    node.replace_all_uses_with(made)
+
+
+class _Maker:
+    """Makes nodes of operators that give what a node gave, before it."""
+
+    def __init__(self, graph: torch.fx.Graph, found: Product, end: Any) -> None:
+        self._graph, self._product, self._end = graph, found, end
+        self._dtype = end.meta["val"].dtype
+
+    def linear_of(self, made: Folded) -> Any:
+        """D by an operator without an expression; None where it takes one."""
+        found = linear(made.tree)
+        if found is None:
+            return None
+        if found.c is None:
+            return self.linear(found.alpha)
+        c = made.operands[found.c]
+        if c.node.meta["val"].dtype != self._dtype or self._product.operator == "grouped_mm":
+            return None
+        return self.linear(found.alpha, self._shaped(c), found.beta)
+
+    def linear(self, alpha: float = 1.0, c: Any = None, beta: float = 1.0) -> Any:
+        """``alpha * a @ b + beta * c``."""
+        product = self._product
+        keywords = {"alpha": alpha} if alpha != 1 else {}
+        if c is not None and beta != 1:
+            keywords["beta"] = beta
+        name, arguments = product.operator, [product.a, product.b, *product.named.values()]
+        if c is not None and name in _ADDING:
+            name, arguments = _ADDING[name], [c, *arguments]
+        elif c is not None:
+            arguments.append(c)
+        return self._call(getattr(operators, name).default, arguments, keywords | self._keywords())
+
+    def epilogue(self, made: Folded) -> Any:
+        """D by an expression."""
+        product = self._product
+        read = {name: self._shaped(x) for name, x in made.operands.items()} | {**product.named}
+        arguments = [made.text, product.a, product.b, [*read.values()], [*read]]
+        return self._call(_getitem, [self._call(operators.epilogue.default, arguments, self._keywords()), 0])
+
+    def viewed(self, d: Any, nodes: Sequence[Any]) -> Any:
+        """D in the shape that the last of some nodes had."""
+        shape = self._end.meta["val"].shape
+        if same(shape, self._product.shape):
+            return d
+        view = next(x for x in reversed(nodes) if x.target in VIEWS and same(x.meta["val"].shape, shape))
+        return self._call(aten.reshape.default, [d, view.args[1]])
+
+    def _keywords(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"options": self._product.options} if self._product.options else {}
+        default = d_dtype(self._product.dtype, self._product.b.meta["val"].dtype)
+        return found if self._dtype == default else {"out_dtype": self._dtype, **found}
+
+    def _shaped(self, read: Read) -> Any:
+        """An operand in the shape in which the operators take it."""
+        kind, ndim = read.place
+        if kind == "scalar" or read.node.meta["val"].dim() == ndim:
+            return read.node
+        kept = {"matrix": ("m", "n"), "row": ("m",)}.get(kind, ())
+        sizes = [self._extent(axis) for axis in kept[len(kept) - (ndim - 1) :]]
+        return self._call(aten.reshape.default, [read.node, [-1, *sizes]])
+
+    def _extent(self, axis: str) -> Any:
+        """M or N: a number, or the node of a symbol."""
+        node, at = (self._product.a, -2) if axis == "m" else (self._product.b, -1)
+        value = node.meta["val"]
+        extent = value.shape[at]
+        return extent if isinstance(extent, int) else self._call(aten.sym_size.int, [node, value.dim() + at])
+
+    def _call(self, target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Any:
+        with self._graph.inserting_before(self._end):
+            node = self._graph.call_function(target, tuple(arguments), dict(keywords or {}))
+        fake = self._product.node.meta["val"].fake_mode
+        symbols = nullcontext() if fake.shape_env is None else fake.shape_env.suppress_guards()
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+        with fake, symbols:
+            node.meta["val"] = target(*given[0], **given[1])
+        return node

@@ -1,0 +1,207 @@
+"""What puts the pass and the choice into Inductor, with Inductor's own code generation, caches and packages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from torch._dynamo.utils import counters  # noqa: E402
+from torch._inductor import config  # noqa: E402
+from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
+
+import gemmill  # noqa: E402
+from gemmill.runtime.torch.inductor.choices import gemmill_mm  # noqa: E402
+from gemmill.runtime.torch.inductor.install import GemmillPass, install, passes, remove  # noqa: E402
+
+functional = torch.nn.functional
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    assert config.post_grad_custom_pre_pass is None
+    assert config.external_matmul == []
+
+
+class Counting(CustomGraphPass):  # type: ignore[misc]
+    """A pass of somebody else."""
+
+    def __init__(self, identity: str | None = "counting") -> None:
+        self.graphs = 0
+        self.identity = identity
+
+    def __call__(self, graph: Any) -> None:
+        self.graphs += 1
+
+    def uuid(self) -> Any:
+        return self.identity
+
+
+def layer(x: Any, w: Any) -> Any:
+    return functional.gelu(x @ w) + 1
+
+
+def operands(dtype: Any = torch.bfloat16) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    return torch.randn(16, 32).to(dtype), torch.randn(32, 64).to(dtype)
+
+
+def test_passes_before_run_too_and_come_back() -> None:
+    theirs = Counting()
+    config.post_grad_custom_pre_pass = theirs
+    try:
+        with passes(), passes():
+            ours = config.post_grad_custom_pre_pass
+            assert isinstance(ours, GemmillPass)
+            ours(torch.fx.Graph())
+            assert config.external_matmul == [gemmill_mm]
+        assert theirs.graphs == 1
+        assert config.post_grad_custom_pre_pass is theirs
+    finally:
+        config.post_grad_custom_pre_pass = None
+    remove()  # once too often: nothing happens
+
+
+def test_a_pass_that_somebody_put_around_ours_stays() -> None:
+    install()
+    ours = config.post_grad_custom_pre_pass
+    config.post_grad_custom_pre_pass = around = GemmillPass([ours, Counting()])
+    try:
+        remove()
+        assert config.post_grad_custom_pre_pass is around
+        assert not ours.is_on
+    finally:
+        config.post_grad_custom_pre_pass = None
+
+
+@pytest.mark.slow
+def test_the_identity_says_what_graphs_depend_on() -> None:
+    plain = GemmillPass(None).uuid()
+    assert plain == GemmillPass(None).uuid()
+    assert GemmillPass(Counting("one")).uuid() != GemmillPass(Counting("two")).uuid() != plain
+    assert GemmillPass(Counting(None)).uuid() is None  # so nothing is cached
+    assert GemmillPass([lambda graph: None]).uuid() is None
+    off = GemmillPass(None)
+    off.is_on = False
+    assert off.uuid() != plain
+    code = (
+        "import gemmill.torch; from gemmill.runtime.torch.inductor.install import GemmillPass; "
+        "gemmill.torch.run_on_cpu(); print(GemmillPass(None).uuid())"
+    )
+    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert other.stdout.strip() == str(plain)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("autograd_cache", [False, True])
+def test_inductor_calls_the_operator_and_its_caches_know_it(autograd_cache: bool) -> None:
+    """With the pass and without, and again both ways, from the cache: programs are told apart."""
+    x, w = operands()
+    with config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=autograd_cache):
+        for again in (False, True):
+            for on in (True, False):
+                torch.compiler.reset()
+                counters.clear()
+                with passes() if on else nullcontext():
+                    found, codes = run_and_get_code(torch.compile(layer), x, w)
+                torch.testing.assert_close(found, layer(x, w), rtol=2**-6, atol=2**-6)
+                hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+                assert hits >= again
+                for code in codes:
+                    assert ("d = gelu(acc) + 1" in code) == on
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_inductor_compiles_gradients_and_rows_that_vary() -> None:
+    def loss(x: Any, w: Any, v: Any) -> Any:
+        return (torch.tanh(x @ w) @ v + x).square().sum()
+
+    with passes():
+        compiled = torch.compile(loss, dynamic=True)
+        for rows in (6, 9):
+            leaves = [torch.randn(shape, dtype=torch.bfloat16) for shape in ((2, rows, 32), (32, 64), (64, 32))]
+            grads = []
+            for call in (compiled, loss):
+                own = [(x / 4).requires_grad_() for x in leaves]
+                call(*own).backward()
+                grads.append([x.grad for x in own])
+            for mine, theirs in zip(*grads, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=2**-5, atol=float(theirs.abs().max()) * 2**-6)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_max_autotune_times_the_operator(dtype: Any, capfd: Any) -> None:
+    """A plain product is left to it; one with something behind is not."""
+    x, w = operands(dtype)
+    with passes(), config.patch(max_autotune=True, fx_graph_cache=False, autotune_local_cache=False):
+        found, _ = run_and_get_code(torch.compile(lambda x, w: torch.mm(x, w)), x, w)
+        torch.testing.assert_close(found, x @ w, rtol=2**-6, atol=2**-6)
+        assert "gemmill_mm" in capfd.readouterr().err
+        _, (code,) = run_and_get_code(torch.compile(layer), x, w)
+        assert ("d = gelu(acc) + 1" in code) == (dtype == torch.bfloat16)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_choice_is_taken_where_it_is_the_fastest() -> None:
+    """As it is where there is no other."""
+    x, w = operands()
+    with passes(), config.patch(max_autotune=True, max_autotune_gemm_backends="", fx_graph_cache=False):
+        found, (code,) = run_and_get_code(torch.compile(lambda x, w: torch.mm(x, w)), x, w)
+    assert "gemmill_mm" in code
+    torch.testing.assert_close(found, x @ w, rtol=2**-6, atol=2**-6)
+
+
+PACKAGE = """
+import sys, torch
+if sys.argv[2] == "with":
+    import gemmill.torch
+    gemmill.torch.run_on_cpu()
+package = torch._inductor.aoti_load_package(sys.argv[1])
+torch.manual_seed(0)
+x, w = torch.randn(9, 32), torch.randn(32, 64)
+torch.testing.assert_close(package(x, w), (torch.relu(x @ w) + 1) @ w.mT)
+print("right")
+"""
+
+
+@pytest.mark.heavy
+@needs_compiler
+def test_a_package_of_aot_inductor_runs_where_the_operators_are(tmp_path: Path) -> None:
+    """Compiled ahead with the pass, for any number of rows, and loaded in another process."""
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, w: Any) -> Any:
+            return gemmill.matmul(torch.relu(x @ w) + 1, w.mT)
+
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    example = torch.randn(16, 32), torch.randn(32, 64)
+    exported = torch.export.export(Module(), example, dynamic_shapes=({0: torch.export.Dim("rows")}, None))
+    with passes():
+        package = torch._inductor.aoti_compile_and_package(
+            exported.run_decompositions(), package_path=str(tmp_path / "package.pt2")
+        )
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    (tmp_path / "run.py").write_text(PACKAGE)
+    found = {
+        way: subprocess.run([sys.executable, tmp_path / "run.py", package, way], capture_output=True, text=True)
+        for way in ("with", "without")
+    }
+    assert found["with"].stdout.strip() == "right", found["with"].stderr
+    assert "Could not find schema for gemmill::epilogue" in found["without"].stderr
