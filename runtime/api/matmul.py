@@ -12,6 +12,7 @@ from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.traced import refuse_dispatched
 
 
 @by_values
@@ -148,5 +149,7 @@ def plan(
     with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
     is PyTorch's current one by then, or to the legacy default stream where ``a`` is not PyTorch's.
     """
-    call = read_call(locals())
+    given = locals()
+    refuse_dispatched("plan", given | operands)
+    call = read_call(given)
     return Plan(call, prepare(call), stream_to_follow(call, stream))
