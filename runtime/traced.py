@@ -69,7 +69,7 @@ def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
         return True
     if not (keys & autograd).raw_repr():
         return False
-    return needs_gradients(mine) or any(map(_has_tangent, mine))
+    return needs_gradients(mine) or has_tangent(mine)
 
 
 def needs_gradients(tensors: Iterable[Any]) -> bool:
@@ -86,9 +86,10 @@ def refuse_dispatched(name: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def _has_tangent(tensor: Any) -> bool:
+def has_tangent(tensors: Iterable[Any]) -> bool:
+    """Whether any of these tensors of PyTorch has a derivative in forward mode."""
     levels = sys.modules["torch"].autograd.forward_ad
-    return levels._current_level >= 0 and levels.unpack_dual(tensor).tangent is not None
+    return levels._current_level >= 0 and any(levels.unpack_dual(x).tangent is not None for x in tensors)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.torch import operators as operators  # registers them
 from gemmill.runtime.torch import outputs
+from gemmill.runtime.torch.gradients import OF_CALLERS
 from gemmill.runtime.torch.options import NAMES, written
 
 _SCALES = ("a_scale", "b_scale", "a_zero", "b_zero")
@@ -162,7 +163,4 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
 
 def _refuse_gradients(tensors: list[Any]) -> None:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise OperandError(
-            "an operand requires a gradient, and results that are written to tensors of the caller have none: leave "
-            "out the tensors, or call under torch.no_grad()"
-        )
+        raise OperandError(OF_CALLERS)

@@ -15,7 +15,7 @@ import torch
 
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
-from gemmill.runtime.torch import gradients, outputs, reference
+from gemmill.runtime.torch import epilogue_gradients, gradient_rules, gradients, outputs, reference
 from gemmill.runtime.torch.epilogues import launch_epilogue, named_operands
 from gemmill.runtime.torch.options import read as read_options
 
@@ -36,7 +36,7 @@ class Operator(NamedTuple):
     """Computes it on a GPU."""
     reference: Callable[..., list[torch.Tensor]]
     """Computes it anywhere, by plain PyTorch."""
-    backward: Callable[..., Any] = gradients.refused
+    gradient: gradients.Rule
     returns: str = "Tensor"
 
     @property
@@ -57,52 +57,56 @@ OPERATORS: dict[str, Operator] = {
         outputs.of_two,
         matmul,
         reference.matmul,
-        gradients.of_product,
+        gradient_rules.PRODUCT,
     ),
     "addmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_two,
         matmul,
         reference.matmul,
-        gradients.of_sum,
+        gradient_rules.SUM,
     ),
     "bmm": Operator(
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_batch,
         matmul,
         reference.matmul,
-        gradients.of_product,
+        gradient_rules.PRODUCT,
     ),
     "baddbmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_batch,
         matmul,
         reference.matmul,
-        gradients.of_sum,
+        gradient_rules.SUM,
     ),
     "scaled_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, {_C}",
         outputs.of_batch,
         matmul,
         reference.matmul,
+        gradient_rules.SCALED,
     ),
     "mixed_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, Tensor? a_zero=None, Tensor? b_zero=None, {_C}, {_NARROW}",
         outputs.of_batch,
         matmul,
         reference.matmul,
+        gradient_rules.SCALED,
     ),
     "grouped_mm": Operator(
         f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, {_C}",
         outputs.of_groups,
         grouped_matmul,
         reference.grouped_matmul,
+        gradient_rules.GROUPED,
     ),
     "epilogue": Operator(
         f"str expression, Tensor a, Tensor b, Tensor[] operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
         named_operands(launch_epilogue),
         named_operands(reference.epilogue),
+        epilogue_gradients.RULE,
         returns="Tensor[]",
     ),
 }
@@ -153,7 +157,8 @@ def _register(name: str, row: Operator) -> None:
     LIBRARY.impl(f"{name}_out", _adapted(names_out, row.launch, returns=False), "CUDA")
     torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
     torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked, returns=False), lib=LIBRARY)
-    gradients.register(LIBRARY, name, names, row.backward)
+    gradients.register(LIBRARY, name, row.gradient)
+    gradients.register_mutating(LIBRARY, f"{name}_out")
 
 
 def run_on_cpu() -> None:
