@@ -2,8 +2,8 @@
 
 Dynamo traces another function in place of the public one, which bears it as an attribute, as PyTorch's own wrappers do;
 that costs an eager call nothing. Whatever else would come before a kernel, were the call one of PyTorch's, is asked
-after where no warm call was recognised: :func:`is_dispatched`. Of what it asks, PyTorch's guards see all but three, which
-:class:`State` adds to them.
+after where no warm call was recognised: :func:`is_dispatched`. Of what it asks, PyTorch's guards see all but three
+things, which :class:`State` adds to them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gemmill.library.errors import OperandError
+from gemmill.runtime.registry_arguments import kernel_named
 
 
 def _matmul(*arguments: Any, **keywords: Any) -> Any:
@@ -42,6 +43,8 @@ def trace_instead(function: Callable[..., Any], traced: Callable[..., Any]) -> N
 
 def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
     """The call of a public function as one of an operator; OperandError for tensors on what has no kernels."""
+    if keywords.get("kernel") is not None:
+        keywords["kernel"] = kernel_named(keywords["kernel"])
     try:
         return TRACED[name](*arguments, **keywords)
     except NotImplementedError as error:
@@ -62,10 +65,10 @@ def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
         return False
     keys = functools.reduce(lambda x, y: x | y, map(torch._C._dispatch_keys, mine))
     keys = (keys | torch._C._dispatch_tls_local_include_set()) - torch._C._dispatch_tls_local_exclude_set()
-    watched, autograd = _watched()
+    watched, autocast, autograd = _watched()
     if (keys & watched).raw_repr() or torch.overrides.has_torch_function(mine):
         return True
-    if not writes and keys.has(torch._C.DispatchKey.AutocastCUDA):
+    if not writes and (keys & autocast).raw_repr():
         return True
     if not (keys & autograd).raw_repr():
         return False
@@ -81,8 +84,8 @@ def refuse_dispatched(name: str, given: Mapping[str, Any]) -> None:
     """OperandError where a function that has no operator is given what :func:`is_dispatched` tells."""
     if is_dispatched(given.values(), writes=True):
         raise OperandError(
-            f"gemmill.{name} launches kernels and is no operator of PyTorch: no gradient, transform, mode or subclass sees "
-            "it. Call gemmill.matmul, or pass plain tensors under torch.no_grad()"
+            f"gemmill.{name} launches kernels and is no operator of PyTorch: no gradient, transform, mode or subclass "
+            "sees it. Call gemmill.matmul, or pass plain tensors under torch.no_grad()"
         )
 
 
@@ -93,8 +96,8 @@ def has_tangent(tensors: Iterable[Any]) -> bool:
 
 
 @functools.cache
-def _watched() -> tuple[Any, Any]:
-    """Keys of the dispatcher that come before a kernel, autocast aside; and those of gradients."""
+def _watched() -> tuple[Any, Any, Any]:
+    """Keys of the dispatcher that come before a kernel; those of autocast; and those of gradients."""
     keys = importlib.import_module("torch")._C
     before = (
         "Python",
@@ -109,7 +112,11 @@ def _watched() -> tuple[Any, Any]:
         sets = [keys.DispatchKeySet(getattr(keys.DispatchKey, name)) for name in names]
         return functools.reduce(lambda x, y: x | y, sets)
 
-    return joined(before), joined(("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther"))
+    return (
+        joined(before),
+        joined(("AutocastCPU", "AutocastCUDA")),
+        joined(("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther")),
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -111,7 +111,6 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
             if not options.keys() <= _VALUES:
                 return _with_others(read, a, b, out, c, stream, options)
             values = _plain_values(options)
-        given: tuple[Any, ...]
         try:
             pointers: Addresses = (
                 a.data_ptr(),
@@ -120,7 +119,7 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
                 0 if out is None else out.data_ptr(),
             )
             if c is None or c is out:
-                given = (a, b) if out is None else (a, b, out)
+                given: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
             else:
                 given = (a, b, c) if out is None else (a, b, c, out)
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15

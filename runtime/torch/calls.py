@@ -151,13 +151,14 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
     for name in ("stream", "registry"):
         if name in given:
             raise OperandError(
-                f"{name} is given, and cannot be part of what PyTorch traces: leave it out, or call outside of it"
+                f"{name} is given, and cannot be part of what PyTorch traces, casts or records gradients of: leave it "
+                "out, or call outside of it"
             )
     found = {name: given.pop(name) for name in NAMES if name in given}
     if "accumulator" in found:
         found["accumulator"] = str(found["accumulator"])
     if "kernel" in found and not isinstance(found["kernel"], str):
-        raise OperandError("kernel is a config; where PyTorch traces, pass its name: gemmill.GemmConfig.name")
+        raise OperandError("kernel is a config; where PyTorch traces, pass its name")
     return {"options": written(found)} if found else {}
 
 

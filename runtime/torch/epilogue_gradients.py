@@ -45,16 +45,16 @@ def backward(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Grad
         values["c"] = named["c"].to(like.dtype)
     outer = wanted - {"a", "b", *scales}
     reverse = Reverse(values, outer | ({"acc", "gate", "up"} if inner or wanted & {*scales} else frozenset()))
-    for x in epilogue.assignments:
-        reverse.assign(x.name, x.value)
+    for statement in epilogue.assignments:
+        reverse.assign(statement.name, statement.value)
     by_output = dict(zip(("d", *(x.name for x in epilogue.outputs)), grads, strict=True))
-    for x in reversed(epilogue.assignments):
-        g = reverse.gradients.pop(x.name, None)
-        if (own := by_output.get(x.name)) is not None:
-            own = spread.of_output(x, own)
+    for statement in reversed(epilogue.assignments):
+        g = reverse.gradients.pop(statement.name, None)
+        if (own := by_output.get(statement.name)) is not None:
+            own = spread.of_output(statement, own)
             g = own if g is None else g + own
         if g is not None:
-            reverse.back(x.value, g)
+            reverse.back(statement.value, g)
     found: Gradients = {}
     for x in epilogue.operands:
         if x.name in wanted:
@@ -76,8 +76,8 @@ def _refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
     for x in epilogue.assignments:
         if name := function_without(x.value):
             raise OperandError(
-                f"gemmill::epilogue: `{x}` has no gradient, as {name} has none: call it under torch.no_grad(), or leave "
-                f"{name} to PyTorch"
+                f"gemmill::epilogue: `{x}` has no gradient, as {name} has none: call it under torch.no_grad(), or "
+                f"leave {name} to PyTorch"
             )
 
 
@@ -93,9 +93,8 @@ def _factors(
         raise OperandError("gemmill::epilogue has no gradient beside scales of groups; name them in the expression")
     tensors = {name: x for name, x in scales.items() if isinstance(x, torch.Tensor)}
     if not is_grouped:
-        of_weights = [tensors.get(x, named.get(x)) for x in (*_SCALES, "a_zero", "b_zero")]
-        of_weights[:2] = [tensors.get(x) for x in _SCALES]
-        a, b, *left = dequantised(a, b, *of_weights, given["a_dtype"], given["b_dtype"])
+        of_weights = {x: tensors.get(x) for x in _SCALES} | {x: named.get(x) for x in ("a_zero", "b_zero")}
+        a, b, *left = dequantised(a, b, **of_weights, a_dtype=given["a_dtype"], b_dtype=given["b_dtype"])
         if have_blocks(a, b, left[0], left[1]):
             raise OperandError("gemmill::epilogue has no gradient beside scales of blocks: pass operands .detach()ed")
         for name, x in zip(_SCALES, left, strict=True):

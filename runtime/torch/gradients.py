@@ -9,6 +9,7 @@ transforms a call transforms its gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class Rule(NamedTuple):
     """Of arguments, gradients of the outputs (None where there is none) and names of the tensors whose gradients are
     wanted; returns these by name."""
     reads: Mapping[str, tuple[str, ...]] | None = None
-    """Names of the tensors that each one's gradient reads; of others the :class:`Shaped` is kept. None: all read all."""
+    """Names of the tensors that each one's gradient reads; of others the :class:`Shaped` is kept. None: all."""
     is_linear_in: tuple[str, ...] = ()
     """Names of tensors in each of which it is linear with the others at rest, C aside; where forward mode has it."""
 
@@ -87,7 +88,7 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), _recorded_further_out():
             made = call.operator.redispatch(call.keys, *call.filled(tensors), **call.keywords)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -109,6 +110,17 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
         wanted = frozenset(x for x, is_needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if is_needed)
         found = call.rule.backward(call.given(tensors), grads, wanted)
         return (None, *[found.get(name) if name in wanted else None for name in call.names])
+
+
+@contextmanager
+def _recorded_further_out() -> Iterator[None]:
+    """Where a transform of ``torch.func`` lies within another, the outer one records too what the inner one does: a
+    function of PyTorch's autograd turns that off."""
+    if not torch._C._are_functorch_transforms_active():
+        yield
+        return
+    with torch.enable_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(True):
+        yield
 
 
 def register(library: torch.library.Library, name: str, rule: Rule) -> None:
@@ -161,8 +173,8 @@ def _with_tangents(operator: Any, rule: Rule, given: Given, keywords: dict[str, 
     levels = torch.autograd.forward_ad
     if not rule.is_linear_in:
         raise OperandError(
-            f"{operator.name()} has no derivative in forward mode (torch.func.jvp); mm, addmm, bmm and baddbmm have: use "
-            "reverse mode, as torch.func.vjp does"
+            f"{operator.name()} has no derivative in forward mode (torch.func.jvp); mm, addmm, bmm and baddbmm have: "
+            "use reverse mode, as torch.func.vjp does"
         )
     parts = {name: levels.unpack_dual(x) for name, x in given.items()}
     plain = {name: x.primal for name, x in parts.items()}

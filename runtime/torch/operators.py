@@ -15,7 +15,7 @@ import torch
 
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
-from gemmill.runtime.torch import epilogue_gradients, gradient_rules, gradients, outputs, reference
+from gemmill.runtime.torch import autocast, batching, epilogue_gradients, gradient_rules, gradients, outputs, reference
 from gemmill.runtime.torch.epilogues import launch_epilogue, named_operands
 from gemmill.runtime.torch.options import read as read_options
 
@@ -158,6 +158,9 @@ def _register(name: str, row: Operator) -> None:
     torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
     torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked, returns=False), lib=LIBRARY)
     gradients.register(LIBRARY, name, row.gradient)
+    batching.register(LIBRARY, name)
+    if name in autocast.NAMES:
+        autocast.register(LIBRARY, name)
     gradients.register_mutating(LIBRARY, f"{name}_out")
 
 

@@ -105,8 +105,7 @@ def _sums(
 ) -> torch.Tensor:
     """The sums of products, and of scales."""
     a, b, a_scale, b_scale = dequantised(a, b, a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype)
-    if have_blocks(a, b, a_scale, b_scale):
-        assert a_scale is not None and b_scale is not None
+    if a_scale is not None and b_scale is not None and have_blocks(a, b, a_scale, b_scale):
         a = a.float() * _spread(a_scale, -1, SCALE_BLOCK, a.shape[-1])
         along_k = _spread(b_scale, -2, SCALE_BLOCK, b.shape[-2])
         b = b.float() * _spread(along_k, -1, SCALE_BLOCK, b.shape[-1])
