@@ -14,7 +14,7 @@ from gemmill.library.epilogues.tree import Assignment, Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.torch.derivatives import Reverse, function_without
-from gemmill.runtime.torch.gradient_rules import Gradients, of_factors, of_groups
+from gemmill.runtime.torch.gradient_rules import Gradients, of_factors, of_groups, rows_in_use
 from gemmill.runtime.torch.gradients import Given, Rule
 from gemmill.runtime.torch.options import for_gradient
 from gemmill.runtime.torch.reference import dequantised, groups_of_rows, have_blocks
@@ -37,7 +37,7 @@ def backward(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Grad
         scaled = scaled * scale
     values = {"gate": scaled[..., 0::2], "up": scaled[..., 1::2]} if epilogue.gated else {"acc": scaled}
     like = next(iter(values.values()))
-    spread = _Spread(like, offsets if offsets is not None and given["b"].dim() == 3 else None)
+    spread = _Spread(like, offsets if given["b"].dim() == 3 else None, counts)
     for x in epilogue.operands:
         values[x.name] = spread(x.kind, named[x.name])
     values |= {"alpha": named.get("alpha", 1.0), "beta": named.get("beta", 1.0)}
@@ -164,14 +164,19 @@ def _of_sums(
 
 
 class _Spread:
-    """Operands as what broadcasts to D, and gradients of D's shape as theirs. Of groups of rows at offsets, whose D is
-    one matrix, what has a value for each group is looked up for each row."""
+    """Operands as what broadcasts to D, and gradients of D's shape as theirs, to which rows of no group add nothing. Of
+    groups of rows at ``offsets``, whose D is one matrix, what has a value for each group is looked up for each row."""
 
-    def __init__(self, like: torch.Tensor, offsets: torch.Tensor | None) -> None:
-        self.like, self.offsets = like, offsets
+    def __init__(self, like: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+        self.like = like
         self.group: Any = None
+        """Of each row."""
+        self.is_used: Any = None
+        """Whether a row is of a group."""
         if offsets is not None:
             self.group = groups_of_rows(offsets, like.shape[0])
+        if offsets is not None or counts is not None:
+            self.is_used = rows_in_use(like, offsets, counts)
 
     def _is_of_groups(self, kind: str, x: torch.Tensor) -> bool:
         return self.group is not None and (kind == "batch" or (kind == "column" and x.dim() > 1))
@@ -194,22 +199,21 @@ class _Spread:
         if g is None:
             return torch.zeros_like(x)
         g = g.expand(self.like.shape)
+        if self.is_used is not None:
+            g = torch.where(self.is_used, g, 0)
         if self._is_of_groups(kind, x):
             summed = g.sum(-1) if kind == "batch" else g
             return summed.new_zeros(x.shape).index_add(0, self.group, summed).to(x.dtype)
         return _summed(g, self(kind, x).shape).reshape(x.shape).to(x.dtype)
 
     def of_output(self, x: Assignment, g: torch.Tensor) -> torch.Tensor:
-        """The gradient of D's shape by that of an output; 0 in rows of no group."""
+        """The gradient of D's shape by that of an output."""
         if x.is_reduction:
             if self.group is not None and x.kind in ("column", "batch"):
                 raise OperandError(f"gemmill::epilogue: `{x}` has no gradient in groups of rows: sum D with PyTorch")
             for at in _AXES.get(x.kind, (-2,)):
                 g = g.unsqueeze(at)
-        g = g.to(self.like.dtype).expand(self.like.shape)
-        if self.group is not None:
-            g = torch.where(torch.arange(g.shape[0], device=g.device)[:, None] < self.offsets[-1], g, 0)  # type: ignore[index]
-        return g
+        return g.to(self.like.dtype).expand(self.like.shape)
 
 
 def _summed(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:

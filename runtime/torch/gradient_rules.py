@@ -68,11 +68,10 @@ def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
     if any(given[name] is not None for name in ("a_scale", "b_scale")):
         _refuse("grouped_mm", wanted - {"c"}, "beside scales")
     a, b, offsets, counts = (given[name] for name in ("a", "b", "offsets", "counts"))
-    ends = offsets[-1] if offsets is not None else counts[:, None, None]
     is_along_k = offsets is not None and g.dim() == 3
 
     def written(x: torch.Tensor) -> torch.Tensor:
-        return torch.where(torch.arange(x.shape[-2], device=x.device)[:, None] < ends, x, 0)
+        return torch.where(rows_in_use(x, offsets, counts), x, 0)
 
     if not is_along_k:
         g = written(g)
@@ -92,6 +91,12 @@ def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
     elif "b" in wanted:  # along K kernels read rows of both that are contiguous
         found["b"] = written(multiply(a.mT, g)) if is_along_k else multiply(a.contiguous().mT, g.contiguous())
     return found
+
+
+def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
+    """Whether each row is of a group, as a column beside ``x``."""
+    ends: Any = offsets[-1] if offsets is not None else counts[:, None, None]  # type: ignore[index]
+    return torch.arange(x.shape[-2], device=x.device)[:, None] < ends
 
 
 def of_factors(given: Given, g: torch.Tensor, wanted: Iterable[str]) -> Gradients:

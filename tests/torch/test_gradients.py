@@ -159,6 +159,20 @@ def test_rows_of_no_group_have_no_part_in_gradients() -> None:
     assert not b.grad.isnan().any()
 
 
+def test_what_is_in_rows_of_no_group_has_no_part_in_those_of_an_epilogue() -> None:
+    a, b, x = leaf(6, 7), leaf(3, 7, 3), leaf(3, 3)
+    a.data[5] = torch.nan
+    (d,) = operators.epilogue("d = log(acc * acc + 1) * x[n]", a, b, [x, ROWS], ["x", "offsets"])
+    d.backward(torch.where(torch.arange(6)[:, None] < 5, torch.ones_like(d), torch.nan))
+    assert not any(t.grad.isnan().any() for t in (a, b, x))
+    a, x = leaf(2, 5, 7), leaf(2, 3)
+    a.data[0, 2:] = torch.nan
+    (d,) = operators.epilogue("d = exp(acc) + x[n]", a, leaf(2, 7, 3), [x, COUNTS], ["x", "counts"])
+    d.backward(torch.ones_like(d))
+    assert torch.equal(x.grad, COUNTS[:, None].expand(2, 3).double())
+    assert not a.grad.isnan().any()
+
+
 FP8 = torch.float8_e4m3fn
 
 
