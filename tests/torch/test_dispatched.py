@@ -140,6 +140,29 @@ class TestCalls:
         assert len(launches) == 3 * (2 if call is CALLS["of operands that alternate"] else 1)
 
 
+def test_deterministic_mode_refuses_sums_or_warns(launches: list[Any]) -> None:
+    """All else that kernels do is deterministic."""
+    total = torch.zeros((), dtype=torch.float32).as_subclass(OnGpu)
+
+    def call(role: str) -> None:
+        gemmill.matmul(A, B, out=OUT, epilogue=f"d = acc; total = {role}(acc)", total=total)
+
+    call("sum")
+    try:
+        torch.use_deterministic_algorithms(True)
+        call("max")
+        with pytest.raises(
+            gemmill.OperandError, match=r"use_deterministic_algorithms\(True\): `total = sum\(acc\)` adds"
+        ):
+            call("sum")
+        assert len(launches) == 2
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="adds up atomically"):
+            call("sum")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_plans_are_of_no_operator(launches: list[Any]) -> None:
     plan = gemmill.plan(A, B, out=OUT)
     a = on_gpu(0, 16).requires_grad_()
