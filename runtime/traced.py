@@ -48,6 +48,8 @@ def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
     try:
         return TRACED[name](*arguments, **keywords)
     except NotImplementedError as error:
+        if "Could not run" not in str(error):
+            raise
         raise OperandError(
             f"a is on {arguments[0].device}; gemmill has kernels for CUDA tensors ({str(error).splitlines()[0]})"
         ) from error

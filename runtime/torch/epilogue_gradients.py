@@ -143,9 +143,9 @@ def _of_sums(
     else:
         g = gradients["acc"].expand(sums.shape) if "acc" in gradients else torch.zeros_like(sums)
     found: Gradients = {}
-    for name in wanted & {*scales}:
+    for name in sorted(wanted & {*scales}):
         product = g * sums
-        for other in {*scales} - {name}:
+        for other in [x for x in scales if x != name]:
             product = product * scales[other]
         found[name] = _summed(product, scales[name].shape).to(scales[name].dtype)
     for scale in scales.values():
@@ -154,7 +154,7 @@ def _of_sums(
     if is_grouped:
         found |= of_groups(factors, [g], inner)
     elif inner:
-        for name in inner:
+        for name in sorted(inner):
             if factors[f"own_{name}"].dtype.itemsize == 1:
                 raise OperandError(
                     f"{name} is {factors[f'own_{name}'].dtype}, which has no gradient: pass it .detach()ed"

@@ -46,16 +46,16 @@ def of_scaled(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
     scaled = g
     for scale in scales.values():
         scaled = scaled * scale.to(g.dtype)
-    for name in wanted & {"a", "b"}:
+    for name in sorted(wanted & {"a", "b"}):
         _refuse_narrow(name, given[name])
     found |= of_factors(factors, scaled, wanted & {"a", "b"})
     if of_scales := wanted & {*scales}:
         dtype = torch.float64 if wide == torch.float64 else torch.float32
         text = for_gradient(given["options"])
         sums = torch.ops.gemmill.bmm(factors["a"], factors["b"], alpha=given["alpha"], out_dtype=dtype, options=text)
-        for name in of_scales:
+        for name in sorted(of_scales):
             product = g.to(dtype) * sums
-            for other in {*scales} - {name}:
+            for other in [x for x in scales if x != name]:
                 product = product * scales[other].to(dtype)
             shape, own = scales[name].shape, scales[name].dtype
             found[name] = product.sum_to_size((1,) * (product.dim() - len(shape)) + shape).reshape(shape).to(own)
@@ -76,7 +76,7 @@ def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
     if not is_along_k:
         g = written(g)
     found = _of_c(given, g) if "c" in wanted else {}
-    for name in wanted & {"a", "b"}:
+    for name in sorted(wanted & {"a", "b"}):
         _refuse_narrow(name, given[name])
     g = g.to(a.dtype)
     keywords = {"alpha": given["alpha"], "out_dtype": a.dtype, "options": for_gradient(given["options"])}
@@ -104,7 +104,7 @@ def of_factors(given: Given, g: torch.Tensor, wanted: Iterable[str]) -> Gradient
     a, b = given["a"], given["b"]
     text = for_gradient(given["options"])
     found = {}
-    for name in wanted:
+    for name in sorted(wanted):  # the same in all processes, which may have to talk about it
         _refuse_narrow(name, given[name])
         own = given[name].dtype
         g = g.to(own)  # products are of operands of one type

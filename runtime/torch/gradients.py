@@ -8,6 +8,9 @@ transforms a call transforms its gradient.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,6 +133,8 @@ def register(library: torch.library.Library, name: str, rule: Rule) -> None:
     returns_list = "[]" in str(operator._schema.returns[0].type) or "List" in str(operator._schema.returns[0].type)
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> Any:
+        if "torch.distributed.tensor" in sys.modules:
+            shard()
         below = keys & torch._C._after_autograd_keyset
         tensors = [*_tensors(positional)]
         if has_tangent(tensors):
@@ -144,6 +149,12 @@ def register(library: torch.library.Library, name: str, rule: Rule) -> None:
         return [*made] if returns_list else made
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+@functools.cache
+def shard() -> None:
+    """Have DTensors multiplied where they are, once a program has imported them."""
+    importlib.import_module("gemmill.runtime.torch.sharding")
 
 
 def register_mutating(library: torch.library.Library, name: str) -> None:
