@@ -223,14 +223,33 @@ def test_what_is_written_to_tensors_of_the_caller_has_no_gradient() -> None:
     assert out._version > version  # autograd knows that it was written to
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_gradients_of_what_is_compiled(backend: str) -> None:
-    def loss(a: Any, b: Any, c: Any) -> Any:
-        return gemmill.matmul(a, b, c=c, alpha=0.5).square().sum()
+COMPILED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "a product": (lambda a, b, c: gemmill.matmul(a, b, c=c, alpha=0.5), ((5, 7), (7, 3), (3,))),
+    "scales": (lambda a, b, x: gemmill.matmul(a, b, a_scale=x), ((5, 7), (7, 3), (5, 1))),
+    "narrow weights": (lambda a: gemmill.matmul(a, torch.ones(7, 3, dtype=torch.int8)), ((5, 7),)),
+    "groups of rows": (lambda a, b: gemmill.grouped_matmul(a, b, ROWS), ((5, 7), (3, 7, 3))),
+    "groups along K": (lambda a, b: gemmill.grouped_matmul(a, b, ALONG_K), ((5, 7), (7, 3))),
+    "an epilogue": (
+        lambda a, b, x: gemmill.matmul(a, b, epilogue="d = gelu(acc) + x[n]", x=x),
+        ((5, 7), (7, 3), (3,)),
+    ),
+    "an epilogue of groups": (
+        lambda a, b, x: gemmill.grouped_matmul(a, b, ROWS, epilogue="d = acc * x[n]", x=x),
+        ((5, 7), (3, 7, 3), (3, 3)),
+    ),
+}
 
-    compiled, plain = ([leaf(5, 7), leaf(7, 3), leaf(3)] for _ in range(2))
-    torch.compile(loss, backend=backend, fullgraph=True)(*compiled).backward()
-    a, b, c = plain
-    (0.5 * a @ b + c).square().sum().backward()
-    for x, y in zip(compiled, plain, strict=True):
-        assert torch.allclose(x.grad, y.grad)
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_gradients_of_what_is_compiled(name: str, backend: str) -> None:
+    """As those of eager calls, which other tests hold to finite differences."""
+    function, shapes = COMPILED[name]
+    torch.compiler.reset()
+    compiled, eager = ([leaf(*shape) for shape in shapes] for _ in range(2))
+    torch.compile(function, backend=backend, fullgraph=True)(*compiled).square().sum().backward()
+    d = function(*eager)
+    assert d.grad_fn is not None
+    d.square().sum().backward()
+    for x, y in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(x.grad, y.grad)

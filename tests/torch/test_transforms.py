@@ -114,6 +114,16 @@ def test_transforms_of_an_epilogue_and_of_groups() -> None:
     torch.testing.assert_close(grad(of, (0, 1))(A, B), grad(plain, (0, 1))(A, B))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_transforms_are_compiled(backend: str) -> None:
+    def of(a: Any, b: Any) -> Any:
+        return vmap(grad(lambda a, b: gemmill.matmul(a, b).square().sum()), (0, None))(a, b)
+
+    torch.compiler.reset()
+    a = f64(V, 5, 7)
+    assert torch.equal(torch.compile(of, backend=backend, fullgraph=True)(a, B), 2 * (a @ B) @ B.mT)
+
+
 def test_forward_mode_with_and_without_gradients() -> None:
     weights = B.clone().requires_grad_()
     with forward_ad.dual_level():
