@@ -100,8 +100,8 @@ def matmul(
     ``plan(...).choice.why`` and, once a process for each kind of reason, a SlowPathWarning when a call is made ready.
 
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
-    ``a`` is no PyTorch tensor. Where PyTorch is to record gradients, to cast, to transform or to watch the call, it goes
-    by the operators of docs/torch.md, which take no ``stream`` and no ``registry``.
+    ``a`` is no PyTorch tensor. Where PyTorch is to record gradients, to cast, to transform or to watch the call, it
+    goes by the operators of docs/torch.md, which take no ``stream`` and no ``registry``.
 
     Raises OperandError for operands that do not fit, KeywordError for keywords that neither it nor the epilogue has,
     UnsupportedProblemError where no kernel serves the problem, ConfigError where ``kernel`` names none, CompileError,

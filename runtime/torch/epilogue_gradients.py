@@ -115,14 +115,15 @@ def _factors(
 
 
 def _sums(factors: Given, offsets: Any, counts: Any) -> torch.Tensor:
+    """In float32, or in float64. Of groups, kernels write D in the type of A and B alone."""
     a, b = factors["a"], factors["b"]
     dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
-    keywords = {"out_dtype": dtype, "options": for_gradient(factors["options"])}
+    text = for_gradient(factors["options"])
     if offsets is not None or counts is not None:
-        sums: torch.Tensor = torch.ops.gemmill.grouped_mm(a, b, offsets, counts, **keywords)
-        return sums
+        sums: torch.Tensor = torch.ops.gemmill.grouped_mm(a, b, offsets, counts, options=text)
+        return sums.to(dtype)
     multiply = torch.ops.gemmill.mm if a.dim() == b.dim() == 2 else torch.ops.gemmill.bmm
-    made: torch.Tensor = multiply(a, b, **keywords)
+    made: torch.Tensor = multiply(a, b, out_dtype=dtype, options=text)
     return made
 
 

@@ -78,7 +78,7 @@ def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
     found = _of_c(given, g) if "c" in wanted else {}
     for name in sorted(wanted & {"a", "b"}):
         _refuse_narrow(name, given[name])
-    g = g.to(a.dtype)
+    g = g.to(a.dtype).contiguous()  # kernels of groups read rows that are
     keywords = {"alpha": given["alpha"], "out_dtype": a.dtype, "options": for_gradient(given["options"])}
 
     def multiply(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -88,8 +88,8 @@ def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
         found["a"] = written(multiply(b, g.mT)).mT if is_along_k else written(multiply(g, b.mT))
     if "b" in wanted and offsets is None:
         found["b"] = torch.ops.gemmill.bmm(written(a).mT, g, **keywords)
-    elif "b" in wanted:  # along K kernels read rows of both that are contiguous
-        found["b"] = written(multiply(a.mT, g)) if is_along_k else multiply(a.contiguous().mT, g.contiguous())
+    elif "b" in wanted:
+        found["b"] = written(multiply(a.mT, g)) if is_along_k else multiply(a.contiguous().mT, g)
     return found
 
 
@@ -103,6 +103,8 @@ def of_factors(given: Given, g: torch.Tensor, wanted: Iterable[str]) -> Gradient
     """Of A and B of ``alpha * a @ b``, where these are wanted."""
     a, b = given["a"], given["b"]
     text = for_gradient(given["options"])
+    if 1 not in g.stride()[-2:]:  # as that of a sum is, which is one value expanded: kernels read it element by element
+        g = g.contiguous()
     found = {}
     for name in sorted(wanted):  # the same in all processes, which may have to talk about it
         _refuse_narrow(name, given[name])
