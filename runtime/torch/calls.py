@@ -14,7 +14,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.torch import operators as operators  # registers them
 from gemmill.runtime.torch import outputs
-from gemmill.runtime.torch.gradients import OF_CALLERS
+from gemmill.runtime.torch.gradients.recorded import OF_CALLERS
 from gemmill.runtime.torch.options import NAMES, written
 
 _SCALES = ("a_scale", "b_scale", "a_zero", "b_zero")

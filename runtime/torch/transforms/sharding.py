@@ -1,7 +1,7 @@
 """Plain products of PyTorch's DTensors: which placements of operands give which of D, on each dimension of a mesh.
 
 Importing this registers the rules; it imports ``torch.distributed.tensor``, so it is imported where a program has done
-that (:func:`gemmill.runtime.torch.gradients.shard`).
+that (:func:`gemmill.runtime.torch.gradients.recorded.shard`).
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import torch
 from gemmill.library.epilogues.tree import Assignment, Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
-from gemmill.runtime.torch.derivatives import Reverse, function_without
-from gemmill.runtime.torch.gradient_rules import Gradients, of_factors, of_groups, rows_in_use
-from gemmill.runtime.torch.gradients import Given, Rule
+from gemmill.runtime.torch.gradients.derivatives import Reverse, function_without
+from gemmill.runtime.torch.gradients.products import Gradients, of_factors, of_groups, rows_in_use
+from gemmill.runtime.torch.gradients.recorded import Given, Rule
 from gemmill.runtime.torch.options import for_gradient
 from gemmill.runtime.torch.reference import dequantised, groups_of_rows, have_blocks
 

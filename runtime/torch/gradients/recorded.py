@@ -2,7 +2,7 @@
 
 ``torch.library.register_autograd`` would do, but for ``torch.func``, which it does not take, and forward-mode tangents,
 which it drops. What is here is one function of PyTorch's autograd for all operators, and for each a rule
-(runtime/torch/gradient_rules.py, epilogue_gradients.py), which is plain PyTorch and operators again, so that whatever
+(products.py, epilogues.py), which is plain PyTorch and operators again, so that whatever
 transforms a call transforms its gradient.
 """
 
@@ -154,7 +154,7 @@ def register(library: torch.library.Library, name: str, rule: Rule) -> None:
 @functools.cache
 def shard() -> None:
     """Have DTensors multiplied where they are, once a program has imported them."""
-    importlib.import_module("gemmill.runtime.torch.sharding")
+    importlib.import_module("gemmill.runtime.torch.transforms.sharding")
 
 
 def register_mutating(library: torch.library.Library, name: str) -> None:

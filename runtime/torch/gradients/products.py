@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.torch.gradients import Given, Rule
+from gemmill.runtime.torch.gradients.recorded import Given, Rule
 from gemmill.runtime.torch.options import for_gradient
 from gemmill.runtime.torch.reference import dequantised, have_blocks
 
