@@ -1,17 +1,23 @@
-"""Calls that PyTorch traces, rather than runs, go to its operators (runtime/torch/), which no launcher sees.
+"""Calls that PyTorch's dispatcher is to see go to its operators (runtime/torch/), which no launcher does.
 
-Nothing here costs an eager call anything. Dynamo traces another function in place of the public one, which bears it as
-an attribute, as PyTorch's own wrappers do. Modes that watch what is dispatched, such as those of fake tensors, of
-``make_fx`` and of export, are asked after where no warm call was recognised, and none is by tensors that are fake,
-functional or meta. A real tensor under such a mode may be recognised: its call is launched, and the mode sees nothing.
+Dynamo traces another function in place of the public one, which bears it as an attribute, as PyTorch's own wrappers do;
+that costs an eager call nothing. Whatever else would come before a kernel, were the call one of PyTorch's, is asked
+after where no warm call was recognised: :func:`is_dispatched`. Of what it asks, PyTorch's guards see all but three
+things, which :class:`State` adds to them.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.registry_arguments import kernel_named
 
 
 def _matmul(*arguments: Any, **keywords: Any) -> Any:
@@ -35,9 +41,102 @@ def trace_instead(function: Callable[..., Any], traced: Callable[..., Any]) -> N
     function._torchdynamo_inline = traced  # type: ignore[attr-defined]
 
 
-def is_traced() -> bool:
-    """Whether a mode of PyTorch is to see what is dispatched here."""
+def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
+    """The call of a public function as one of an operator; OperandError for tensors on what has no kernels."""
+    if keywords.get("kernel") is not None:
+        keywords["kernel"] = kernel_named(keywords["kernel"])
+    try:
+        return TRACED[name](*arguments, **keywords)
+    except NotImplementedError as error:
+        if "Could not run" not in str(error):
+            raise
+        raise OperandError(
+            f"a is on {arguments[0].device}; gemmill has kernels for CUDA tensors ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
+    """Whether PyTorch has something to do with these arguments before a kernel runs, or instead of it: a mode that sees
+    what is dispatched, a transform of functorch, a subclass, a gradient to be recorded, or, unless the call ``writes``
+    to what it is given, autocast."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch._C._len_torch_dispatch_stack():
+    if torch is None:
         return False
-    return not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)  # which none sees then
+    mine = [x for x in tensors if isinstance(x, torch.Tensor)]
+    if not mine:
+        return False
+    keys = functools.reduce(lambda x, y: x | y, map(torch._C._dispatch_keys, mine))
+    keys = (keys | torch._C._dispatch_tls_local_include_set()) - torch._C._dispatch_tls_local_exclude_set()
+    watched, autocast, autograd = _watched()
+    if (keys & watched).raw_repr() or torch.overrides.has_torch_function(mine):
+        return True
+    if not writes and (keys & autocast).raw_repr():
+        return True
+    if not (keys & autograd).raw_repr():
+        return False
+    return needs_gradients(mine) or has_tangent(mine)
+
+
+def needs_gradients(tensors: Iterable[Any]) -> bool:
+    """Whether gradients are recorded of what is made of these tensors of PyTorch."""
+    return any(x.requires_grad for x in tensors) and bool(sys.modules["torch"].is_grad_enabled())
+
+
+def refuse_dispatched(name: str, given: Mapping[str, Any]) -> None:
+    """OperandError where a function that has no operator is given what :func:`is_dispatched` tells."""
+    if is_dispatched(given.values(), writes=True):
+        raise OperandError(
+            f"gemmill.{name} launches kernels and is no operator of PyTorch: no gradient, transform, mode or subclass "
+            "sees it. Call gemmill.matmul, or pass plain tensors under torch.no_grad()"
+        )
+
+
+def has_tangent(tensors: Iterable[Any]) -> bool:
+    """Whether any of these tensors of PyTorch has a derivative in forward mode."""
+    levels = sys.modules["torch"].autograd.forward_ad
+    return levels._current_level >= 0 and any(levels.unpack_dual(x).tangent is not None for x in tensors)
+
+
+@functools.cache
+def _watched() -> tuple[Any, Any, Any]:
+    """Keys of the dispatcher that come before a kernel; those of autocast; and those of gradients."""
+    keys = importlib.import_module("torch")._C
+    before = (
+        "Python",
+        "Functionalize",
+        "FuncTorchDynamicLayerFrontMode",
+        "FuncTorchBatched",
+        "FuncTorchGradWrapper",
+        "FuncTorchVmapMode",
+    )
+
+    def joined(names: Iterable[str]) -> Any:
+        sets = [keys.DispatchKeySet(getattr(keys.DispatchKey, name)) for name in names]
+        return functools.reduce(lambda x, y: x | y, sets)
+
+    return (
+        joined(before),
+        joined(("AutocastCPU", "AutocastCUDA")),
+        joined(("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther")),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What PyTorch's guards do not see: modes of fake tensors, of ``make_fx`` and of export, which guards are made to
+    ignore; whether gradients are recorded, of tensors that may have any; and levels of forward-mode derivatives."""
+
+    modes: Callable[[], int]
+    records: Callable[[], bool]
+    levels: Any
+
+    def is_usual(self) -> bool:
+        """Whether nothing of this is to be heeded."""
+        return not (self.modes() or self.records() or self.levels._current_level >= 0)
+
+    @classmethod
+    def of(cls, tensors: Iterable[Any]) -> State:
+        """For calls with tensors like these."""
+        torch = importlib.import_module("torch")
+        records = torch.is_grad_enabled if any(x.requires_grad for x in tensors) else bool
+        return cls(torch._C._len_torch_dispatch_stack, records, torch.autograd.forward_ad)

@@ -20,7 +20,7 @@ ROOMS = {
     "compile": ("settings", "storage", "interpreter"),
     "operands": ("driver",),
     "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),
-    "torch": ("api", "operands"),
+    "torch": ("api", "operands", "traced"),
     "jax": ("api", "operands", "launch"),
 }
 """What each room of the runtime may import of the others."""

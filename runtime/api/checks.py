@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from math import isfinite
 
 from gemmill.library.config.model import GemmConfig
@@ -60,6 +62,20 @@ def _check_autotune(call: GemmCall) -> None:
             "autotune is given with addresses, but while kernels are timed results must be written elsewhere than "
             "addresses says: leave out autotune"
         )
+
+
+def check_determinism(call: GemmCall) -> None:
+    """Under ``torch.use_deterministic_algorithms(True)``: OperandError, or a warning where PyTorch is to warn only, for
+    what ``deterministic`` refuses."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.are_deterministic_algorithms_enabled():
+        return
+    try:
+        refuse_atomic_sums(call.arguments.epilogue, "torch.use_deterministic_algorithms(True)")
+    except OperandError as error:
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise
+        warnings.warn(str(error), UserWarning, stacklevel=5)
 
 
 def check_values(call: GemmCall) -> tuple[float, float]:

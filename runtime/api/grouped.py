@@ -13,6 +13,7 @@ from gemmill.runtime.api.warm import by_tensors
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.traced import refuse_dispatched
 
 
 @by_tensors
@@ -102,4 +103,6 @@ def array_matmul(
     Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
     :func:`gemmill.matmul`.
     """
-    launch(read_call(locals()))
+    given = locals()
+    refuse_dispatched("array_matmul", given)
+    launch(read_call(given))

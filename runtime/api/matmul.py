@@ -12,6 +12,7 @@ from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.traced import refuse_dispatched
 
 
 @by_values
@@ -99,7 +100,8 @@ def matmul(
     ``plan(...).choice.why`` and, once a process for each kind of reason, a SlowPathWarning when a call is made ready.
 
     Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
-    ``a`` is no PyTorch tensor. Gradients are not recorded.
+    ``a`` is no PyTorch tensor. Where PyTorch is to record gradients, to cast, to transform or to watch the call, it
+    goes by the operators of docs/torch.md, which take no ``stream`` and no ``registry``.
 
     Raises OperandError for operands that do not fit, KeywordError for keywords that neither it nor the epilogue has,
     UnsupportedProblemError where no kernel serves the problem, ConfigError where ``kernel`` names none, CompileError,
@@ -147,6 +149,12 @@ def plan(
     Takes and raises what :func:`matmul` does, with ``offsets`` or ``counts`` what :func:`gemmill.grouped_matmul` does,
     with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
     is PyTorch's current one by then, or to the legacy default stream where ``a`` is not PyTorch's.
+
+    A plan launches and does nothing else: it multiplies in the types of its operands under ``torch.autocast`` too, and
+    OperandError refuses operands that require gradients while these are recorded, or that a transform, a mode or a
+    subclass of PyTorch is to see.
     """
-    call = read_call(locals())
+    given = locals()
+    refuse_dispatched("plan", given | operands)
+    call = read_call(given)
     return Plan(call, prepare(call), stream_to_follow(call, stream))

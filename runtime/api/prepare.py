@@ -14,7 +14,7 @@ from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.checks import check_options, check_promises, check_values
+from gemmill.runtime.api.checks import check_determinism, check_options, check_promises, check_values
 from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
 from gemmill.runtime.launch.grid import is_empty
@@ -35,6 +35,8 @@ def prepare(call: GemmCall) -> PreparedCall:
 
     Raises what :func:`gemmill.matmul` does.
     """
+    if call.arguments.outputs:
+        check_determinism(call)
     try:
         entry = caches.prepared(signature(call))
     except TypeError:  # what has no hash is no option

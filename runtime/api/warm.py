@@ -11,7 +11,8 @@ was measured ("Host side of a call" in docs/performance):
 
 - Guards of torch.compile compare types, extents, strides, GPU and dispatch keys of all tensors in C++: 0.6 us where a
   key of twelve properties takes 2.6, of which making it 1.9. They are private to PyTorch: where a version has none,
-  keys do everything.
+  keys do everything. Dispatch keys tell autocast, transforms, subclasses and modes; what they do not tell of what
+  PyTorch's dispatcher would do first is asked in 0.1 us (:class:`~gemmill.runtime.traced.State`).
 - Which guards to ask is found by a handful of plain values that tell most calls apart, the call's bucket.
 - Keys serve what guards do not tell: signatures that alternate, or A and B the same tensor. They are flat, and the
   guards stay beside them: 2.5 us where making guards anew takes 3.8.
@@ -44,7 +45,7 @@ from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.tensors import TensorView, is_torch
 from gemmill.runtime.settings import Settings
-from gemmill.runtime.traced import TRACED, is_traced, trace_instead
+from gemmill.runtime.traced import TRACED, State, dispatched, is_dispatched, trace_instead
 
 _Call = ParamSpec("_Call")
 Read = Callable[..., GemmCall]
@@ -76,6 +77,14 @@ class WarmCall:
     """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
     matches: Callable[..., bool] = never
     """Whether tensors, as many as it was made of, are like those."""
+    state: State | None = None
+    """What must be as usual besides; None where none are like those."""
+
+    def is_for(self, tensors: Collection[Any], writes: bool) -> bool:
+        """Whether a call of its key is one of a kernel alone; ``writes``: to a D that is given."""
+        if self.state is not None and self.matches(*tensors) and self.state.is_usual():
+            return True
+        return not is_dispatched(tensors, writes)
 
 
 def plainly(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
@@ -102,7 +111,6 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
             if not options.keys() <= _VALUES:
                 return _with_others(read, a, b, out, c, stream, options)
             values = _plain_values(options)
-        given: tuple[Any, ...]
         try:
             pointers: Addresses = (
                 a.data_ptr(),
@@ -110,15 +118,15 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
                 0 if c is None else c.data_ptr(),
                 0 if out is None else out.data_ptr(),
             )
+            if c is None or c is out:
+                given: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
+            else:
+                given = (a, b, c) if out is None else (a, b, c, out)
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
             if not unaligned:  # which guards do not tell
                 bucket = a.numel(), b.numel(), c is None, out is None, c is out, values
-                if c is None or c is out:
-                    given = (a, b) if out is None else (a, b, out)
-                else:
-                    given = (a, b, c) if out is None else (a, b, c, out)
                 found = caches.recognised.get(bucket)
-                if found is not None and found.matches(*given):
+                if found is not None and found.matches(*given) and found.state.is_usual():  # type: ignore[union-attr]
                     warm = found
             if warm is None:
                 key = (
@@ -137,7 +145,8 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
                     values,
                 )
                 entry = caches.warm(key)
-                warm = entry.value
+                if (known := entry.value) is not None and known.is_for(given, out is not None):
+                    warm = known
         except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
             entry = None
         if warm is None:
@@ -155,8 +164,9 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
 
 def _plain_once(entry: caches.Entry[WarmCall] | None, read: Read, *arguments: Any, **keywords: Any) -> Any:
     """Launch a call the plain way, and keep it in its entry of the cache, if it has one and may be kept; returns D."""
-    if is_traced():
-        return TRACED[read.__name__](*arguments, **keywords)
+    tensors = (*arguments, keywords["c"], keywords["out"])
+    if is_dispatched(tensors, writes=keywords["out"] is not None):
+        return dispatched(read.__name__, *arguments, **keywords)
     call = read(*arguments, **keywords)
     prepared = launch(call)
     if entry is not None and _is_on() and _is_torch(call) and not any(map(_may_be_negated, call.tensors.values())):
@@ -223,11 +233,11 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | 
             asked = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
             found = caches.recognised.get(asked)
             bucket = asked
-            if found is not None and found.matches(*guarded):
+            if found is not None and found.matches(*guarded) and found.state.is_usual():  # type: ignore[union-attr]
                 warm = found
     if warm is None:
-        if is_traced():
-            return TRACED[read.__name__](a, b, out=out, c=c, stream=stream, **options)
+        if is_dispatched(guarded, writes=out is not None):
+            return dispatched(read.__name__, a, b, out=out, c=c, stream=stream, **options)
         remembers = bucket is not None and _is_on()
         call = read(a, b, out=out, c=c, stream=stream, **options)
         prepared = launch(call)
@@ -251,7 +261,7 @@ def _warm(call: GemmCall, prepared: PreparedCall) -> WarmCall:
 def _recognise(bucket: Hashable, warm: WarmCall, tensors: Collection[Any]) -> None:
     """Have the next call like one of these tensors recognised by guards. They want each tensor once."""
     if warm.matches is never and len(set(map(id, tensors))) == len(tensors) and (guards := _guards()):
-        warm.matches = guards(*tensors).check
+        warm.matches, warm.state = guards(*tensors).check, State.of(tensors)
     if warm.matches is not never:
         if len(caches.recognised) >= caches.CALLS and bucket not in caches.recognised:
             caches.recognised.clear()

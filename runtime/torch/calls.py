@@ -14,6 +14,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.torch import operators as operators  # registers them
 from gemmill.runtime.torch import outputs
+from gemmill.runtime.torch.gradients.recorded import OF_CALLERS
 from gemmill.runtime.torch.options import NAMES, written
 
 _SCALES = ("a_scale", "b_scale", "a_zero", "b_zero")
@@ -150,19 +151,17 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
     for name in ("stream", "registry"):
         if name in given:
             raise OperandError(
-                f"{name} is given, and cannot be part of what PyTorch traces: leave it out, or call outside of it"
+                f"{name} is given, and cannot be part of what PyTorch traces, casts or records gradients of: leave it "
+                "out, or call outside of it"
             )
     found = {name: given.pop(name) for name in NAMES if name in given}
     if "accumulator" in found:
         found["accumulator"] = str(found["accumulator"])
     if "kernel" in found and not isinstance(found["kernel"], str):
-        raise OperandError("kernel is a config; where PyTorch traces, pass its name: gemmill.GemmConfig.name")
+        raise OperandError("kernel is a config; where PyTorch traces, pass its name")
     return {"options": written(found)} if found else {}
 
 
 def _refuse_gradients(tensors: list[Any]) -> None:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise OperandError(
-            "an operand requires a gradient, and results that are written to tensors of the caller have none: leave "
-            "out the tensors, or call under torch.no_grad()"
-        )
+        raise OperandError(OF_CALLERS)

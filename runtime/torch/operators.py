@@ -15,9 +15,11 @@ import torch
 
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
-from gemmill.runtime.torch import gradients, outputs, reference
+from gemmill.runtime.torch import outputs, reference
 from gemmill.runtime.torch.epilogues import launch_epilogue, named_operands
+from gemmill.runtime.torch.gradients import epilogues, products, recorded
 from gemmill.runtime.torch.options import read as read_options
+from gemmill.runtime.torch.transforms import autocast, batching
 
 _SCALES = "Tensor? a_scale=None, Tensor? b_scale=None"
 _C = "Tensor? c=None, *, float alpha=1.0, float? beta=None"  # tensors by position, as gradients are not for keywords
@@ -36,7 +38,7 @@ class Operator(NamedTuple):
     """Computes it on a GPU."""
     reference: Callable[..., list[torch.Tensor]]
     """Computes it anywhere, by plain PyTorch."""
-    backward: Callable[..., Any] = gradients.refused
+    gradient: recorded.Rule
     returns: str = "Tensor"
 
     @property
@@ -57,52 +59,56 @@ OPERATORS: dict[str, Operator] = {
         outputs.of_two,
         matmul,
         reference.matmul,
-        gradients.of_product,
+        products.PRODUCT,
     ),
     "addmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_two,
         matmul,
         reference.matmul,
-        gradients.of_sum,
+        products.SUM,
     ),
     "bmm": Operator(
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_batch,
         matmul,
         reference.matmul,
-        gradients.of_product,
+        products.PRODUCT,
     ),
     "baddbmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_batch,
         matmul,
         reference.matmul,
-        gradients.of_sum,
+        products.SUM,
     ),
     "scaled_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, {_C}",
         outputs.of_batch,
         matmul,
         reference.matmul,
+        products.SCALED,
     ),
     "mixed_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, Tensor? a_zero=None, Tensor? b_zero=None, {_C}, {_NARROW}",
         outputs.of_batch,
         matmul,
         reference.matmul,
+        products.SCALED,
     ),
     "grouped_mm": Operator(
         f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, {_C}",
         outputs.of_groups,
         grouped_matmul,
         reference.grouped_matmul,
+        products.GROUPED,
     ),
     "epilogue": Operator(
         f"str expression, Tensor a, Tensor b, Tensor[]? operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
         named_operands(launch_epilogue),
         named_operands(reference.epilogue),
+        epilogues.RULE,
         returns="Tensor[]",
     ),
 }
@@ -153,7 +159,11 @@ def _register(name: str, row: Operator) -> None:
     LIBRARY.impl(f"{name}_out", _adapted(names_out, row.launch, returns=False), "CUDA")
     torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
     torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked, returns=False), lib=LIBRARY)
-    gradients.register(LIBRARY, name, names, row.backward)
+    recorded.register(LIBRARY, name, row.gradient)
+    batching.register(LIBRARY, name)
+    if name in autocast.NAMES:
+        autocast.register(LIBRARY, name)
+    recorded.register_mutating(LIBRARY, f"{name}_out")
 
 
 def run_on_cpu() -> None:

@@ -41,8 +41,7 @@ def grouped_matmul(
 def epilogue(
     expression: str, a: torch.Tensor, b: torch.Tensor, named: dict[str, Any], **keywords: Any
 ) -> list[torch.Tensor]:
-    """What an expression makes of the sums: D, then what it writes beside. Not of rows at offsets, beside which
-    operands have one value for each group."""
+    """What an expression makes of the sums: D, then what it writes beside."""
     parsed = read_epilogue(expression)
     wanted = of_epilogue(expression, a, b, named, **keywords)
     mainloop: dict[str, Any] = {x: named[x] for x in ("a_zero", "b_zero") if x in named}
@@ -64,6 +63,10 @@ def epilogue(
         inputs["c"] = named["c"].double()
     for x in parsed.operands:
         value = torch.as_tensor(named[x.name]).double()
+        if "offsets" in named and b.dim() == 3 and (x.kind == "batch" or (x.kind == "column" and value.dim() > 1)):
+            value = value[groups_of_rows(named["offsets"], a.shape[0])]
+            inputs[x.name] = value[:, None] if x.kind == "batch" else value
+            continue
         axis = {"row": (-1,), "batch": (-1, -1), "column": (-2,) if value.dim() > 1 else ()}.get(x.kind, ())
         for at in axis:
             value = value.unsqueeze(at)
@@ -71,6 +74,12 @@ def epilogue(
     found = evaluate(parsed, inputs, torch, "f32")
     names = ("d", *(x.name for x in parsed.outputs))
     return [_stored(found[name].value.broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
+
+
+def groups_of_rows(offsets: torch.Tensor, rows: Any) -> torch.Tensor:
+    """For each row, the group that it is of; the last, if it is of none."""
+    each = torch.arange(rows, device=offsets.device)
+    return torch.searchsorted(offsets.long(), each, right=True).clamp(max=offsets.shape[0] - 1)
 
 
 def _linear(
@@ -95,14 +104,8 @@ def _sums(
     **_: Any,
 ) -> torch.Tensor:
     """The sums of products, and of scales."""
-    a = _unpacked(a.mT, a_dtype, b.shape[-2]).mT if a_dtype else a
-    b = _unpacked(b, b_dtype, a.shape[-1]) if b_dtype else b
-    narrow = "a" if a.dtype.itemsize < b.dtype.itemsize else "b" if b.dtype.itemsize < a.dtype.itemsize else ""
-    if narrow == "a" and _has_groups(a_scale, a.mT):
-        a, a_scale = _scaled_groups(a.mT, _turned(a_scale), _turned(a_zero), b.dtype).mT, None
-    elif narrow == "b" and _has_groups(b_scale, b):
-        b, b_scale = _scaled_groups(b, b_scale, b_zero, a.dtype), None
-    elif not narrow and a_scale is not None and b_scale is not None and _are_blocks(a, b, a_scale, b_scale):
+    a, b, a_scale, b_scale = dequantised(a, b, a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype)
+    if a_scale is not None and b_scale is not None and have_blocks(a, b, a_scale, b_scale):
         a = a.float() * _spread(a_scale, -1, SCALE_BLOCK, a.shape[-1])
         along_k = _spread(b_scale, -2, SCALE_BLOCK, b.shape[-2])
         b = b.float() * _spread(along_k, -1, SCALE_BLOCK, b.shape[-1])
@@ -110,8 +113,30 @@ def _sums(
     sums = _multiplied(a, b)
     for scale in (a_scale, b_scale):
         if scale is not None:
-            sums = sums * (scale.float().reshape(()) if scale.numel() == 1 else scale.float())
+            exact = scale.to(torch.promote_types(scale.dtype, torch.float32))
+            sums = sums * (exact.reshape(()) if scale.numel() == 1 else exact)
     return sums
+
+
+def dequantised(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    a_zero: torch.Tensor | None = None,
+    b_zero: torch.Tensor | None = None,
+    a_dtype: str | None = None,
+    b_dtype: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """A and B, unpacked, and what is left of their scales: those of groups of the narrow one are multiplied into it,
+    which then has the dtype of the other."""
+    a = _unpacked(a.mT, a_dtype, b.shape[-2]).mT if a_dtype else a
+    b = _unpacked(b, b_dtype, a.shape[-1]) if b_dtype else b
+    if a.dtype.itemsize < b.dtype.itemsize and _has_groups(a_scale, a_zero, a.mT, b.dtype):
+        a, a_scale = _scaled_groups(a.mT, _turned(a_scale), _turned(a_zero), b.dtype).mT, None
+    elif b.dtype.itemsize < a.dtype.itemsize and _has_groups(b_scale, b_zero, b, a.dtype):
+        b, b_scale = _scaled_groups(b, b_scale, b_zero, a.dtype), None
+    return a, b, a_scale, b_scale
 
 
 def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -147,9 +172,9 @@ def _grouped_sums(
     return sums
 
 
-def _has_groups(scale: torch.Tensor | None, narrow: torch.Tensor) -> bool:
+def _has_groups(scale: torch.Tensor | None, zero: torch.Tensor | None, narrow: torch.Tensor, wide: torch.dtype) -> bool:
     """Whether a scale, (K / group, N) or its transpose, is of groups along K of a narrow (K, N)."""
-    if scale is None or scale.dim() < 2:
+    if scale is None or scale.dim() < 2 or (zero is None and scale.dtype != wide):
         return False
     sizes = {-(-narrow.shape[-2] // size) for size in GROUP_SIZES}
     return {*scale.shape[-2:]} in [{size, narrow.shape[-1]} for size in sizes]
@@ -168,7 +193,10 @@ def _scaled_groups(
     return wide * _spread(scale, -2, size, k)
 
 
-def _are_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> bool:
+def have_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None, b_scale: torch.Tensor | None) -> bool:
+    """Whether scales of operands of one width are of blocks of 1 x 128 and 128 x 128."""
+    if a_scale is None or b_scale is None or a.dtype.itemsize != b.dtype.itemsize:
+        return False
     blocks = -(-a.shape[-1] // SCALE_BLOCK)
     rows, columns = (a.shape[-2], blocks), (blocks, -(-b.shape[-1] // SCALE_BLOCK))
     return (tuple(a_scale.shape[-2:]), tuple(b_scale.shape[-2:])) == (rows, columns)

@@ -1,0 +1,164 @@
+"""Gradients of products: of ``a @ b`` that of A is ``g @ b.mT``, that of B ``a.mT @ g``, in groups group by group.
+
+Transposes are views, whose strides kernels read as they are, so that no operand is copied; and as the products of a
+gradient are operators too, they can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.torch.gradients.recorded import Given, Rule
+from gemmill.runtime.torch.options import for_gradient
+from gemmill.runtime.torch.reference import dequantised, have_blocks
+
+Gradients = dict[str, Any]
+"""By the name of the tensor that each is of."""
+
+_OF_WEIGHTS = ("a", "b", "a_scale", "b_scale", "a_zero", "b_zero", "a_dtype", "b_dtype")
+
+
+def of_product(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+    """Of ``alpha * a @ b``, perhaps ``+ beta * c``."""
+    (g,) = grads
+    found = _of_c(given, g) if "c" in wanted else {}
+    return found | of_factors(given, g, wanted & {"a", "b"})
+
+
+def of_scaled(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+    """Of ``alpha * (a @ b) * a_scale * b_scale + beta * c``, A or B perhaps narrow. Not of what is narrow, of zero
+    points, nor of scales of blocks or groups. Narrow weights are made wide in memory."""
+    (g,) = grads
+    found = _of_c(given, g) if "c" in wanted else {}
+    if not (wanted := wanted - {"c"}):
+        return found
+    a, b, *left = dequantised(*[given.get(name) for name in _OF_WEIGHTS])
+    scales = {name: x for name, x in zip(("a_scale", "b_scale"), left, strict=True) if x is not None}
+    if have_blocks(a, b, *left):
+        _refuse("scaled_mm", wanted, "beside scales of blocks")
+    _refuse("mixed_mm", wanted - {"a", "b", *scales}, "which is of narrow weights")
+    wide = a.dtype if a.dtype.itemsize >= b.dtype.itemsize else b.dtype
+    factors = given | {"a": a.to(wide), "b": b.to(wide)}
+    scaled = g
+    for scale in scales.values():
+        scaled = scaled * scale.to(g.dtype)
+    for name in sorted(wanted & {"a", "b"}):
+        _refuse_narrow(name, given[name])
+    found |= of_factors(factors, scaled, wanted & {"a", "b"})
+    if of_scales := wanted & {*scales}:
+        dtype = torch.float64 if wide == torch.float64 else torch.float32
+        text = for_gradient(given["options"])
+        sums = torch.ops.gemmill.bmm(factors["a"], factors["b"], alpha=given["alpha"], out_dtype=dtype, options=text)
+        for name in sorted(of_scales):
+            product = g.to(dtype) * sums
+            for other in [x for x in scales if x != name]:
+                product = product * scales[other].to(dtype)
+            shape, own = scales[name].shape, scales[name].dtype
+            found[name] = product.sum_to_size((1,) * (product.dim() - len(shape)) + shape).reshape(shape).to(own)
+    return found
+
+
+def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+    """Of groups of rows, along K or in slots, without scales; 0 for rows of no group, which are not written."""
+    (g,) = grads
+    if any(given[name] is not None for name in ("a_scale", "b_scale")):
+        _refuse("grouped_mm", wanted - {"c"}, "beside scales")
+    a, b, offsets, counts = (given[name] for name in ("a", "b", "offsets", "counts"))
+    is_along_k = offsets is not None and g.dim() == 3
+
+    def written(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(rows_in_use(x, offsets, counts), x, 0)
+
+    if not is_along_k:
+        g = written(g)
+    found = _of_c(given, g) if "c" in wanted else {}
+    for name in sorted(wanted & {"a", "b"}):
+        _refuse_narrow(name, given[name])
+    g = g.to(a.dtype).contiguous()  # kernels of groups read rows that are
+    keywords = {"alpha": given["alpha"], "out_dtype": a.dtype, "options": for_gradient(given["options"])}
+
+    def multiply(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.ops.gemmill.grouped_mm(x, y, offsets, counts, **keywords)
+
+    if "a" in wanted:
+        found["a"] = written(multiply(b, g.mT)).mT if is_along_k else written(multiply(g, b.mT))
+    if "b" in wanted and offsets is None:
+        found["b"] = torch.ops.gemmill.bmm(written(a).mT, g, **keywords)
+    elif "b" in wanted:
+        found["b"] = written(multiply(a.mT, g)) if is_along_k else multiply(a.contiguous().mT, g)
+    return found
+
+
+def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
+    """Whether each row is of a group, as a column beside ``x``."""
+    ends: Any = offsets[-1] if offsets is not None else counts[:, None, None]  # type: ignore[index]
+    return torch.arange(x.shape[-2], device=x.device)[:, None] < ends
+
+
+def of_factors(given: Given, g: torch.Tensor, wanted: Iterable[str]) -> Gradients:
+    """Of A and B of ``alpha * a @ b``, where these are wanted."""
+    a, b = given["a"], given["b"]
+    text = for_gradient(given["options"])
+    if 1 not in g.stride()[-2:]:  # as that of a sum is, which is one value expanded: kernels read it element by element
+        g = g.contiguous()
+    found = {}
+    for name in sorted(wanted):  # the same in all processes, which may have to talk about it
+        _refuse_narrow(name, given[name])
+        own = given[name].dtype
+        g = g.to(own)  # products are of operands of one type
+        if name == "a":
+            found[name] = _multiply(g, b.mT, given["alpha"], text).sum_to_size(a.shape)
+        elif len(b.shape) == 2 and a.dim() > 2:  # one product, not one a matrix and their sum
+            found[name] = _multiply(a.flatten(0, -2).mT, g.flatten(0, -2), given["alpha"], text)
+        else:
+            found[name] = _multiply(a.mT, g, given["alpha"], text).sum_to_size(b.shape)
+    return found
+
+
+def _of_c(given: Given, g: torch.Tensor) -> Gradients:
+    beta = 1.0 if given["beta"] is None else given["beta"]
+    return {"c": (g * beta).sum_to_size(given["c"].shape).to(given["c"].dtype)}
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, alpha: float, options: str) -> torch.Tensor:
+    operators = torch.ops.gemmill
+    multiply = operators.mm if a.dim() == b.dim() == 2 else operators.bmm
+    product: torch.Tensor = multiply(a, b, alpha=alpha, out_dtype=a.dtype, options=options)
+    return product
+
+
+def _refuse_narrow(name: str, operand: Any) -> None:
+    if operand.dtype.itemsize == 1:
+        raise OperandError(
+            f"{name} is {operand.dtype}, and requires a gradient, which nothing of 8 bits has: pass it .detach()ed"
+        )
+
+
+def _refuse(operator: str, names: Iterable[str], why: str) -> None:
+    if names:
+        raise OperandError(
+            f"gemmill::{operator} has no gradient of {', '.join(sorted(names))}, {why}: call it under torch.no_grad(), "
+            "or pass operands .detach()ed"
+        )
+
+
+_ALL = tuple(_OF_WEIGHTS[:6])
+
+PRODUCT = Rule(of_product, {"a": ("b",), "b": ("a",)}, is_linear_in=("a", "b"))
+SUM = Rule(of_product, {"a": ("b",), "b": ("a",), "c": ()}, is_linear_in=("a", "b"))
+SCALED = Rule(of_scaled, dict.fromkeys(_ALL, _ALL) | {"c": ()})
+GROUPED = Rule(
+    of_groups,
+    {
+        "a": ("b", "offsets", "counts"),
+        "b": ("a", "offsets", "counts"),
+        "c": ("offsets", "counts"),
+        "a_scale": (),
+        "b_scale": (),
+    },
+)
+"""Rules of the operators."""

@@ -1,0 +1,229 @@
+"""How gradients of the operators are recorded: a kernel of each for the dispatcher's Autograd keys.
+
+``torch.library.register_autograd`` would do, but for ``torch.func``, which it does not take, and forward-mode tangents,
+which it drops. What is here is one function of PyTorch's autograd for all operators, and for each a rule
+(products.py, epilogues.py), which is plain PyTorch and operators again, so that whatever
+transforms a call transforms its gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.traced import has_tangent, needs_gradients
+
+Given = dict[str, Any]
+"""Arguments of an operator by name, defaults included; operands of an epilogue under their own names too."""
+
+
+class Shaped(NamedTuple):
+    """What is kept of a tensor that no gradient reads."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class Rule(NamedTuple):
+    """The gradient of an operator."""
+
+    backward: Callable[[Given, Sequence[Any], frozenset[str]], Mapping[str, Any]]
+    """Of arguments, gradients of the outputs (None where there is none) and names of the tensors whose gradients are
+    wanted; returns these by name."""
+    reads: Mapping[str, tuple[str, ...]] | None = None
+    """Names of the tensors that each one's gradient reads; of others the :class:`Shaped` is kept. None: all."""
+    is_linear_in: tuple[str, ...] = ()
+    """Names of tensors in each of which it is linear with the others at rest, C aside; where forward mode has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of an operator, less its tensors."""
+
+    operator: Any
+    rule: Rule
+    keys: Any
+    """Of the dispatcher, of what comes after Autograd."""
+    positional: tuple[Any, ...]
+    """With None for tensors, and lists of it."""
+    keywords: dict[str, Any]
+    names: tuple[str, ...]
+    """Of tensors, in order."""
+
+    def filled(self, tensors: Sequence[Any]) -> list[Any]:
+        """Its positional arguments with these tensors."""
+        left = iter(tensors)
+        return [
+            [next(left) for _ in x] if isinstance(x, _List) else next(left) if x is _TENSOR else x
+            for x in self.positional
+        ]
+
+    def given(self, tensors: Sequence[Any]) -> Given:
+        """All its arguments by name, with these tensors."""
+        schema = self.operator._schema.arguments
+        values = {x.name: x.default_value if x.has_default_value() else None for x in schema}
+        values.update(zip([x.name for x in schema], self.filled(tensors), strict=False))
+        values.update(self.keywords)
+        return values | dict(zip(self.names, tensors, strict=True))
+
+
+class _List(list[None]):
+    """Stands for a list of tensors, as long as it."""
+
+
+_TENSOR = object()
+"""Stands for a tensor."""
+
+
+class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
+    """A call whose gradient is recorded. At one level of ``torch.func``, as PyTorch's own kernels are: each level's
+    dispatcher comes here anew."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd(), _recorded_further_out():
+            made = call.operator.redispatch(call.keys, *call.filled(tensors), **call.keywords)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        wanted = [name for name, is_needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if is_needed]
+        reads = call.rule.reads
+        kept = {*call.names} if reads is None else {other for name in wanted for other in reads[name]}
+        ctx.save_for_backward(*[x if name in kept else None for name, x in zip(call.names, tensors, strict=True)])
+        ctx.others = [
+            None if name in kept else Shaped(x.shape, x.dtype) for name, x in zip(call.names, tensors, strict=True)
+        ]
+        return tuple(made) if isinstance(made, list | tuple) else made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        if all(g is None for g in grads):
+            return (None,) * (1 + len(call.names))
+        tensors = [x if other is None else other for x, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
+        wanted = frozenset(x for x, is_needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if is_needed)
+        found = call.rule.backward(call.given(tensors), grads, wanted)
+        return (None, *[found.get(name) if name in wanted else None for name in call.names])
+
+
+@contextmanager
+def _recorded_further_out() -> Iterator[None]:
+    """Where a transform of ``torch.func`` lies within another, the outer one records too what the inner one does: a
+    function of PyTorch's autograd turns that off."""
+    if not torch._C._are_functorch_transforms_active():
+        yield
+        return
+    with torch.enable_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(True):
+        yield
+
+
+def register(library: torch.library.Library, name: str, rule: Rule) -> None:
+    """Register what records the gradient of an operator."""
+    operator = getattr(torch.ops.gemmill, name).default
+    arguments = [x.name for x in operator._schema.arguments if not x.kwarg_only]
+    returns_list = "[]" in str(operator._schema.returns[0].type) or "List" in str(operator._schema.returns[0].type)
+
+    def kernel(keys: Any, *positional: Any, **keywords: Any) -> Any:
+        if "torch.distributed.tensor" in sys.modules:
+            shard()
+        below = keys & torch._C._after_autograd_keyset
+        tensors = [*_tensors(positional)]
+        if has_tangent(tensors):
+            return _with_tangents(operator, rule, dict(zip(arguments, positional, strict=False)), keywords)
+        if not needs_gradients(tensors):
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator.redispatch(below, *positional, **keywords)
+        names = tuple(_names(arguments, positional))
+        call = _Call(operator, rule, below, tuple(map(_hollow, positional)), keywords, names)
+        with enable_single_level_autograd_function():
+            made = _Recorded.apply(call, *tensors)
+        return [*made] if returns_list else made
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+@functools.cache
+def shard() -> None:
+    """Have DTensors multiplied where they are, once a program has imported them."""
+    importlib.import_module("gemmill.runtime.torch.transforms.sharding")
+
+
+def register_mutating(library: torch.library.Library, name: str) -> None:
+    """Register what refuses to record gradients of an operator that writes to tensors of its caller, and tells
+    autograd that it wrote to them."""
+    operator = getattr(torch.ops.gemmill, name).default
+
+    def kernel(keys: Any, *positional: Any, **keywords: Any) -> None:
+        tensors = [*_tensors(positional)]
+        if has_tangent(tensors) or needs_gradients(tensors):
+            raise OperandError(OF_CALLERS)
+        with torch._C._AutoDispatchBelowAutograd():
+            operator.redispatch(keys & torch._C._after_autograd_keyset, *positional, **keywords)
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+OF_CALLERS = (
+    "an operand requires a gradient, and results that are written to tensors of the caller have none: leave out the "
+    "tensors, or call under torch.no_grad()"
+)
+"""What is said of gradients of a call with ``out``."""
+
+
+def _with_tangents(operator: Any, rule: Rule, given: Given, keywords: dict[str, Any]) -> Any:
+    """The result and its tangent in forward mode: the sum of what each operand's tangent makes of the others."""
+    levels = torch.autograd.forward_ad
+    if not rule.is_linear_in:
+        raise OperandError(
+            f"{operator.name()} has no derivative in forward mode (torch.func.jvp); mm, addmm, bmm and baddbmm have: "
+            "use reverse mode, as torch.func.vjp does"
+        )
+    parts = {name: levels.unpack_dual(x) for name, x in given.items()}
+    plain = {name: x.primal for name, x in parts.items()}
+    made = operator(*plain.values(), **keywords)
+    multiply = getattr(torch.ops.gemmill, "mm" if plain["a"].dim() == plain["b"].dim() == 2 else "bmm")
+    of_products = {name: x for name, x in keywords.items() if name != "beta"} | {"out_dtype": made.dtype}
+    tangents = []
+    for name in rule.is_linear_in:
+        if parts[name].tangent is not None:
+            varied = plain | {name: parts[name].tangent}
+            tangents.append(multiply(varied["a"], varied["b"], **of_products))
+    if "c" in parts and parts["c"].tangent is not None:
+        tangents.append((parts["c"].tangent * keywords.get("beta", 1.0)).to(made.dtype).expand(made.shape))
+    return levels.make_dual(made, sum(tangents[1:], start=tangents[0]))
+
+
+def _tensors(positional: Sequence[Any]) -> Iterator[Any]:
+    for x in positional:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from (each for each in x if isinstance(each, torch.Tensor))
+
+
+def _names(arguments: Sequence[str], positional: Sequence[Any]) -> Iterator[str]:
+    """Names of the tensors of :func:`_tensors`: of those in the list ``operands``, those in the list ``names``."""
+    given = dict(zip(arguments, positional, strict=False))
+    for name, x in given.items():
+        if isinstance(x, torch.Tensor):
+            yield name
+        elif isinstance(x, list | tuple) and name == "operands":
+            yield from given["names"][: len(x)]
+
+
+def _hollow(argument: Any) -> Any:
+    """A positional argument, with what stands for tensors in their place."""
+    if isinstance(argument, torch.Tensor):
+        return _TENSOR
+    if isinstance(argument, list | tuple) and any(isinstance(x, torch.Tensor) for x in argument):
+        return _List([None] * len(argument))
+    return argument

@@ -1,0 +1,1 @@
+"""What else PyTorch makes of a call of an operator: vmap, autocast, DTensors."""

@@ -1,0 +1,89 @@
+"""Products of DTensors on a mesh of two processes, against those of whole tensors."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
+
+from tests.torch.cases import wide  # noqa: E402
+
+CALLS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
+    "mm": ("mm", ((4, 6), (6, 8))),
+    "uneven mm": ("mm", ((3, 5), (5, 7))),
+    "addmm": ("addmm", ((8,), (4, 6), (6, 8))),
+    "bmm": ("bmm", ((2, 4, 6), (6, 8))),
+    "bmm that broadcasts": ("bmm", ((2, 1, 4, 6), (3, 6, 8))),
+    "baddbmm": ("baddbmm", ((4, 1), (2, 4, 6), (2, 6, 8))),
+}
+
+
+def every_placement(rank: int, file: str) -> None:
+    """Each call, with its gradients, of operands in all placements; in one of two processes."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    import gemmill.torch
+
+    gemmill.torch.run_on_cpu()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for name, (operator, shapes) in CALLS.items():
+        call = getattr(torch.ops.gemmill, operator)
+        whole = [wide(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
+        wanted = call(*whole)
+        wanted.square().sum().backward()
+        ways = [[Replicate(), *[Shard(axis) for axis in range(len(shape))]] for shape in shapes]
+        for placements in itertools.product(*ways):
+            parts = [
+                distribute_tensor(x.detach(), mesh, [placement]).requires_grad_()
+                for x, placement in zip(whole, placements, strict=True)
+            ]
+            d = call(*parts)
+            assert torch.equal(d.full_tensor(), wanted), (name, placements)
+            d.square().sum().backward()
+            for x, y in zip(parts, whole, strict=True):
+                assert torch.equal(x.grad.full_tensor(), y.grad), (name, placements)
+    _rows_stay_where_they_are(mesh)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _rows_stay_where_they_are(mesh: Any) -> None:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    import gemmill
+
+    a, b = wide(4, 6, dtype=torch.float32), wide(6, 8, dtype=torch.float32)
+    rows, weights = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Replicate()])
+    with CommDebugMode() as seen:
+        d = gemmill.matmul(rows, weights)
+        narrow = gemmill.matmul(rows, weights, out_dtype="bf16")
+    assert seen.get_total_counts() == 0
+    assert d.placements == (Shard(0),)
+    assert (d.dtype, narrow.dtype, narrow.to_local().dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    try:
+        gemmill.matmul(rows, weights, epilogue="d = relu(acc)")
+    except NotImplementedError as error:
+        assert "sharding strategy" in str(error)  # noqa: PT017 - in a process of its own
+    else:
+        raise AssertionError("an epilogue of shards has no rule")
+
+
+@pytest.mark.heavy
+def test_dtensors_are_multiplied_in_all_placements(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(every_placement, (str(tmp_path / "store"),), nprocs=2)
+
+
+def test_who_uses_no_dtensors_imports_none() -> None:
+    import subprocess
+
+    code = "import gemmill.torch, sys; assert 'torch.distributed.tensor' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
