@@ -1,0 +1,123 @@
+"""What computes a call that is served: kernels on a GPU, or references anywhere, for tests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gemmill.library.config.edited import plain_name
+from gemmill.library.config.names import parse_name
+from gemmill.runtime.api import caches
+from gemmill.runtime.api.grouped import grouped_matmul
+from gemmill.runtime.api.matmul import matmul
+from gemmill.runtime.api.prepare import prepare
+from gemmill.runtime.api.streams import torch_stream
+from gemmill.runtime.torch import reference
+from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
+
+Compute = Callable[[tuple[Any, ...]], Any]
+"""D, of the tensors of a call."""
+Backend = Callable[[Call, Given, list[str]], tuple[Compute, str]]
+"""Makes a call ready, of its arguments and the names of the tensors among them: what computes it and others like it,
+and the family of what that launches."""
+
+_TMA_ALIGN = 16
+_NAMED = ("a_scale", "b_scale", "bias", "alpha", "beta")
+"""What the reference of an epilogue takes in a mapping."""
+
+
+def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
+    """By kernels: selected, compiled and loaded now, then nothing but an allocation and a launch."""
+    a = given[names[0]]
+    if any(given[name].data_ptr() % _TMA_ALIGN for name in names):
+        raise _unaligned()
+    empty = _allocator(call, a)
+    read = inspect.unwrap(grouped_matmul if call.grouped else matmul)
+    out = given[call.out] if call.out else _turned(call, empty())
+    ours = read(**_operands(call, given), **call.values, out=_turned(call, out))
+    if not ours.bound.gemm.nested:
+        path = caches.default_registry().select(ours.problem).slow_path
+        if path is not None:
+            raise Unserved(f"slow here: {path.advice}")
+    prepared = prepare(ours)
+    launch, device, stream = prepared.launcher.launch, a.get_device(), torch_stream()
+    found = {ours_: names.index(theirs) for ours_, theirs in call.tensors.items()}
+    given_out = names.index(call.out) if call.out else -1
+    nothing = len(names) + 1
+    in_order = itemgetter(*[len(names) if x == "out" else found.get(x, nothing) for x in ours.places])
+
+    def launched(tensors: tuple[Any, ...]) -> Any:
+        d = empty() if given_out < 0 else tensors[given_out]
+        pointers = [x.data_ptr() for x in tensors]
+        pointers.append(d.data_ptr())
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        if bits % _TMA_ALIGN:
+            raise _unaligned()
+        pointers.append(0)
+        launch(stream(device), in_order(pointers))
+        return d.mT if call.transposed else d
+
+    return launched, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel)).family
+
+
+def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
+    """By plain PyTorch."""
+
+    def computed(tensors: tuple[Any, ...]) -> Any:
+        named = dict(zip(names, tensors, strict=True))
+        keywords = {**_operands(call, named), **call.values, "out_dtype": call.dtype}
+        a, b, text = keywords.pop("a"), keywords.pop("b"), keywords.pop("epilogue", None)
+        if a.dtype is torch.float32:  # of which the reference itself makes products
+            a, b = a.double(), b.double()
+        if text is not None:
+            own: dict[str, Any] = {
+                x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords
+            }
+            (found,) = reference.epilogue(text, a, b, own, **keywords)
+        else:
+            multiply = reference.grouped_matmul if call.grouped else reference.matmul
+            (found,) = multiply(a, b, **keywords)
+        if call.out:
+            return named[call.out].copy_(found)
+        d = torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device=a.device).copy_(found)
+        return _turned(call, d)
+
+    return computed, "reference"
+
+
+def _unaligned() -> Unserved:
+    return Unserved(f"an address that is not aligned to {_TMA_ALIGN} bytes", always=False)
+
+
+def _operands(call: Call, given: Given) -> dict[str, Any]:
+    """Tensors by our names."""
+    found = {ours: given[theirs] for ours, theirs in call.tensors.items()}
+    return found | {name: found[name].mT for name in ("a", "b") if call.transposed}
+
+
+def _turned(call: Call, d: torch.Tensor) -> torch.Tensor:
+    """D as the operator returns it, of D as we write it; and the other way round."""
+    return d.mT if call.transposed else d
+
+
+def _allocator(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Allocates a D: by a function that is private to PyTorch, in a third of the time of the public one, where there is
+    one. It knows the current GPU alone."""
+    shape, strides, dtype, device = call.shape, call.strides, call.dtype, like.device
+    ordinal, current = like.get_device(), torch._C._cuda_getDevice
+    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+    def public() -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    def empty() -> torch.Tensor:
+        made: torch.Tensor = quick(shape, strides, dtype) if current() == ordinal else public()  # type: ignore[misc]
+        return made
+
+    return public if quick is None else empty
