@@ -171,8 +171,8 @@ _CUDA = Takeover()
 def enabled() -> contextlib.AbstractContextManager[None]:
     """While inside, PyTorch's own products of CUDA tensors run on gemmill's kernels: ``mm``, ``addmm``, ``bmm``,
     ``baddbmm``, ``_scaled_mm`` and ``_grouped_mm``, and so ``linear``, ``matmul``, ``@`` and their gradients, also
-    where a compiled program calls them. What is not served (float32 unless the program allows tf32, float64, layouts that
-    kernels are slow for) runs as before, and :func:`stats` says why.
+    where a compiled program calls them. What is not served (float32 unless the program allows tf32, float64, layouts
+    that kernels are slow for) runs as before, and :func:`stats` says why.
 
     It holds for all threads. It may be nested; the outermost entry registers the kernels, a millisecond, so enter once,
     around a loop. A product that is new is selected, and compiled if need be, when it is first met: warm up before a
