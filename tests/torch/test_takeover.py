@@ -55,6 +55,8 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "addmm of a vector": ("addmm", lambda: torch.addmm(V, A, B)),
     "addmm of a matrix": ("addmm", lambda: torch.addmm(C, A, B, beta=0.5, alpha=2)),
     "addmm by factors": ("addmm", lambda: torch.addmm(V, A, B, beta=0.5, alpha=2)),
+    "addmm of one row": ("addmm", lambda: torch.addmm(V[None], A, B)),
+    "addmm of an expanded vector": ("addmm", lambda: torch.addmm(V.expand(5, 3), A, B)),
     "addmm that reads no C": ("addmm", lambda: torch.addmm(V * float("nan"), A, B, beta=0)),
     "addmm.out": ("addmm.out", lambda: torch.addmm(V, A, B, out=torch.empty_like(C))),
     "addmm_": ("addmm_", lambda: C.clone().addmm_(A, B, beta=2)),
@@ -70,7 +72,6 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "matmul of a batch": ("bmm", lambda: X @ Y),
     "matmul of one weight": ("mm", lambda: X @ B),
     "groups of rows": ("_grouped_mm", lambda: torch._grouped_mm(wide(6, 8), wide(3, 8, 8), offs=ends(2, 2, 6))),
-    "groups along N": ("_grouped_mm", lambda: torch._grouped_mm(wide(3, 5, 8), wide(8, 16), offs=ends(8, 8, 16))),
     "groups along K": ("_grouped_mm", lambda: torch._grouped_mm(wide(16, 8).mT, wide(16, 8), offs=ends(8, 8, 16))),
     "a batch of groups": ("_grouped_mm", lambda: torch._grouped_mm(wide(3, 5, 8), wide(3, 8, 8))),
 }
@@ -158,9 +159,11 @@ def complaint(call: Callable[[], Any]) -> str:
         ("mm", "empty", lambda: torch.mm(A[:0], B)),
         ("mm", "empty", lambda: torch.mm(A[:, :0], B[:0])),
         ("mm", "shapes that do not fit", lambda: torch.mm(A, A)),
+        ("bmm", "shapes that do not fit", lambda: torch.bmm(A, B)),
         ("mm", "operands of several dtypes", lambda: torch.mm(A, B.float())),
         ("mm.out", "out of another dtype or shape", lambda: torch.mm(A, B, out=torch.empty(0, dtype=A.dtype))),
         ("addmm", "C that broadcasts otherwise than along M", lambda: torch.addmm(C[:, :1], A, B)),
+        ("_grouped_mm", "groups along N", lambda: torch._grouped_mm(X, wide(8, 16), offs=ends(8, 16))),
         ("_grouped_mm", "shapes that do not fit", lambda: torch._grouped_mm(A, Y)),
     ],
 )
@@ -206,7 +209,7 @@ def test_entries_are_counted_and_the_last_exit_restores() -> None:
     assert torch.equal(torch.mm(A, B), (A.double() @ B.double()).to(A.dtype))
 
 
-def test_threads_enter_and_leave_while_others_multiply() -> None:
+def test_threads_enter_and_leave_within_another_s_entry() -> None:
     wanted = torch.mm(A, B)
     wrong: list[int] = []
 
@@ -216,11 +219,13 @@ def test_threads_enter_and_leave_while_others_multiply() -> None:
                 wrong.extend(1 for _ in range(20) if not torch.equal(torch.mm(A, B), wanted))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with CPU.within():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert not wrong
+    assert served() == {"mm": 8 * 20 * 20}
 
 
 def test_ever_new_signatures_are_forgotten_but_counted() -> None:

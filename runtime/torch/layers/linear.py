@@ -9,7 +9,6 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of, suggest
-from gemmill.runtime.torch import calls
 from gemmill.runtime.torch.layers.formats import FORMATS, Format, Stored
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
@@ -95,6 +94,8 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., K) to (..., N), in the dtype of ``x``."""
+        from gemmill.runtime.torch import calls  # which imports Dynamo, a second
+
         keywords = FORMATS[self.weights].operands(x.reshape(-1, x.shape[-1]), self)
         a, b = keywords.pop("a"), keywords.pop("b")
         if self._expression:

@@ -35,15 +35,13 @@ class Call(NamedTuple):
     values: dict[str, Any]
     """Keywords that are no tensors."""
     shape: tuple[int, ...]
-    """Of D, as we write it."""
+    """Of D."""
     dtype: torch.dtype
     strides: tuple[int, ...]
     """Of a D to be allocated."""
     out: str | None = None
     """What the operator calls a D that is given."""
     grouped: bool = False
-    transposed: bool = False
-    """Whether A, B and D are transposes of the operator's."""
 
 
 class Row(NamedTuple):
@@ -55,6 +53,8 @@ class Row(NamedTuple):
     """Writes a call down, or raises :class:`Unserved`."""
     c: str = ""
     out: str = ""
+    rank: int = 2
+    """Of A and B; of ``_grouped_mm`` either."""
 
 
 def tf32_is_allowed() -> bool:
@@ -79,7 +79,7 @@ def _dense(row: Row, given: Given) -> Call:
     """``mm``, ``addmm``, ``bmm``, ``baddbmm``, in all their forms."""
     a, b, out = given[row.a], given[row.b], given.get(row.out)
     values = _of_dtype(a, b)
-    shape = _d_shape(a, b)
+    shape = _d_shape(a, b, row.rank)
     dtype = given.get("out_dtype", a.dtype)
     if out is not None and (out.dtype is not dtype or out.shape != shape):
         raise Unserved("out of another dtype or shape")
@@ -93,9 +93,10 @@ def _with_c(row: Row, given: Given, call: Call) -> Call:
     factors = {} if alpha == beta == 1 else {"alpha": alpha, "beta": beta}
     if beta == 0:
         return call._replace(values={**call.values, "alpha": alpha})
-    if c.shape == call.shape and not any(step == 0 and n > 1 for n, step in zip(c.shape, c.stride(), strict=True)):
+    if c.shape == call.shape and 0 not in c.stride():
         return call._replace(tensors={**call.tensors, "c": row.c}, values={**call.values, **factors})
-    if c.shape == call.shape[-1:]:
+    repeats = all(extent == 1 or step == 0 for extent, step in zip(c.shape[:-1], c.stride(), strict=False))
+    if c.shape[-1:] == call.shape[-1:] and repeats:
         text = "d = alpha * acc + beta * bias[n]" if factors else "d = acc + bias[n]"
         values = {**call.values, **factors, "epilogue": text}
         return call._replace(tensors={**call.tensors, "bias": row.c}, values=values)
@@ -110,7 +111,7 @@ def _scaled(row: Row, given: Given) -> Call:
         raise Unserved(f"scaled products of {_name(a)} and {_name(b)}")
     if given.get("scale_result") is not None:
         raise Unserved("scale_result")
-    shape = _d_shape(a, b)
+    shape = _d_shape(a, b, row.rank)
     if a.stride(1) != 1 or b.stride(0) != 1 or (out is not None and (out.shape != shape or out.dtype is not dtype)):
         raise Unserved("scaled products of other layouts")
     of_a, of_b = given["scale_a"], given["scale_b"]
@@ -128,7 +129,7 @@ def _scaled(row: Row, given: Given) -> Call:
 
 
 def _grouped(row: Row, given: Given) -> Call:
-    """``_grouped_mm``: groups of rows, along K, along N (the transpose of groups of rows), and a batch."""
+    """``_grouped_mm``: groups of rows, groups along K, and a batch."""
     a, b, offsets = given[row.a], given[row.b], given.get("offs")
     dtype = given.get("out_dtype") or a.dtype
     values = _of_dtype(a, b)
@@ -139,9 +140,11 @@ def _grouped(row: Row, given: Given) -> Call:
     if 0 in (*a.shape, *b.shape):
         raise Unserved("empty")
     ranks = a.dim(), b.dim()
+    if ranks == (3, 2):  # groups of rows of the transpose, with a column-major D, which no kernel has
+        raise Unserved("groups along N")
     shape: tuple[int, ...] = (a.shape[-2], b.shape[-1])
     if offsets is None:
-        shape = _d_shape(a, b)
+        shape = _d_shape(a, b, 3)
     elif ranks == (2, 2):
         shape = (offsets.shape[0], *shape)
     # PyTorch pads rows of D to 16 bytes.
@@ -150,11 +153,7 @@ def _grouped(row: Row, given: Given) -> Call:
     call = Call({"a": row.a, "b": row.b}, values, shape, dtype, strides)
     if offsets is None:
         return call
-    call = call._replace(tensors={**call.tensors, "offsets": "offs"}, grouped=True)
-    if ranks != (3, 2):
-        return call
-    tensors = {"a": row.b, "b": row.a, "offsets": "offs"}
-    return call._replace(tensors=tensors, shape=shape[::-1], strides=strides[::-1], transposed=True)
+    return call._replace(tensors={**call.tensors, "offsets": "offs"}, grouped=True)
 
 
 def _of_dtype(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
@@ -168,8 +167,8 @@ def _of_dtype(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
     return {}
 
 
-def _d_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    if a.dim() != b.dim() or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+def _d_shape(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[int, ...]:
+    if {a.dim(), b.dim()} != {rank} or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise Unserved("shapes that do not fit")  # of which PyTorch is to complain
     if 0 in (*a.shape, *b.shape):
         raise Unserved("empty")
@@ -202,13 +201,13 @@ ROWS: Mapping[str, Row] = {
     "addmm.out": Row("mat1", "mat2", _dense, "self", "out"),
     "addmm_": Row("mat1", "mat2", _dense, "self", "self"),
     "addmm.dtype": Row("mat1", "mat2", _dense, "self"),
-    "bmm": Row("self", "mat2", _dense),
-    "bmm.out": Row("self", "mat2", _dense, out="out"),
-    "bmm.dtype": Row("self", "mat2", _dense),
-    "baddbmm": Row("batch1", "batch2", _dense, "self"),
-    "baddbmm.out": Row("batch1", "batch2", _dense, "self", "out"),
-    "baddbmm_": Row("batch1", "batch2", _dense, "self", "self"),
-    "baddbmm.dtype": Row("batch1", "batch2", _dense, "self"),
+    "bmm": Row("self", "mat2", _dense, rank=3),
+    "bmm.out": Row("self", "mat2", _dense, out="out", rank=3),
+    "bmm.dtype": Row("self", "mat2", _dense, rank=3),
+    "baddbmm": Row("batch1", "batch2", _dense, "self", rank=3),
+    "baddbmm.out": Row("batch1", "batch2", _dense, "self", "out", rank=3),
+    "baddbmm_": Row("batch1", "batch2", _dense, "self", "self", rank=3),
+    "baddbmm.dtype": Row("batch1", "batch2", _dense, "self", rank=3),
     "_scaled_mm": Row("self", "mat2", _scaled),
     "_scaled_mm.out": Row("self", "mat2", _scaled, out="out"),
     "_grouped_mm": Row("self", "mat2", _grouped),

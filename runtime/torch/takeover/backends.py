@@ -11,11 +11,11 @@ import torch
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
-from gemmill.runtime.api import caches
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.streams import torch_stream
+from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.torch import reference
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
 
@@ -36,13 +36,9 @@ def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
     if any(given[name].data_ptr() % _TMA_ALIGN for name in names):
         raise _unaligned()
     empty = _allocator(call, a)
-    read = inspect.unwrap(grouped_matmul if call.grouped else matmul)
-    out = given[call.out] if call.out else _turned(call, empty())
-    ours = read(**_operands(call, given), **call.values, out=_turned(call, out))
-    if not ours.bound.gemm.nested:
-        path = caches.default_registry().select(ours.problem).slow_path
-        if path is not None:
-            raise Unserved(f"slow here: {path.advice}")
+    ours = gemm_call(call, given, given[call.out] if call.out else empty())
+    if "any" in (ours.problem.a_major, ours.problem.b_major, ours.problem.c_major, ours.problem.d_major):
+        raise Unserved("contiguous along neither extent")  # which PyTorch copies first, and kernels are slow for
     prepared = prepare(ours)
     launch, device, stream = prepared.launcher.launch, a.get_device(), torch_stream()
     found = {ours_: names.index(theirs) for ours_, theirs in call.tensors.items()}
@@ -61,9 +57,16 @@ def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
             raise _unaligned()
         pointers.append(0)
         launch(stream(device), in_order(pointers))
-        return d.mT if call.transposed else d
+        return d
 
     return launched, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel)).family
+
+
+def gemm_call(call: Call, given: Given, out: torch.Tensor) -> GemmCall:
+    """A call of ours, read."""
+    read = inspect.unwrap(grouped_matmul if call.grouped else matmul)
+    found: GemmCall = read(**_operands(call, given), **call.values, out=out)
+    return found
 
 
 def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
@@ -85,8 +88,7 @@ def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str
             (found,) = multiply(a, b, **keywords)
         if call.out:
             return named[call.out].copy_(found)
-        d = torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device=a.device).copy_(found)
-        return _turned(call, d)
+        return torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device=a.device).copy_(found)
 
     return computed, "reference"
 
@@ -96,14 +98,11 @@ def _unaligned() -> Unserved:
 
 
 def _operands(call: Call, given: Given) -> dict[str, Any]:
-    """Tensors by our names."""
+    """Tensors by our names, a bias as a vector."""
     found = {ours: given[theirs] for ours, theirs in call.tensors.items()}
-    return found | {name: found[name].mT for name in ("a", "b") if call.transposed}
-
-
-def _turned(call: Call, d: torch.Tensor) -> torch.Tensor:
-    """D as the operator returns it, of D as we write it; and the other way round."""
-    return d.mT if call.transposed else d
+    if "bias" in found:
+        found["bias"] = found["bias"][(0,) * (found["bias"].dim() - 1)]
+    return found
 
 
 def _allocator(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:

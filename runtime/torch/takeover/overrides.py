@@ -174,9 +174,10 @@ def enabled() -> contextlib.AbstractContextManager[None]:
     where a compiled program calls them. What is not served (float32 unless the program allows tf32, float64, layouts
     that kernels are slow for) runs as before, and :func:`stats` says why.
 
-    It holds for all threads. It may be nested; the outermost entry registers the kernels, a millisecond, so enter once,
-    around a loop. A product that is new is selected, and compiled if need be, when it is first met: warm up before a
-    CUDA graph is captured, as what is first met in a capture is left to PyTorch.
+    It holds for all threads, and may be nested. The first entry and the last exit change PyTorch's dispatcher: that
+    takes a millisecond, so enter once, around a loop; and no other thread may be in an operator meanwhile, so enter
+    before threads start. A product that is new is selected, and compiled if need be, when it is first met: warm up
+    before a CUDA graph is captured, as what is first met in a capture is left to PyTorch.
     """
     return _CUDA.within()
 
