@@ -16,6 +16,7 @@ from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.streams import torch_stream
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.torch import reference
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
 
@@ -32,19 +33,30 @@ _NAMED = ("a_scale", "b_scale", "bias", "alpha", "beta")
 
 def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
     """By kernels: selected, compiled and loaded now, then nothing but an allocation and a launch."""
-    a = given[names[0]]
     if any(given[name].data_ptr() % _TMA_ALIGN for name in names):
         raise _unaligned()
-    empty = _allocator(call, a)
-    ours = gemm_call(call, given, given[call.out] if call.out else empty())
+    ours = gemm_call(call, given, given[call.out] if call.out else _allocator(call, given[names[0]])())
     if "any" in (ours.problem.a_major, ours.problem.b_major, ours.problem.c_major, ours.problem.d_major):
         raise Unserved("contiguous along neither extent")  # which PyTorch copies first, and kernels are slow for
     prepared = prepare(ours)
-    launch, device, stream = prepared.launcher.launch, a.get_device(), torch_stream()
-    found = {ours_: names.index(theirs) for ours_, theirs in call.tensors.items()}
+    compute = launching(call, given[names[0]], names, ours.places, prepared.launcher.launch, torch_stream())
+    return compute, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel)).family
+
+
+def launching(
+    call: Call,
+    like: torch.Tensor,
+    names: list[str],
+    places: tuple[str, ...],
+    launch: Callable[[int, Addresses], None],
+    stream: Callable[[int], int],
+) -> Compute:
+    """What allocates a D, if none is given, and launches: an operand beside which D lies, the names of the call's
+    tensors, what we call those at the addresses of a launch, a launcher and the current stream of a GPU."""
+    device, empty = like.get_device(), _allocator(call, like)
+    found = {ours: names.index(theirs) for ours, theirs in call.tensors.items()} | {"out": len(names)}
     given_out = names.index(call.out) if call.out else -1
-    nothing = len(names) + 1
-    in_order = itemgetter(*[len(names) if x == "out" else found.get(x, nothing) for x in ours.places])
+    in_order = itemgetter(*[found.get(place, len(names) + 1) for place in places])
 
     def launched(tensors: tuple[Any, ...]) -> Any:
         d = empty() if given_out < 0 else tensors[given_out]
@@ -55,11 +67,11 @@ def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
             bits |= pointer
         if bits % _TMA_ALIGN:
             raise _unaligned()
-        pointers.append(0)
+        pointers.append(0)  # of what a launch takes no tensor for
         launch(stream(device), in_order(pointers))
         return d
 
-    return launched, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel)).family
+    return launched
 
 
 def gemm_call(call: Call, given: Given, out: torch.Tensor) -> GemmCall:
@@ -109,8 +121,9 @@ def _allocator(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Allocates a D: by a function that is private to PyTorch, in a third of the time of the public one, where there is
     one. It knows the current GPU alone."""
     shape, strides, dtype, device = call.shape, call.strides, call.dtype, like.device
-    ordinal, current = like.get_device(), torch._C._cuda_getDevice
-    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    ordinal = like.get_device()
+    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda" if like.is_cuda else "_empty_strided_cpu", None)
+    current = torch._C._cuda_getDevice if like.is_cuda else like.get_device
 
     def public() -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)

@@ -55,12 +55,15 @@ class Override:
         known_of, leading, meet = self._known, self._tensors, self._meet
 
         def kernel(*given: Any, **keywords: Any) -> Any:
-            if keywords or len(given) > leading:
+            values: Hashable = None
+            if not keywords and len(given) <= leading:
+                tensors = given
+            elif len(keywords) == 1 and "out" in keywords and len(given) <= leading:  # as compiled programs call
+                tensors = (*given, keywords["out"])
+            else:
                 arguments = (*given, *keywords.values())
                 tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
                 values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
-            else:
-                tensors, values = given, None
             bucket = tensors[0].numel(), tensors[1].numel(), len(tensors), values
             for known in known_of.get(bucket, ()):
                 if known.matches(*tensors):
