@@ -14,7 +14,6 @@ Stored = dict[str, torch.Tensor]
 """Tensors of a layer: ``weight``, and as its format asks ``weight_scale`` and ``weight_zero``."""
 
 _E4M3 = torch.float8_e4m3fn
-_MAX = torch.finfo(_E4M3).max
 _LEAST = 1e-12
 """The least scale: of zeros."""
 
@@ -53,9 +52,9 @@ def _rows_operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
 def _blocks(weight: torch.Tensor, _: torch.dtype) -> Stored:
     n, k = weight.shape
     tiles = _padded(_padded(weight).mT).mT.unflatten(0, (-1, SCALE_BLOCK)).unflatten(-1, (-1, SCALE_BLOCK))
-    scale = _scale(tiles.abs().amax((1, 3)))
-    values = (tiles.float() / scale[:, None, :, None]).flatten(2, 3).flatten(0, 1)[:n, :k]
-    return {"weight": _to_e4m3(values).contiguous(), "weight_scale": scale}
+    scale = _scale(tiles, (1, 3))
+    values = (tiles / scale[:, None, :, None]).flatten(2, 3).flatten(0, 1)[:n, :k]
+    return {"weight": values.to(_E4M3).contiguous(), "weight_scale": scale}
 
 
 def _blocks_operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
@@ -92,23 +91,22 @@ def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
 
 def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows (M, K) in e4m3, with a scale each, (M, 1)."""
-    scale = _scale(x.abs().amax(-1, keepdim=True))
-    return _to_e4m3(x.float() / scale), scale
+    scale = _scale(x, -1)[..., None]
+    return (x / scale).to(_E4M3), scale
 
 
 def quantised_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows (M, K) in e4m3, with a scale for each 128 elements of one, (M, K / 128)."""
     blocks = _padded(x).unflatten(-1, (-1, SCALE_BLOCK))
-    scale = _scale(blocks.abs().amax(-1))
-    return _to_e4m3((blocks.float() / scale[..., None]).flatten(-2)[..., : x.shape[-1]]).contiguous(), scale
+    scale = _scale(blocks, -1)
+    return (blocks / scale[..., None]).to(_E4M3).flatten(-2)[..., : x.shape[-1]], scale
 
 
-def _scale(most: torch.Tensor) -> torch.Tensor:
-    return (most.float() / _MAX).clamp(min=_LEAST)
-
-
-def _to_e4m3(x: torch.Tensor) -> torch.Tensor:
-    return x.clamp(-_MAX, _MAX).to(_E4M3)
+def _scale(x: torch.Tensor, axes: int | tuple[int, ...]) -> torch.Tensor:
+    """Such that the greatest magnitude along some axes becomes the greatest of e4m3: f32, by which bf16 becomes f32
+    when it is divided."""
+    most = torch.linalg.vector_norm(x, float("inf"), axes, dtype=torch.float32)
+    return (most / torch.finfo(_E4M3).max).clamp(min=_LEAST)
 
 
 def _padded(x: torch.Tensor, multiple: int = SCALE_BLOCK) -> torch.Tensor:

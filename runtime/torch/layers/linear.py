@@ -31,8 +31,8 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
     (K / group, N) of 4 bits, and there ``weight_zero``; ``bias`` (N,). Weights of bf16 and f16 are trained, others not.
     ``Module.to(dtype)`` leaves e4m3 and its scales as they are.
 
-    e4m3 multiplies e4m3: activations are quantised in ``forward`` by plain operations of PyTorch, which read and write
-    them several times (6 launches eagerly, 1 compiled). An OperandError where ``weights`` or ``activation`` is none.
+    e4m3 multiplies e4m3: activations are quantised in ``forward`` by plain operations of PyTorch, five launches that
+    read them three times, or when compiled one or two. An OperandError where ``weights`` or ``activation`` is none.
     """
 
     def __init__(

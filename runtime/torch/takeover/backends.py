@@ -27,6 +27,7 @@ Backend = Callable[[Call, Given, list[str]], tuple[Compute, str]]
 and the family of what that launches."""
 
 _TMA_ALIGN = 16
+_address = torch.Tensor.data_ptr
 _NAMED = ("a_scale", "b_scale", "bias", "alpha", "beta")
 """What the reference of an epilogue takes in a mapping."""
 
@@ -60,14 +61,12 @@ def launching(
 
     def launched(tensors: tuple[Any, ...]) -> Any:
         d = empty() if given_out < 0 else tensors[given_out]
-        pointers = [x.data_ptr() for x in tensors]
-        pointers.append(d.data_ptr())
+        pointers = [*map(_address, tensors), d.data_ptr(), 0]  # the last for places that have no tensor
         bits = 0
         for pointer in pointers:
             bits |= pointer
         if bits % _TMA_ALIGN:
             raise _unaligned()
-        pointers.append(0)  # of what a launch takes no tensor for
         launch(stream(device), in_order(pointers))
         return d
 
