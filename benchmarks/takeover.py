@@ -18,7 +18,7 @@ from gemmill.runtime.torch.takeover.aten import Call, Given
 from gemmill.runtime.torch.takeover.backends import kernels, launching
 from gemmill.runtime.torch.takeover.overrides import Takeover
 
-ROUNDS, REPEATS, CALLS = 6, 8, 2000
+ROUNDS, REPEATS, CALLS = 6, 80, 200
 WIDTH = 4096
 """K and N on a GPU; on the CPU 8, as PyTorch computes what it is called for."""
 

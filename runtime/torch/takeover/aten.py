@@ -135,11 +135,13 @@ def _grouped(row: Row, given: Given) -> Call:
     values = _of_dtype(a, b)
     if given.get("bias") is not None:
         raise Unserved("bias of groups")
-    if a.shape[-1] != b.shape[-2] or (offsets is None) != (a.dim() == b.dim() == 3):
+    ranks = a.dim(), b.dim()
+    if not {*ranks} <= {2, 3} or a.shape[-1] != b.shape[-2] or (offsets is None) != (ranks == (3, 3)):
+        raise Unserved("shapes that do not fit")
+    if offsets is not None and offsets.dim() != 1:
         raise Unserved("shapes that do not fit")
     if 0 in (*a.shape, *b.shape):
         raise Unserved("empty")
-    ranks = a.dim(), b.dim()
     if ranks == (3, 2):  # groups of rows of the transpose, with a column-major D, which no kernel has
         raise Unserved("groups along N")
     shape: tuple[int, ...] = (a.shape[-2], b.shape[-1])

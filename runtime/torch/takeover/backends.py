@@ -122,7 +122,7 @@ def _allocator(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:
     shape, strides, dtype, device = call.shape, call.strides, call.dtype, like.device
     ordinal = like.get_device()
     quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda" if like.is_cuda else "_empty_strided_cpu", None)
-    current = torch._C._cuda_getDevice if like.is_cuda else like.get_device
+    current = torch._C._cuda_getDevice if like.is_cuda else lambda: ordinal
 
     def public() -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
