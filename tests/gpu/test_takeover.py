@@ -150,8 +150,8 @@ def compiled() -> None:
     with Takeover("CUDA", collect).within():
         for _, call in SERVED.values():
             call()
-        for call in SCALED.values():
-            try_scaled(call)
+        for call in (*SCALED.values(), *ODD.values()):
+            attempt(call)
         model_step()
     caches.default_registry().warm(problems)
 
@@ -192,7 +192,7 @@ def test_served_calls_give_what_pytorch_gives(name: str) -> None:
     assert served() == {operator: 3}, gemmill.torch.stats()
 
 
-def try_scaled(call: Callable[[], Any]) -> Any:
+def attempt(call: Callable[[], Any]) -> Any:
     """What PyTorch's kernel gives; None where this version has none of the form."""
     try:
         return call()
@@ -202,7 +202,7 @@ def try_scaled(call: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("form", SCALED)
 def test_scaled_products(form: str) -> None:
-    wanted = try_scaled(SCALED[form])
+    wanted = attempt(SCALED[form])
     with gemmill.torch.enabled():
         found = [SCALED[form]() for _ in range(2)]
     assert served() == {"_scaled_mm": 2}, gemmill.torch.stats()
