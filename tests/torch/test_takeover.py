@@ -14,6 +14,7 @@ torch: Any = pytest.importorskip("torch")
 from tests.torch.cases import FP8, wide  # noqa: E402
 
 import gemmill.torch  # noqa: E402
+from gemmill.runtime.api import warm  # noqa: E402
 from gemmill.runtime.torch.takeover import overrides  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import ROWS  # noqa: E402
 from gemmill.runtime.torch.takeover.backends import references  # noqa: E402
@@ -123,6 +124,16 @@ def test_one_signature_serves_other_tensors() -> None:
             assert torch.equal(torch.mm(x, y), (x.double() @ y.double()).to(x.dtype))
         for beta in (1, 2, 0.5, True):
             assert torch.equal(torch.addmm(square, square, other, beta=beta), square @ other + beta * square)
+
+
+@pytest.mark.parametrize(("part", "answer"), [("_is_on", False), ("_guards", None)])
+def test_calls_are_as_right_where_none_is_recognised_or_by_keys(part: str, answer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(warm, part, lambda: answer)
+    with CPU.within():
+        for m in (2, 3, 5, 2, 3, 5, 2, 3, 5, 2, 3, 5):
+            x = wide(m, 16)
+            assert torch.equal(torch.mm(x, x.mT), (x.double() @ x.double().mT).to(x.dtype))
+    assert served() == {"mm": 12}
 
 
 def test_modules_have_their_gradients() -> None:

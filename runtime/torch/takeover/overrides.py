@@ -192,7 +192,10 @@ def install() -> None:
 
 
 def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
-    """Whether other tensors are as these; of float32, while as much precision is asked for."""
+    """Whether other tensors are as these; of float32, while as much precision is asked for. None under
+    ``GEMMILL_WARM_CALLS=0``."""
+    if not warm._is_on():
+        return warm.never
     make = warm._guards()
     if make is not None and len(set(map(id, tensors))) == len(tensors):  # guards want each tensor once
         check: Callable[..., bool] = make(*tensors).check
