@@ -3,7 +3,7 @@
 On a GPU, kernels of ours are launched; elsewhere what is dispatched, recognised and allocated is timed on the CPU,
 before a launcher that does nothing.
 
-    python benchmarks/takeover.py
+    python benchmarks/pytorch/takeover.py
 """
 
 from __future__ import annotations
