@@ -41,7 +41,7 @@ test-browser: $(VENV)/.dev  ## Look at the pages of reports in Chromium, without
 	TESTS_NEED_CHROMIUM=1 $(PYTEST) -m browser -n 0
 
 test-torch: $(VENV)-torch/.installed  ## Test what gemmill is in PyTorch, on the CPU, in an environment of its own
-	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch tests/integrations
+	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal -m "not heavy" tests/torch tests/integrations
 
 test-jax: $(VENV)-jax/.installed  ## Test what gemmill is in JAX, on the CPU, in an environment of its own
 	$(VENV)-jax/bin/python -m pytest -n 2 --dist worksteal tests/jax

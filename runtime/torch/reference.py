@@ -45,8 +45,10 @@ def epilogue(
     parsed = read_epilogue(expression)
     wanted = of_epilogue(expression, a, b, named, **keywords)
     mainloop: dict[str, Any] = {x: named[x] for x in ("a_zero", "b_zero") if x in named}
-    if mainloop or "a_dtype" in keywords or "b_dtype" in keywords:
-        mainloop |= {x: named[x] for x in ("a_scale", "b_scale") if x in named}
+    scales = {x: named[x] for x in ("a_scale", "b_scale") if isinstance(named.get(x), torch.Tensor)}
+    blocks = have_blocks(a, b, scales.get("a_scale"), scales.get("b_scale"))
+    if mainloop or blocks or "a_dtype" in keywords or "b_dtype" in keywords:
+        mainloop |= scales
     if "offsets" in named or "counts" in named:
         sums = _grouped_sums(a, b, named.get("offsets"), named.get("counts"))
     else:

@@ -5,6 +5,13 @@ A program that compiles calls of ``gemmill.matmul`` needs no import of it; one t
 
 from __future__ import annotations
 
+from gemmill.runtime.torch.layers.convert import convert as convert
+from gemmill.runtime.torch.layers.linear import Linear as Linear
 from gemmill.runtime.torch.operators import run_on_cpu as run_on_cpu
+from gemmill.runtime.torch.takeover.overrides import enabled as enabled
+from gemmill.runtime.torch.takeover.overrides import install as install
+from gemmill.runtime.torch.takeover.stats import Stats as Stats
+from gemmill.runtime.torch.takeover.stats import reset_stats as reset_stats
+from gemmill.runtime.torch.takeover.stats import stats as stats
 
-__all__ = ["run_on_cpu"]
+__all__ = ["Linear", "Stats", "convert", "enabled", "install", "reset_stats", "run_on_cpu", "stats"]

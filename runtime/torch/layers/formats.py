@@ -1,0 +1,127 @@
+"""How a layer stores its weights: a row for each format, with what it makes of weights and of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.scales import SCALE_BLOCK
+
+Stored = dict[str, torch.Tensor]
+"""Tensors of a layer: ``weight``, and as its format asks ``weight_scale`` and ``weight_zero``."""
+
+_E4M3 = torch.float8_e4m3fn
+_LEAST = 1e-12
+"""The least scale: of zeros."""
+
+
+class Format(NamedTuple):
+    """Weights (N, K) in memory."""
+
+    stored: Callable[[torch.Tensor, torch.dtype], Stored]
+    """Of weights, and the dtype of activations."""
+    operands: Callable[[torch.Tensor, Any], dict[str, Any]]
+    """Keywords of ``matmul`` for activations (M, K) and a layer."""
+    keeps_dtype: bool = False
+    """Whether ``Module.to(dtype)`` leaves its tensors as they are."""
+
+
+def _wide(dtype: torch.dtype) -> Format:
+    def stored(weight: torch.Tensor, _: torch.dtype) -> Stored:
+        return {"weight": weight.to(dtype)}
+
+    def operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
+        return {"a": x, "b": layer.weight.mT}
+
+    return Format(stored, operands)
+
+
+def _rows(weight: torch.Tensor, _: torch.dtype) -> Stored:
+    values, scale = quantised_rows(weight)
+    return {"weight": values, "weight_scale": scale}
+
+
+def _rows_operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
+    a, a_scale = quantised_rows(x)
+    return {"a": a, "b": layer.weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
+
+
+def _blocks(weight: torch.Tensor, _: torch.dtype) -> Stored:
+    n, k = weight.shape
+    tiles = _padded(_padded(weight).mT).mT.unflatten(0, (-1, SCALE_BLOCK)).unflatten(-1, (-1, SCALE_BLOCK))
+    scale = _scale(tiles, (1, 3))
+    values = (tiles / scale[:, None, :, None]).flatten(2, 3).flatten(0, 1)[:n, :k]
+    return {"weight": values.to(_E4M3).contiguous(), "weight_scale": scale}
+
+
+def _blocks_operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
+    a, a_scale = quantised_blocks(x)
+    return {"a": a, "b": layer.weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
+
+
+def _u4(group: int) -> Format:
+    def stored(weight: torch.Tensor, dtype: torch.dtype) -> Stored:
+        k = weight.shape[1]
+        groups = _padded(weight.float(), group).unflatten(-1, (-1, group))
+        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=_LEAST).to(dtype)
+        zero = (-low / scale.float()).round().clamp(0, 15)
+        values = (groups / scale.float()[..., None] + zero[..., None]).round().clamp(0, 15)
+        return u4_stored(values.flatten(1)[:, :k], scale, zero.to(dtype))
+
+    def operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
+        scales = {"b_scale": layer.weight_scale, "b_zero": layer.weight_zero}
+        return {"a": x, "b": layer.weight.mT, "b_dtype": "u4", **scales}
+
+    return Format(stored, operands)
+
+
+def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> Stored:
+    """Of values 0 to 15, (N, K), and scales and zero points, (N, K / group): two values in a byte along K, the even one
+    in the low half; scales and zero points (K / group, N)."""
+    if values.shape[1] % 2:
+        raise OperandError(f"K is {values.shape[1]}; two weights of 4 bits lie in a byte along it: it must be even")
+    values = values.to(torch.uint8)
+    packed = values[:, 0::2] | values[:, 1::2] << 4
+    return {"weight": packed.contiguous(), "weight_scale": scale.mT.contiguous(), "weight_zero": zero.mT.contiguous()}
+
+
+def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (M, K) in e4m3, with a scale each, (M, 1)."""
+    scale = _scale(x, -1)[..., None]
+    return (x / scale).to(_E4M3), scale
+
+
+def quantised_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (M, K) in e4m3, with a scale for each 128 elements of one, (M, K / 128)."""
+    blocks = _padded(x).unflatten(-1, (-1, SCALE_BLOCK))
+    scale = _scale(blocks, -1)
+    return (blocks / scale[..., None]).to(_E4M3).flatten(-2)[..., : x.shape[-1]], scale
+
+
+def _scale(x: torch.Tensor, axes: int | tuple[int, ...]) -> torch.Tensor:
+    """Such that the greatest magnitude along some axes becomes the greatest of e4m3: f32, by which bf16 becomes f32
+    when it is divided."""
+    most = torch.linalg.vector_norm(x, float("inf"), axes, dtype=torch.float32)
+    return (most / torch.finfo(_E4M3).max).clamp(min=_LEAST)
+
+
+def _padded(x: torch.Tensor, multiple: int = SCALE_BLOCK) -> torch.Tensor:
+    """With zeros behind, so that the extent along the last axis is a multiple."""
+    extent = x.shape[-1]
+    return x if extent % multiple == 0 else torch.nn.functional.pad(x, (0, -extent % multiple))
+
+
+FORMATS: Mapping[str, Format] = {
+    "bf16": _wide(torch.bfloat16),
+    "f16": _wide(torch.float16),
+    "e4m3_rows": Format(_rows, _rows_operands, keeps_dtype=True),
+    "e4m3_blocks": Format(_blocks, _blocks_operands, keeps_dtype=True),
+    **{f"u4_g{group}": _u4(group) for group in (128, 64, 32)},
+}
+"""By name: weights in bf16 or f16; e4m3 with a scale for each row or each 128 x 128 block, beside which activations are
+quantised as they come, by row or by 128 elements of one; and 4 bits in groups of so many along K that share a scale and
+a zero point."""

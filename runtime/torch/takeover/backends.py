@@ -1,0 +1,134 @@
+"""What computes a call that is served: kernels on a GPU, or references anywhere, for tests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gemmill.library.config.edited import plain_name
+from gemmill.library.config.names import parse_name
+from gemmill.runtime.api.grouped import grouped_matmul
+from gemmill.runtime.api.matmul import matmul
+from gemmill.runtime.api.prepare import prepare
+from gemmill.runtime.api.streams import torch_stream
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Addresses
+from gemmill.runtime.torch import reference
+from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
+
+Compute = Callable[[tuple[Any, ...]], Any]
+"""D, of the tensors of a call."""
+Backend = Callable[[Call, Given, list[str]], tuple[Compute, str]]
+"""Makes a call ready, of its arguments and the names of the tensors among them: what computes it and others like it,
+and the family of what that launches."""
+
+_TMA_ALIGN = 16
+_address = torch.Tensor.data_ptr
+_NAMED = ("a_scale", "b_scale", "bias", "alpha", "beta")
+"""What the reference of an epilogue takes in a mapping."""
+
+
+def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
+    """By kernels: selected, compiled and loaded now, then nothing but an allocation and a launch."""
+    if any(given[name].data_ptr() % _TMA_ALIGN for name in names):
+        raise _unaligned()
+    ours = gemm_call(call, given, given[call.out] if call.out else _allocator(call, given[names[0]])())
+    if "any" in (ours.problem.a_major, ours.problem.b_major, ours.problem.c_major, ours.problem.d_major):
+        raise Unserved("contiguous along neither extent")  # which PyTorch copies first, and kernels are slow for
+    prepared = prepare(ours)
+    compute = launching(call, given[names[0]], names, ours.places, prepared.launcher.launch, torch_stream())
+    return compute, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel)).family
+
+
+def launching(
+    call: Call,
+    like: torch.Tensor,
+    names: list[str],
+    places: tuple[str, ...],
+    launch: Callable[[int, Addresses], None],
+    stream: Callable[[int], int],
+) -> Compute:
+    """What allocates a D, if none is given, and launches: an operand beside which D lies, the names of the call's
+    tensors, what we call those at the addresses of a launch, a launcher and the current stream of a GPU."""
+    device, empty = like.get_device(), _allocator(call, like)
+    found = {ours: names.index(theirs) for ours, theirs in call.tensors.items()} | {"out": len(names)}
+    given_out = names.index(call.out) if call.out else -1
+    in_order = itemgetter(*[found.get(place, len(names) + 1) for place in places])
+
+    def launched(tensors: tuple[Any, ...]) -> Any:
+        d = empty() if given_out < 0 else tensors[given_out]
+        pointers = [*map(_address, tensors), d.data_ptr(), 0]  # the last for places that have no tensor
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        if bits % _TMA_ALIGN:
+            raise _unaligned()
+        launch(stream(device), in_order(pointers))
+        return d
+
+    return launched
+
+
+def gemm_call(call: Call, given: Given, out: torch.Tensor) -> GemmCall:
+    """A call of ours, read."""
+    read = inspect.unwrap(grouped_matmul if call.grouped else matmul)
+    found: GemmCall = read(**_operands(call, given), **call.values, out=out)
+    return found
+
+
+def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
+    """By plain PyTorch."""
+
+    def computed(tensors: tuple[Any, ...]) -> Any:
+        named = dict(zip(names, tensors, strict=True))
+        keywords = {**_operands(call, named), **call.values, "out_dtype": call.dtype}
+        a, b, text = keywords.pop("a"), keywords.pop("b"), keywords.pop("epilogue", None)
+        if a.dtype is torch.float32:  # of which the reference itself makes products
+            a, b = a.double(), b.double()
+        if text is not None:
+            own: dict[str, Any] = {
+                x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords
+            }
+            (found,) = reference.epilogue(text, a, b, own, **keywords)
+        else:
+            multiply = reference.grouped_matmul if call.grouped else reference.matmul
+            (found,) = multiply(a, b, **keywords)
+        if call.out:
+            return named[call.out].copy_(found)
+        return torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device=a.device).copy_(found)
+
+    return computed, "reference"
+
+
+def _unaligned() -> Unserved:
+    return Unserved(f"an address that is not aligned to {_TMA_ALIGN} bytes", always=False)
+
+
+def _operands(call: Call, given: Given) -> dict[str, Any]:
+    """Tensors by our names, a bias as a vector."""
+    found = {ours: given[theirs] for ours, theirs in call.tensors.items()}
+    if "bias" in found:
+        found["bias"] = found["bias"][(0,) * (found["bias"].dim() - 1)]
+    return found
+
+
+def _allocator(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Allocates a D: by a function that is private to PyTorch, in a third of the time of the public one, where there is
+    one. It knows the current GPU alone."""
+    shape, strides, dtype, device = call.shape, call.strides, call.dtype, like.device
+    ordinal = like.get_device()
+    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda" if like.is_cuda else "_empty_strided_cpu", None)
+    current = torch._C._cuda_getDevice if like.is_cuda else lambda: ordinal
+
+    def public() -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    def empty() -> torch.Tensor:
+        made: torch.Tensor = quick(shape, strides, dtype) if current() == ordinal else public()  # type: ignore[misc]
+        return made
+
+    return public if quick is None else empty

@@ -1,0 +1,245 @@
+"""Kernels of ``aten`` operators overridden in the dispatcher, below autograd, as long as somebody asks for it.
+
+The dispatcher was chosen over functions such as ``torch.nn.functional.linear`` in place of PyTorch's: it is one place
+for what Python, C++, autograd and compiled programs call, and costs a call a microsecond (docs/performance/host.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gemmill.library.errors import CaptureError, GemmillError, OperandError, UnsupportedProblemError
+from gemmill.runtime.api import warm
+from gemmill.runtime.torch.takeover.aten import ROWS, Row, Unserved, flops, tf32_is_allowed
+from gemmill.runtime.torch.takeover.backends import Backend, Compute, kernels
+from gemmill.runtime.torch.takeover.stats import TALLY, Known, Run
+
+_ALIKE = 8
+"""Signatures that may have operands of as many elements; one more, and all are forgotten."""
+_SIGNATURES = 1024
+"""Sets of such signatures that an operator may have."""
+
+
+class Override:
+    """An operator with a kernel of ours, which recognises calls like one before by PyTorch's own guards."""
+
+    def __init__(self, name: str, row: Row, key: str, backend: Backend) -> None:
+        schema = _overload(name)._schema
+        self.name = name
+        self._row = row
+        self._key = key
+        self._backend = backend
+        self._keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        self._names = [x.name for x in schema.arguments]
+        leading = [str(x.type) == "Tensor" for x in schema.arguments]
+        self._tensors = leading.index(False) if False in leading else len(leading)
+        """How many tensors come first."""
+        self._known: dict[Hashable, tuple[Known, ...]] = {}
+        self._lock = threading.Lock()
+        self._original: Any = None
+
+    def register(self, library: torch.library.Library) -> None:
+        """Take the place of the kernel that is there, and leave calls to it."""
+        self._original = torch.library.get_kernel(f"aten::{self.name}", self._key)
+        library.impl(self.name, self._kernel(), self._key, allow_override=True)
+
+    def _kernel(self) -> Callable[..., Any]:
+        known_of, leading, meet = self._known, self._tensors, self._meet
+
+        def kernel(*given: Any, **keywords: Any) -> Any:
+            values: Hashable = None
+            if not keywords and len(given) <= leading:
+                tensors = given
+            elif len(keywords) == 1 and "out" in keywords and len(given) <= leading:  # as compiled programs call
+                tensors = (*given, keywords["out"])
+            else:
+                arguments = (*given, *keywords.values())
+                tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
+                values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
+            bucket = tensors[0].numel(), tensors[1].numel(), len(tensors), values
+            for known in known_of.get(bucket, ()):
+                if known.matches(*tensors):
+                    known.calls += 1
+                    return known.run(given, keywords, tensors)
+            return meet(bucket, given, keywords, tensors)
+
+        return kernel
+
+    def _meet(self, bucket: Hashable, given: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
+        """Compute a call of a signature that is new, and keep what becomes of the next."""
+        named = dict(zip(self._names, given, strict=False)) | keywords
+        names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
+        known = Known(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
+        try:
+            compute, known.by = self._backend(self._row.read(self._row, named), named, names)
+            known.is_served, known.run = True, self._run_served(known, compute)
+        except (Unserved, GemmillError) as error:
+            known.by = _reason(error)
+            if isinstance(error, CaptureError) or (isinstance(error, Unserved) and not error.always):
+                return self._leave(known, given, keywords)
+        with self._lock:
+            alike = self._known.get(bucket, ())
+            if len(alike) >= _ALIKE or len(self._known) >= _SIGNATURES:
+                TALLY.forget([x for each in self._known.values() for x in each])
+                self._known.clear()
+                alike = ()
+            self._known[bucket] = (*alike, known)
+            TALLY.add(known)
+        known.calls += 1
+        return known.run(given, keywords, tensors)
+
+    def _run_original(self, given: tuple[Any, ...], keywords: dict[str, Any], _: Any = None) -> Any:
+        return self._original.call_boxed(self._keyset, *given, **keywords)
+
+    def _run_served(self, known: Known, compute: Compute) -> Run:
+        def run(given: tuple[Any, ...], keywords: dict[str, Any], tensors: tuple[Any, ...]) -> Any:
+            try:
+                return compute(tensors)
+            except (Unserved, GemmillError) as error:
+                known.calls -= 1
+                return self._leave(replace(known, by=_reason(error)), given, keywords)
+
+        return run
+
+    def _leave(self, known: Known, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """One call to PyTorch, for a reason that does not hold for all like it."""
+        TALLY.count(self.name, known.by, known.flops)
+        return self._run_original(given, keywords)
+
+
+class Takeover:
+    """The overrides of one dispatch key, and how many are within them."""
+
+    def __init__(self, key: str = "CUDA", backend: Backend = kernels) -> None:
+        self._key = key
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._entries = 0
+        self._library: torch.library.Library | None = None
+
+    @functools.cached_property
+    def _overrides(self) -> list[Override]:
+        """Kept from one time to the next, with all signatures. Not of operators that this PyTorch lacks."""
+        return [
+            Override(name, row, self._key, self._backend)
+            for name, row in ROWS.items()
+            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", self._key)
+        ]
+
+    def enter(self) -> None:
+        """Override, unless somebody has."""
+        with self._lock:
+            if not self._entries:
+                library = torch.library.Library("aten", "IMPL")
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # it says that kernels are overridden
+                        for override in self._overrides:
+                            override.register(library)
+                except BaseException:
+                    library._destroy()
+                    raise
+                self._library = library
+            self._entries += 1
+
+    def leave(self) -> None:
+        """Restore PyTorch's kernels, if nobody else is within."""
+        with self._lock:
+            self._entries -= 1
+            if not self._entries and self._library is not None:
+                self._library._destroy()
+                self._library = None
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Override meanwhile."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+
+_CUDA = Takeover()
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """While inside, PyTorch's own products of CUDA tensors run on gemmill's kernels: ``mm``, ``addmm``, ``bmm``,
+    ``baddbmm``, ``_scaled_mm`` and ``_grouped_mm``, and so ``linear``, ``matmul``, ``@`` and their gradients, also
+    where a compiled program calls them; and what Inductor compiles meanwhile has gemmill's operators in their place,
+    with what follows them folded in. What is not served (float32 unless the program allows tf32, float64, layouts
+    that kernels are slow for) runs as before, and :func:`stats` says why.
+
+    It holds for all threads, and may be nested. The first entry and the last exit change PyTorch's dispatcher: that
+    takes a millisecond, so enter once, around a loop; and no other thread may be in an operator meanwhile, so enter
+    before threads start. A product that is new is selected, and compiled if need be, when it is first met: warm up
+    before a CUDA graph is captured, as what is first met in a capture is left to PyTorch.
+    """
+    from gemmill.runtime.torch.inductor.install import passes  # which takes a second to import
+
+    with passes(), _CUDA.within():
+        yield
+
+
+@functools.cache
+def install() -> None:
+    """:func:`enabled` from here to the end of the process. Further calls do nothing."""
+    from gemmill.runtime.torch.inductor import install as inductor
+
+    inductor.install()
+    _CUDA.enter()
+
+
+def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
+    """Whether other tensors are as these; of float32, while as much precision is asked for. None under
+    ``GEMMILL_WARM_CALLS=0``."""
+    if not warm._is_on():
+        return warm.never
+    make = warm._guards()
+    if make is not None and len(set(map(id, tensors))) == len(tensors):  # guards want each tensor once
+        check: Callable[..., bool] = make(*tensors).check
+    else:
+        first = _layouts(tensors)
+
+        def check(*others: Any) -> bool:
+            return _layouts(others) == first
+
+    if tensors[1].dtype is not torch.float32:
+        return check
+    allowed = tf32_is_allowed()
+    return lambda *others: tf32_is_allowed() == allowed and check(*others)
+
+
+def _layouts(tensors: tuple[Any, ...]) -> list[Hashable]:
+    """Of each all that guards tell, and which of those before it is the same tensor."""
+    places = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
+    return [
+        (type(x), x.shape, x.stride(), x.dtype, x.get_device(), place) for x, place in zip(tensors, places, strict=True)
+    ]
+
+
+def _reason(error: Unserved | GemmillError) -> str:
+    match error:
+        case Unserved():
+            return error.reason
+        case CaptureError():
+            return "first met while a stream is captured"
+        case UnsupportedProblemError():
+            return "no kernel serves it"
+        case OperandError():
+            return "operands that kernels do not take"
+    return f"{type(error).__name__}: {error}"
+
+
+def _overload(name: str) -> Any:
+    operator, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, operator), overload or "default")
