@@ -1,0 +1,45 @@
+"""lock and warm on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cases.manifests import ONE
+from tests.cli.test_cli import gemmill, ok
+
+TEXT = "512x512x512 bf16 tn"
+
+
+def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path) -> None:
+    (manifest := tmp_path / "one.yaml").write_text(ONE)
+    lock, pack, store = tmp_path / "kernels.lock", tmp_path / "one.pack", tmp_path / "store"
+    said = ok("lock", "--problem", TEXT, "--problem", TEXT, "--manifest", manifest, "--gpu", "H200", "-o", lock)
+    assert said.endswith("kernels.lock: 1 problems on NVIDIA H200 go to 1 kernels\n")
+    before = lock.read_bytes()
+    (shapes := tmp_path / "shapes.yaml").write_text("name: mine\nshapes:\n  - {m: 512, n: 512, k: 512}\n")
+    report = json.loads(ok("lock", shapes, "--manifest", manifest, "--gpu", "H200", "-o", lock, "--json"))
+    assert [*report["problems"]] == [TEXT]
+    assert lock.read_bytes() == before
+    ok("pack", manifest, "-o", pack)
+    assert "1 kernels as locked: 1 from packs" in ok("warm", lock, "--pack", pack, "--store", store)
+    (row,) = json.loads(ok("warm", lock, "--store", store, "--json"))["items"]
+    assert row["source"] == "store"
+    assert row["key"] in ok("store", "list", "--store", store, "--json")
+
+    lock.write_bytes(
+        before.replace(b'"nvrtc_version": "12', b'"nvrtc_version": "11').replace(b'"key": "', b'"key": "0'[:-1] + b"f")
+    )
+    wrong = gemmill("warm", lock, "--store", store)
+    assert wrong.exit_code == 1
+
+
+def test_what_cannot_be_locked_is_said(tmp_path: Path) -> None:
+    nothing = gemmill("lock", "-o", tmp_path / "kernels.lock")
+    assert (nothing.exit_code, "no problem is given" in nothing.output) == (2, True)
+    (manifest := tmp_path / "one.yaml").write_text(ONE)
+    none = gemmill("lock", "--problem", "64x64x64 f64", "--manifest", manifest, "-o", tmp_path / "kernels.lock")
+    assert none.exit_code == 1
+    assert not (tmp_path / "kernels.lock").exists()
+    malformed = gemmill("warm", manifest)
+    assert (malformed.exit_code, f"{manifest}: no lock file" in malformed.stderr) == (1, True)
