@@ -52,7 +52,7 @@ def test_a_difference_is_named(artifact: Artifact) -> None:
     ("change", "says"),
     [
         ({"schema": "gemmill.lock/2"}, "its schema is 'gemmill.lock/2'; it must be 'gemmill.lock/1'"),
-        ({"more": 1}, "and nothing else; see .'more'"),
+        ({"more": 1}, "and nothing else; see 'more'"),
         ({"gpu": "\x1b"}, "gpu is"),
         ({"problems": {"4096x4096": "a"}}, "4096x4096"),
         ({"problems": {"4096x4096x4096 tn bf16": "a"}}, "is not how gemmill writes a problem"),
