@@ -26,7 +26,7 @@ ROOMS = {
 """What each room of the runtime may import of the others."""
 OTHERS = ("torch", "jax")
 """Packages with a room of their own, called as they are."""
-HEAVY = {"torch", "jax", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
+HEAVY = {"torch", "jax", "cryptography", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
 """What ``import gemmill`` must leave alone."""
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gemmill.library.errors import GemmillWarning as GemmillWarning
     from gemmill.library.errors import InstallationError as InstallationError
     from gemmill.library.errors import KeywordError as KeywordError
+    from gemmill.library.errors import LockError as LockError
     from gemmill.library.errors import ManifestError as ManifestError
     from gemmill.library.errors import OperandError as OperandError
     from gemmill.library.errors import PackError as PackError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gemmill.library.errors import StoreError as StoreError
     from gemmill.library.errors import StoreWarning as StoreWarning
     from gemmill.library.errors import ToolchainError as ToolchainError
+    from gemmill.library.errors import TrustError as TrustError
     from gemmill.library.errors import UnsupportedProblemError as UnsupportedProblemError
     from gemmill.library.manifest.kernelset import KernelSet as KernelSet
     from gemmill.library.manifest.load import load_manifest as load_manifest
@@ -84,6 +86,8 @@ _HOMES = {
             "CompileError",
             "StoreError",
             "PackError",
+            "TrustError",
+            "LockError",
             "DeviceError",
             "CaptureError",
             "RecordError",
