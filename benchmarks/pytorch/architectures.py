@@ -28,6 +28,9 @@ class Architecture(NamedTuple):
 
 _LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
 
+_POSITIONS = {"max_position_embeddings": 2048}
+"""As many as prompts have tokens, for models that have fewer."""
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "Llama-3.1-8B": Architecture("LlamaConfig", {**_LLAMA, "vocab_size": 128256}),
     "Qwen2.5-7B": Architecture(
@@ -64,7 +67,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         layers=8,
     ),
-    "GPT-2 XL": Architecture("GPT2Config", {"n_embd": 1600, "n_head": 25, "vocab_size": 50257}, layers=8),
+    "GPT-2 XL": Architecture("GPT2Config", {"n_embd": 1600, "n_head": 25, "vocab_size": 50257, **_POSITIONS}, layers=8),
     "OPT-6.7B": Architecture(
         "OPTConfig",
         {
@@ -79,7 +82,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Mixtral-8x7B": Architecture("MixtralConfig", {**_LLAMA, "vocab_size": 32000}, layers=2),
     "BERT-large": Architecture(
         "BertConfig",
-        {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, **_POSITIONS},
         layers=8,
         is_decoder=False,
     ),
