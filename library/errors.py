@@ -79,6 +79,10 @@ class TrustError(GemmillError):
         self.reason: TrustReason = reason
 
 
+class RemoteError(GemmillError):
+    """A remote does not serve what only it may serve, or did not take what it was to take."""
+
+
 class DeviceError(GemmillError):
     """The CUDA driver refused, or no suitable GPU is there."""
 
@@ -122,3 +126,7 @@ class RenamedWarning(GemmillWarning, FutureWarning):
 
 class StoreWarning(GemmillWarning):
     """The store is skipped; kernels are compiled again in every process."""
+
+
+class RemoteWarning(GemmillWarning):
+    """A remote does not serve a kernel, which is compiled here instead; given for the first miss of a process."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gemmill.library.errors import PackError as PackError
     from gemmill.library.errors import ProblemError as ProblemError
     from gemmill.library.errors import RecordError as RecordError
+    from gemmill.library.errors import RemoteError as RemoteError
+    from gemmill.library.errors import RemoteWarning as RemoteWarning
     from gemmill.library.errors import RenamedWarning as RenamedWarning
     from gemmill.library.errors import SettingError as SettingError
     from gemmill.library.errors import SettingWarning as SettingWarning
@@ -86,6 +88,7 @@ _HOMES = {
             "StoreError",
             "PackError",
             "TrustError",
+            "RemoteError",
             "DeviceError",
             "CaptureError",
             "RecordError",
@@ -96,6 +99,7 @@ _HOMES = {
             "SettingWarning",
             "RenamedWarning",
             "StoreWarning",
+            "RemoteWarning",
         ),
         "gemmill.library.errors",
     ),

@@ -1,0 +1,190 @@
+"""A kernel from where it is cheapest: the store, a remote, the compiler.
+
+With a toolchain a kernel's key is known, and only what has that key is taken: the very bits that would be compiled
+here. Without one a remote is asked for the kernel by name, and what any toolchain made of the same source is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.library.arch import Gpu, serving
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import DeviceError, RemoteError, ToolchainError
+from gemmill.runtime import driver
+from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.store import Store
+
+if TYPE_CHECKING:  # most processes have no remote, and do without HTTP and signatures
+    from gemmill.runtime.compile.pool import Outcome
+    from gemmill.runtime.storage.remote.client import Remote
+    from gemmill.runtime.storage.remote.misses import Miss
+    from gemmill.runtime.storage.remote.wanted import Machine
+
+_AT_A_TIME = 8
+"""Kernels that a remote is asked for at the same time."""
+
+
+class Obtainer:
+    """Where kernels come from that are in no pack. Threads may share one.
+
+    Args:
+        store: looked into first; it keeps what comes from elsewhere.
+        remote: who is asked next.
+        gpu: what the kernels are to run on.
+        packs: how many packs were looked into before.
+    """
+
+    def __init__(self, store: Store, remote: Remote | None, gpu: Gpu, packs: int = 0) -> None:
+        self._store, self._remote, self._gpu, self._packs = store, remote, gpu, packs
+
+    def obtain(self, source: EmittedSource, config: GemmConfig) -> Artifact:
+        """The kernel of a source.
+
+        Raises:
+            ToolchainError: it is nowhere, and NVRTC or headers are missing, clash, or have dropped its target.
+            RemoteError: it is nowhere, and nothing is to be compiled here.
+            CompileError: it does not compile.
+        """
+        try:
+            compiler = self._compiler()
+        except (RemoteError, ToolchainError) as error:
+            found = self._by_name(source)
+            if isinstance(found, Artifact):
+                return found
+            name, packs = source.name, self._packs
+            places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
+            remote = f", the remote does not serve it ({found.says})" if found else ""
+            raise type(error)(f"{places}{remote}, and it cannot be compiled here: {error}") from error
+        start, left = time.monotonic(), 0.0
+
+        def make() -> Artifact:
+            nonlocal left
+            if isinstance(found := self._asked(source, key, start), Artifact):
+                return found
+            left = self._left(start)
+            return compiler.compile(source, config)
+
+        key = compiler.key(source, config)
+        artifact, _ = self._store.get_or_make(key, make)
+        if left > 0:
+            self._upload(artifact, left)
+        return artifact
+
+    def obtain_many(
+        self, configs: Sequence[GemmConfig], jobs: int | None, on_done: Callable[[Outcome], None] | None
+    ) -> tuple[dict[str, Artifact], list[str]]:
+        """Kernels by name, and what is wrong with those that do not compile.
+
+        Args:
+            configs: the kernels.
+            jobs: worker processes that compile.
+            on_done: called for each kernel as it finishes.
+
+        Raises:
+            RemoteError, ToolchainError: as for :meth:`obtain`; names each that is nowhere.
+        """
+        from gemmill.runtime.compile.pool import Outcome, compile_many
+
+        found = {} if self._remote is None else self._fetched(configs)
+        if on_done is not None:
+            for artifact in found.values():
+                on_done(Outcome(artifact.config, artifact, None, True, 0.0, ""))
+        missing = [config for config in configs if kernel_name(config) not in found]
+        outcomes = compile_many(missing, jobs=jobs, store=self._store, on_done=on_done)
+        for outcome in outcomes:
+            if outcome.artifact is not None:
+                found[outcome.name] = outcome.artifact
+                if not outcome.cached:
+                    self._upload(outcome.artifact)
+        return found, [str(outcome.error) for outcome in outcomes if outcome.error is not None]
+
+    def _fetched(self, configs: Sequence[GemmConfig]) -> dict[str, Artifact]:
+        """Of many kernels those that the remote serves, by name; without any that can be read from the store as well
+        where something else compiles the others."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        compiler, error = None, None
+        try:
+            compiler = self._compiler()
+        except (RemoteError, ToolchainError) as failure:
+            error = failure
+
+        def fetched(config: GemmConfig) -> Artifact | Miss | None:
+            source = emit(config)
+            return self._by_key(source, compiler.key(source, config)) if compiler else self._by_name(source)
+
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
+            found = dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
+        missing = [f"{name}: {miss.says}" for name, miss in found.items() if miss and not isinstance(miss, Artifact)]
+        if error is not None and missing:
+            told = "\n".join(missing)
+            raise type(error)(f"{error}; of {len(configs)} kernels the remote does not serve {len(missing)}:\n{told}")
+        return {name: artifact for name, artifact in found.items() if isinstance(artifact, Artifact)}
+
+    def _upload(self, artifact: Artifact, seconds: float | None = None) -> None:
+        """Hand over to the remote, if it takes any, what was compiled here from a config."""
+        if self._remote is not None and self._remote.mode == "readwrite" and not artifact.is_edited:
+            self._remote.put(artifact, seconds=seconds)
+
+    def _compiler(self) -> Compiler:
+        if self._remote is not None and self._remote.mode == "only":
+            raise RemoteError("the mode of the remote is only")
+        return Compiler(store=self._store)
+
+    def _by_key(self, source: EmittedSource, key: str) -> Artifact | Miss | None:
+        """The kernel of a key from the remote; None where the store has it."""
+        start = time.monotonic()
+        if self._store.holds(key):
+            return None
+        with self._store.locked(key):
+            if self._store.holds(key):
+                return None
+            if isinstance(found := self._asked(source, key, start), Artifact):
+                self._store.put(key, found)
+            return found
+
+    def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
+        """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
+        from gemmill.runtime.storage.remote.wanted import Wanted
+
+        start, wanted = time.monotonic(), Wanted.of(source)
+        if (kept := wanted.kept(self._store)) is not None or self._remote is None:
+            return kept
+        with self._store.locked(wanted.note):
+            if (kept := wanted.kept(self._store)) is not None:
+                return kept
+            if isinstance(found := self._asked(source, None, start), Artifact):
+                wanted.keep(self._store, found)
+            return found
+
+    def _asked(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
+        """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
+        if self._remote is None or source.is_edited:
+            return None
+        from gemmill.runtime.storage.remote.wanted import Wanted
+
+        return self._remote.kernel(Wanted.of(source, key), _machine(self._gpu), self._left(start), patient=key is None)
+
+    def _left(self, start: float) -> float:
+        """Seconds of the remote's deadline that are left of what began at a time: waiting for another process that
+        asks counts, too."""
+        return 0.0 if self._remote is None else self._remote.deadline - (time.monotonic() - start)
+
+
+def _machine(gpu: Gpu) -> Machine:
+    """What a remote is told of a GPU and of the driver."""
+    from gemmill.runtime.storage.remote.wanted import Machine
+
+    major, minor = gpu.capability
+    arch = serving(gpu.capability)[-1].name if serving(gpu.capability) else f"sm{major}{minor}"
+    try:
+        cuda = driver.cuda_version()
+    except DeviceError:
+        cuda = None
+    return Machine(gpu.name, arch, gpu.sms, cuda)
