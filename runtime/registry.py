@@ -38,6 +38,7 @@ from gemmill.runtime.registry_arguments import (
     checked_problem,
     kernel_named,
     kernel_sets,
+    opened_packs,
     remote_of,
 )
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
@@ -48,7 +49,6 @@ from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.flights import SingleFlight
-from gemmill.runtime.storage.pack import Pack
 
 if TYPE_CHECKING:
     from gemmill.emitters.emit import EmittedSource
@@ -68,7 +68,8 @@ class Registry:
     Args:
         manifests: kernel sets: files, names of manifests that ship, or loaded sets. By default every manifest that
             ships, or none if there are packs.
-        packs: files of compiled kernels; the first that has a kernel serves it.
+        packs: files of compiled kernels; the first that has a kernel serves it. Where the environment names trusted
+            keys (``GEMMILL_TRUSTED_KEYS``), one of them must have signed each.
         store: where compiled kernels are kept, or its directory; by default the user's store.
         remote: who has kernels compiled already, or its URL; by default the one that the environment names
             (``GEMMILL_REMOTE``), with all else as the environment has it (docs/service/client.md).
@@ -80,6 +81,7 @@ class Registry:
 
     Raises:
         ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
+        TrustError: a pack is not signed by a trusted key.
     """
 
     @strict
@@ -95,8 +97,7 @@ class Registry:
     ) -> None:
         check_remote(remote)
         check_files(manifests=manifests, packs=packs, records=records)
-        place = checked_place(store)
-        self.packs = tuple(Pack.open(path, place) for path in packs)
+        self.packs = opened_packs(packs, checked_place(store))
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else kernel_sets(manifests)

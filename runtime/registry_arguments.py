@@ -21,6 +21,8 @@ from gemmill.library.errors import (
 )
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.settings import Settings
+from gemmill.runtime.storage.pack import Pack
+from gemmill.runtime.storage.trust.keys import TrustedKeys
 
 if TYPE_CHECKING:
     from gemmill.library.manifest.kernelset import KernelSet
@@ -68,6 +70,14 @@ def check_files(**given: object) -> None:
     for name, value in given.items():
         if isinstance(value, str | Path):
             raise _NO_LIST[name](f"{name} is {str(value)!r}; it must be a list: {name}=[{str(value)!r}]")
+
+
+def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
+    """Packs, opened: signed by a trusted key where the environment names any. TrustError, PackError: as for
+    :meth:`Pack.open`."""
+    files = [*packs]
+    trusted = TrustedKeys.of_settings() if files else None
+    return tuple(Pack.open(path, store, trusted) for path in files)
 
 
 def kernel_named(kernel: object) -> str:
