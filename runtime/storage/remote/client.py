@@ -37,6 +37,8 @@ DEADLINE_SECONDS = 10.0
 """What a remote may cost one kernel unless ``GEMMILL_REMOTE_DEADLINE`` says otherwise."""
 _AGAIN_SECONDS = 1.0
 """When a remote that is busy is asked again, where it does not say."""
+_SOONEST_SECONDS = 0.1
+"""When it is asked again at the earliest."""
 _INSTANTIATE = "POST /v1/instantiate"
 """What is remembered of a remote that makes nothing, or nothing for this client."""
 _OF_ENDPOINTS = ("absent", "forbidden", "version")
@@ -267,7 +269,8 @@ def _waited(miss: Miss, deadline: Deadline) -> bool:
     back at the same moment."""
     if miss.reason != "busy":
         return False
-    seconds = (miss.pause or _AGAIN_SECONDS) * (1 + 0.5 * random.random())
+    pause = _AGAIN_SECONDS if miss.pause is None else max(_SOONEST_SECONDS, miss.pause)
+    seconds = pause * (1 + 0.5 * random.random())
     try:
         is_soon = seconds < deadline.left()
     except TimeoutError:

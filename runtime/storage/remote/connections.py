@@ -11,6 +11,7 @@ import io
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ class Connections:
         self._address, self._certificate = address, certificate
         self._tls: ssl.SSLContext | None = None
         self._kept: list[_Connection] = []
+        weakref.finalize(self, _close, self._kept)
 
     @contextmanager
     def answer(
@@ -57,19 +59,18 @@ class Connections:
                 connection.deadline = deadline
                 connection.request(method, f"{self._address.path}{path}", body, dict(headers))
                 response = connection.getresponse()
-                yield response
+                try:
+                    yield response
+                    is_read = response.isclosed()
+                finally:
+                    response.close()
             except BaseException:
                 connection.close()
                 raise
-            if response.isclosed() and connection.sock is not None and len(self._kept) < _MOST_KEPT:
+            if is_read and connection.sock is not None and len(self._kept) < _MOST_KEPT:
                 self._kept.append(connection)
             else:  # not read to its end: what is left must not pass for the next answer
                 connection.close()
-
-    def forget(self) -> None:
-        """Close what is kept."""
-        while self._kept:
-            self._kept.pop().close()
 
     def _context(self) -> ssl.SSLContext | None:
         if self._address.scheme == "https" and self._tls is None:
@@ -157,6 +158,11 @@ class _Incoming(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def _close(connections: list[_Connection]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _opened(host: str, port: int, deadline: Deadline) -> socket.socket:
