@@ -165,7 +165,7 @@ class Remote:
     def _asked(self, name: str, wanted: Wanted, machine: Machine, seconds: float, patient: bool) -> Artifact | Miss:
         """A kernel, from few requests; and what follows for others."""
         if seconds <= 0:
-            return Miss("timeout", f"another process still waits for {wanted.name} from {self.url}")
+            return Miss("timeout", f"waiting for another process left no time to ask {self.url} for {wanted.name}")
         deadline = Deadline(seconds)
         if patient and 0 < (pause := self._breaker.seconds()) < seconds:
             time.sleep(pause)

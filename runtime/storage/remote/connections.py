@@ -76,7 +76,11 @@ class Connections:
         if self._address.scheme == "https" and self._tls is None:
             tls = ssl.create_default_context()
             if self._certificate is not None:
-                tls.load_cert_chain(self._certificate)
+                try:
+                    tls.load_cert_chain(self._certificate)
+                except OSError as error:  # no such file, or none with a certificate and a key
+                    told = error.strerror or error
+                    raise Miss("tls", f"the certificate in {self._certificate} cannot be shown: {told}") from error
             self._tls = tls
         return self._tls
 
