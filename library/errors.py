@@ -79,6 +79,10 @@ class TrustError(GemmillError):
         self.reason: TrustReason = reason
 
 
+class LockError(GemmillError):
+    """A lock file is wrong, or a kernel is not the one that it names."""
+
+
 class RemoteError(GemmillError):
     """A remote does not serve what only it may serve, or did not take what it was to take."""
 

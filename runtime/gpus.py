@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from gemmill.library.arch import DEFAULT_GPU, Gpu
+from typing import TYPE_CHECKING
+
+from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.errors import DeviceError
 from gemmill.runtime import driver
 from gemmill.runtime.select.gpus import figures, with_sms
+
+if TYPE_CHECKING:
+    from gemmill.runtime.storage.remote.wanted import Machine
 
 
 def detect(device: int = 0) -> Gpu:
@@ -15,3 +20,16 @@ def detect(device: int = 0) -> Gpu:
         return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
     except DeviceError:
         return DEFAULT_GPU
+
+
+def machine(gpu: Gpu) -> Machine:
+    """What a remote is told of a GPU, and of the driver of this machine."""
+    from gemmill.runtime.storage.remote.wanted import Machine
+
+    major, minor = gpu.capability
+    arch = serving(gpu.capability)[-1].name if serving(gpu.capability) else f"sm{major}{minor}"
+    try:
+        cuda = driver.cuda_version()
+    except DeviceError:
+        cuda = None
+    return Machine(gpu.name, arch, gpu.sms, cuda)

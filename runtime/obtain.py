@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gemmill.emitters.emit import EmittedSource, emit
-from gemmill.library.arch import Gpu, serving
+from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import DeviceError, RemoteError, ToolchainError
-from gemmill.runtime import driver
+from gemmill.library.errors import RemoteError, ToolchainError
 from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.gpus import machine
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # most processes have no remote, and do without HTTP and sign
     from gemmill.runtime.compile.pool import Outcome
     from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.remote.misses import Miss
-    from gemmill.runtime.storage.remote.wanted import Machine
 
 _AT_A_TIME = 8
 """Kernels that a remote is asked for at the same time."""
@@ -169,22 +168,9 @@ class Obtainer:
             return None
         from gemmill.runtime.storage.remote.wanted import Wanted
 
-        return self._remote.kernel(Wanted.of(source, key), _machine(self._gpu), self._left(start), patient=key is None)
+        return self._remote.kernel(Wanted.of(source, key), machine(self._gpu), self._left(start), patient=key is None)
 
     def _left(self, start: float) -> float:
         """Seconds of the remote's deadline that are left of what began at a time: waiting for another process that
         asks counts, too."""
         return 0.0 if self._remote is None else self._remote.deadline - (time.monotonic() - start)
-
-
-def _machine(gpu: Gpu) -> Machine:
-    """What a remote is told of a GPU and of the driver."""
-    from gemmill.runtime.storage.remote.wanted import Machine
-
-    major, minor = gpu.capability
-    arch = serving(gpu.capability)[-1].name if serving(gpu.capability) else f"sm{major}{minor}"
-    try:
-        cuda = driver.cuda_version()
-    except DeviceError:
-        cuda = None
-    return Machine(gpu.name, arch, gpu.sms, cuda)

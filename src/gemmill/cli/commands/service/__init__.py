@@ -1,0 +1,1 @@
+"""Commands of keys, signatures and locks: what machines take from each other."""
