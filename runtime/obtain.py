@@ -7,7 +7,7 @@ here. Without one a remote is asked for the kernel by name, and what any toolcha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gemmill.emitters.emit import EmittedSource, emit
@@ -90,7 +90,9 @@ class Obtainer:
         """
         from gemmill.runtime.compile.pool import Outcome, compile_many
 
-        found = {} if self._remote is None else self._fetched(configs)
+        fetched = {} if self._remote is None else self.fetch(configs)
+        found = {name: each for name, each in fetched.items() if isinstance(each, Artifact)}
+        self._check(fetched)
         if on_done is not None:
             for artifact in found.values():
                 on_done(Outcome(artifact.config, artifact, None, True, 0.0, ""))
@@ -103,28 +105,34 @@ class Obtainer:
                     self._upload(outcome.artifact)
         return found, [str(outcome.error) for outcome in outcomes if outcome.error is not None]
 
-    def _fetched(self, configs: Sequence[GemmConfig]) -> dict[str, Artifact]:
-        """Of many kernels those that the remote serves, by name; without any that can be read from the store as well
-        where something else compiles the others."""
+    def _check(self, fetched: Mapping[str, Artifact | Miss | None]) -> None:
+        """RemoteError or ToolchainError where kernels were not served, and none can be compiled here."""
+        missing = [f"{name}: {each.says}" for name, each in fetched.items() if each and not isinstance(each, Artifact)]
+        if missing:
+            try:
+                self._compiler()
+            except (RemoteError, ToolchainError) as error:
+                told = "\n".join(missing)
+                raise type(error)(
+                    f"{error}; of {len(fetched)} kernels the remote does not serve {len(missing)}:\n{told}"
+                ) from error
+
+    def fetch(self, configs: Sequence[GemmConfig]) -> dict[str, Artifact | Miss | None]:
+        """Have kernels in the store that the remote serves: each by its name, or why it was not served. None where it
+        was in the store, and can be read from there by who knows its key."""
         from concurrent.futures import ThreadPoolExecutor
 
-        compiler, error = None, None
         try:
             compiler = self._compiler()
-        except (RemoteError, ToolchainError) as failure:
-            error = failure
+        except (RemoteError, ToolchainError):
+            compiler = None
 
         def fetched(config: GemmConfig) -> Artifact | Miss | None:
             source = emit(config)
             return self._by_key(source, compiler.key(source, config)) if compiler else self._by_name(source)
 
         with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
-            found = dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
-        missing = [f"{name}: {miss.says}" for name, miss in found.items() if miss and not isinstance(miss, Artifact)]
-        if error is not None and missing:
-            told = "\n".join(missing)
-            raise type(error)(f"{error}; of {len(configs)} kernels the remote does not serve {len(missing)}:\n{told}")
-        return {name: artifact for name, artifact in found.items() if isinstance(artifact, Artifact)}
+            return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
 
     def _upload(self, artifact: Artifact, seconds: float | None = None) -> None:
         """Hand over to the remote, if it takes any, what was compiled here from a config."""

@@ -82,7 +82,7 @@ class Remote:
         self.mode, self.deadline = mode, deadline
         self._trusted, self._token, self._certificate = trusted, token, certificate
         self.problem: Miss | None = None
-        """Why it is not asked at all; None where it is."""
+        """Why it is not asked for kernels; None where it is."""
         self._has_warned = False
         self._renew()
         _remotes.add(self)
@@ -164,6 +164,8 @@ class Remote:
 
     def _asked(self, name: str, wanted: Wanted, machine: Machine, seconds: float, patient: bool) -> Artifact | Miss:
         """A kernel, from few requests; and what follows for others."""
+        if self.problem is not None:
+            return self.problem
         if seconds <= 0:
             return Miss("timeout", f"waiting for another process left no time to ask {self.url} for {wanted.name}")
         deadline = Deadline(seconds)
@@ -205,8 +207,6 @@ class Remote:
 
     def _barred(self, name: str) -> Miss | None:
         """Why no request is sent of something."""
-        if self.problem is not None:
-            return self.problem
         with self._lock:
             if (known := self._misses.get(name)) is not None:
                 return Miss("remembered", f"a moment ago: {known.says}")

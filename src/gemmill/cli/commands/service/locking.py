@@ -85,7 +85,7 @@ def warm(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Have exactly the kernels of a lock file in the store: out of packs, from the remote (GEMMILL_REMOTE), or compiled.
+    """Have exactly the kernels of a lock file in the store: from packs, from GEMMILL_REMOTE, or compiled.
 
     Exits with 1 if what comes is not, to the bit, what the file names, and says what differs: versions of NVRTC, of
     headers, options.
