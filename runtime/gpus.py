@@ -26,10 +26,8 @@ def machine(gpu: Gpu) -> Machine:
     """What a remote is told of a GPU, and of the driver of this machine."""
     from gemmill.runtime.storage.remote.wanted import Machine
 
-    major, minor = gpu.capability
-    arch = serving(gpu.capability)[-1].name if serving(gpu.capability) else f"sm{major}{minor}"
     try:
         cuda = driver.cuda_version()
     except DeviceError:
         cuda = None
-    return Machine(gpu.name, arch, gpu.sms, cuda)
+    return Machine(gpu.name, tuple(arch.name for arch in serving(gpu.capability)), gpu.sms, cuda)

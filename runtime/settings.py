@@ -22,6 +22,7 @@ _KNOWN = (
     *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
     *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS", "GEMMILL_TRUSTED_KEYS", "GEMMILL_REMOTE"),
     *("GEMMILL_REMOTE_MODE", "GEMMILL_REMOTE_DEADLINE", "GEMMILL_REMOTE_TOKEN", "GEMMILL_REMOTE_CERT"),
+    "GEMMILL_REMOTE_SIGN",
 )
 _OF_A_SERVICE = re.compile(
     r"GEMMILL_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -64,6 +65,8 @@ class Settings:
     """``GEMMILL_REMOTE_TOKEN``: what the remote knows this client by; after an ``@``, the file that holds it."""
     remote_certificate: Path | None = None
     """``GEMMILL_REMOTE_CERT``: a file in PEM with the certificate that this client shows the remote, and its key."""
+    remote_sign: Path | None = None
+    """``GEMMILL_REMOTE_SIGN``: the private key (`gemmill key new`) that signs what is uploaded."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -79,7 +82,7 @@ class Settings:
             if name.startswith(_PREFIX) and name not in _KNOWN and not _OF_A_SERVICE.fullmatch(name):
                 _warn_of(name)
         store, size, jobs, include, debug, model, warm_calls, trusted, *of_remote = map(environ.get, _KNOWN)
-        remote, mode, deadline, token, certificate = of_remote
+        remote, mode, deadline, token, certificate, sign = of_remote
         return cls(
             None if store is None else _path("GEMMILL_STORE", store),
             None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
@@ -94,6 +97,7 @@ class Settings:
             None if deadline is None else _seconds("GEMMILL_REMOTE_DEADLINE", deadline),
             None if token is None else _token("GEMMILL_REMOTE_TOKEN", token),
             None if certificate is None else _path("GEMMILL_REMOTE_CERT", certificate),
+            None if sign is None else _path("GEMMILL_REMOTE_SIGN", sign),
         )
 
 

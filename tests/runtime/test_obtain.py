@@ -217,7 +217,7 @@ def test_what_is_compiled_is_uploaded_and_served_to_others(
         with pytest.warns(RemoteWarning, match="cannot make"):
             assert registry.warm([first.name, second.name], on_done=done.append) == [first, second]
         assert [(outcome.name, outcome.cached) for outcome in done] == [(first.name, True), (second.name, False)]
-        assert requests(remote) == {"hits": 1, "failed": 1, "uploads": 1, "requests": 6}
+        assert requests(remote) == {"hits": 1, "failed": 1, "uploads": 1, "requests": 7}
         assert len(honest.put) == 2
         other = Registry(manifests=(), store=tmp_path / "two", remote=Remote(server.url, trusted=None))
         assert other.get(second.name) == second

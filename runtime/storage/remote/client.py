@@ -62,6 +62,7 @@ class Remote:
         trusted: whose signatures count. None takes what nobody has signed, too: for a server of one's own.
         token: sent with every request; a path names the file that holds it, which is read each time.
         certificate: a file in PEM with the certificate that this client shows, and its private key.
+        sign: a file with the private key that signs what is uploaded.
 
     Raises:
         SettingError: the URL is none.
@@ -76,11 +77,12 @@ class Remote:
         deadline: float = DEADLINE_SECONDS,
         token: str | Path | None = None,
         certificate: Path | None = None,
+        sign: Path | None = None,
     ) -> None:
         self._address = Address.of(url)
         self.url = str(self._address)
         self.mode, self.deadline = mode, deadline
-        self._trusted, self._token, self._certificate = trusted, token, certificate
+        self._trusted, self._token, self._certificate, self._sign = trusted, token, certificate, sign
         self.problem: Miss | None = None
         """Why it is not asked for kernels; None where it is."""
         self._has_warned = False
@@ -105,7 +107,8 @@ class Remote:
         deadline = DEADLINE_SECONDS if found.remote_deadline is None else found.remote_deadline
         with _lock:  # so that threads which ask at the same time share it as well
             return _shared(
-                named, found.remote_mode, deadline, found.remote_token, found.remote_certificate, found.trusted_keys
+                *(named, found.remote_mode, deadline, found.remote_token, found.remote_certificate),
+                *(found.remote_sign, found.trusted_keys),
             )
 
     def kernel(
@@ -131,12 +134,14 @@ class Remote:
         self._count("joined" if not is_own else found.reason if isinstance(found, Miss) else "hits")
         return found
 
-    def put(self, artifact: Artifact, keys: Sequence[SigningKey] = (), seconds: float | None = None) -> Put | Miss:
+    def put(
+        self, artifact: Artifact, keys: Sequence[SigningKey] | None = None, seconds: float | None = None
+    ) -> Put | Miss:
         """Upload a kernel; or why it could not be. Raises nothing.
 
         Args:
             artifact: the kernel.
-            keys: who signs its manifest; a server signs what it takes from who may write.
+            keys: who signs its manifest; by default the key that the remote was made with.
             seconds: most that it may take; by default the deadline.
         """
         deadline = Deadline(self.deadline if seconds is None else seconds)
@@ -144,7 +149,7 @@ class Remote:
         if (barred := self._barred(_PUT)) is not None:
             done = barred
         else:
-            done = self._tried(lambda: self._protocol.put(artifact, keys, deadline))
+            done = self._tried(lambda: self._protocol.put(artifact, self._keys() if keys is None else keys, deadline))
             self._learn(_PUT, done)
         if isinstance(done, Miss):
             self._tell(done)
@@ -204,6 +209,13 @@ class Remote:
             self._learn(_INSTANTIATE, miss)
             raise (absent if absent and miss.reason == "absent" else miss) from None
         return self._protocol.blob(manifest, deadline)
+
+    def _keys(self) -> Sequence[SigningKey]:
+        """Who signs what is uploaded."""
+        try:
+            return [] if self._sign is None else [SigningKey.load(self._sign)]
+        except TrustError as error:
+            raise Miss("signing", f"nothing is uploaded to {self.url}: {error}") from error
 
     def _barred(self, name: str) -> Miss | None:
         """Why no request is sent of something."""
@@ -282,7 +294,13 @@ def _waited(miss: Miss, deadline: Deadline) -> bool:
 
 @cache
 def _shared(
-    url: str, mode: RemoteMode, deadline: float, token: str | Path | None, certificate: Path | None, keys: str | None
+    url: str,
+    mode: RemoteMode,
+    deadline: float,
+    token: str | Path | None,
+    certificate: Path | None,
+    sign: Path | None,
+    keys: str | None,
 ) -> Remote:
     """The one remote of a process with these settings."""
     trusted, problem = None, None
@@ -292,7 +310,7 @@ def _shared(
             problem = "GEMMILL_TRUSTED_KEYS names no key whose signatures count, so nothing from elsewhere is run"
     except TrustError as error:
         problem = str(error)
-    remote = Remote(url, trusted=trusted, mode=mode, deadline=deadline, token=token, certificate=certificate)
+    remote = Remote(url, trusted=trusted, mode=mode, deadline=deadline, token=token, certificate=certificate, sign=sign)
     remote.problem = Miss("no keys", f"{remote.url} is not asked: {problem}") if problem else None
     return remote
 

@@ -43,6 +43,8 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "version": Reason(opens=False),
         "driver": Reason(opens=False),
         "failed": Reason(opens=False),
+        "full": Reason(opens=False),
+        "signing": Reason(opens=False),
         # of neither, and without a request
         "remembered": Reason(opens=False),
         "paused": Reason(opens=False),

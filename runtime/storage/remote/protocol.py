@@ -13,6 +13,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from gemmill.library.config.names import formats
 from gemmill.library.errors import TrustError
 from gemmill.library.input.strict_json import parse
 from gemmill.library.version import __version__
@@ -45,6 +46,7 @@ _STATUS: Mapping[int, str] = {
     429: "busy",
     501: "absent",
     503: "busy",
+    507: "full",
 }
 """Reasons by status, besides whole hundreds."""
 _HUNDREDS: Mapping[int, str] = {3: "redirected", 5: "server error"}
@@ -88,12 +90,14 @@ class Protocol:
 
     def instantiate(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> KernelManifest:
         """The manifest of a kernel that the remote has, or makes while this waits."""
+        arch = formats(wanted.name)[0]
+        gpu = {"name": machine.gpu, "arch": machine.archs[-1], "sm_count": machine.sms} if arch in machine.archs else {}
         asked = {
             "kernels": [wanted.name],
             "problems": [],
             "gemmill": __version__,
             "headers": wanted.headers_digest,
-            "gpu": {"name": machine.gpu, "arch": machine.arch, "sm_count": machine.sms},
+            "gpu": gpu or {"name": arch, "arch": arch},  # a kernel that is to run elsewhere
             "driver_cuda": machine.cuda,
             "wait": round(_WAIT * deadline.left(), 3),
         }
@@ -117,10 +121,16 @@ class Protocol:
         return found
 
     def put(self, artifact: Artifact, keys: Sequence[SigningKey], deadline: Deadline) -> Put:
-        """Upload a kernel: its blob, then its manifest, so that no manifest is without one."""
+        """Upload a kernel that the remote lacks: its blob, then its manifest, so that no manifest is without one."""
+        with self._request("GET", f"/v1/kernels/{artifact.key}", deadline) as response:
+            is_there = response.status == 200
+            self._drain(response)
+        if is_there:
+            return "there"
         blob, manifest = artifact.to_bytes(), KernelManifest.of(artifact)
         self._put(f"/v1/blobs/{manifest.digest}", blob, deadline)
-        return self._put(f"/v1/kernels/{manifest.key}", seal(KERNEL, manifest.to_bytes(), keys), deadline)
+        self._put(f"/v1/kernels/{manifest.key}", seal(KERNEL, manifest.to_bytes(), keys), deadline)
+        return "stored"
 
     def probe(self, deadline: Deadline) -> None:
         """Whether the remote answers as it should to who asks for what nobody has."""
@@ -128,15 +138,12 @@ class Protocol:
             if (miss := self._refusal(response)) is not None and miss.reason not in ("absent", "forbidden"):
                 raise miss
 
-    def _put(self, path: str, body: bytes, deadline: Deadline) -> Put:
+    def _put(self, path: str, body: bytes, deadline: Deadline) -> None:
         with self._request("PUT", path, deadline, body) as response:
-            if response.status == 412:
-                self._drain(response)
-                return "there"
-            if (miss := self._refusal(response)) is not None:
+            miss = self._refusal(response)
+            if miss is not None and response.status != 412:  # which says that it is there
                 raise miss
             self._drain(response)
-        return "stored"
 
     @contextmanager
     def _answer(self, method: str, path: str, deadline: Deadline, body: bytes | None = None) -> Iterator[HTTPResponse]:

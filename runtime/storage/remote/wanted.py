@@ -23,8 +23,8 @@ class Machine(NamedTuple):
 
     gpu: str
     """Name of the GPU."""
-    arch: str
-    """Its architecture, such as ``sm90a``."""
+    archs: tuple[str, ...]
+    """Architectures whose kernels run on it, such as ``sm90a``; the last is its own."""
     sms: int
     """Its SMs."""
     cuda: tuple[int, int] | None

@@ -27,4 +27,4 @@ def wanted(artifact: Artifact) -> Wanted:
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    return Machine("NVIDIA H200", "sm90a", 132, (13, 0))
+    return Machine("NVIDIA H200", ("sm90", "sm90a"), 132, (13, 0))

@@ -257,9 +257,35 @@ def test_a_kernel_is_uploaded_blob_first(artifact: Artifact, key: SigningKey, tr
         remote = Remote(server.url, trusted=trusted, mode="readwrite")
         assert remote.put(artifact, [key]) == "stored"
         assert remote.put(artifact, [key]) == "there"
-        assert server.asked() == 2 * ["PUT /v1/blobs", "PUT /v1/kernels"]
+        assert server.asked() == ["GET /v1/kernels", "PUT /v1/blobs", "PUT /v1/kernels", "GET /v1/kernels"]
         assert honest.put == Honest([artifact], [key]).documents()
         assert without_bytes(remote) == {"uploads": 2, "requests": 4}
+
+
+def test_what_is_uploaded_is_signed_by_the_remotes_key(
+    tmp_path: Path, artifact: Artifact, key: SigningKey, trusted: TrustedKeys
+) -> None:
+    with Server(honest := Honest([], [])) as server:
+        remote = Remote(server.url, trusted=trusted, mode="readwrite", sign=tmp_path / "key.pem")
+        with pytest.warns(RemoteWarning, match="nothing is uploaded.*gemmill key new"):
+            assert isinstance(remote.put(artifact), Miss)
+        key.save(tmp_path / "key.pem")
+        assert Remote(server.url, trusted=trusted, sign=tmp_path / "key.pem").put(artifact) == "stored"
+        assert honest.put == Honest([artifact], [key]).documents()
+
+
+def test_a_full_remote_is_read_all_the_same(honest: Honest, wanted: Wanted, machine: Machine) -> None:
+    def answer(request: Request) -> Parts:
+        if request.path.startswith("/v1/kernels/") and len(server.requests) == 1:
+            return [http(404)]
+        return [http(507)] if request.method == "PUT" else honest(request)
+
+    with Server(answer) as server:
+        remote = Remote(server.url, trusted=None)
+        with pytest.warns(RemoteWarning, match="507"):
+            remote.put(honest.artifacts[0])
+        assert remote.kernel(wanted, machine) == honest.artifacts[0]
+        assert without_bytes(remote) == {"hits": 1, "uploads full": 1, "requests": 4}
 
 
 def test_who_may_not_upload_asks_once(artifact: Artifact, trusted: TrustedKeys) -> None:
@@ -268,7 +294,7 @@ def test_who_may_not_upload_asks_once(artifact: Artifact, trusted: TrustedKeys) 
         with pytest.warns(RemoteWarning, match="403"):
             reasons = [getattr(remote.put(artifact), "reason", "") for _ in range(2)]
         assert reasons == ["forbidden", "remembered"]
-        assert server.asked() == ["PUT /v1/blobs"]
+        assert server.asked() == ["GET /v1/kernels", "PUT /v1/blobs"]
 
 
 def test_warnings_that_are_errors_cost_no_kernel(trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:

@@ -38,15 +38,16 @@ def push(
 ) -> None:
     """Upload the kernels of the store to a remote.
 
-    A server signs what it takes from a token that may write; what a plain bucket is to serve, --sign signs here.
-    Edited and damaged kernels stay, and are counted. Exits with 1 if any is not taken.
+    Whose signatures a server takes, its --trust says; clients of a plain bucket trust the key of --sign itself. By
+    default that of GEMMILL_REMOTE_SIGN signs. Edited and damaged kernels stay, and are counted. Exits with 1 if any is
+    not taken.
 
     \b
     Examples:
       gemmill store push --remote https://kernels.example
       gemmill store push --remote https://bucket.example/kernels --sign release.pem
     """
-    to, keys, opened = _remote(remote), [SigningKey.load(path) for path in sign], open_store(store)
+    to, keys, opened = _remote(remote), [SigningKey.load(path) for path in sign] or None, open_store(store)
     counts, refused = {"stored": 0, "there": 0, "edited": 0, "damaged": 0}, dict[str, str]()
     entries = opened.list()
     with output.progress(uploading=len(entries)) as step:
