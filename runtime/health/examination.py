@@ -11,6 +11,7 @@ from gemmill.runtime.health.packages import packages, pytorch
 from gemmill.runtime.health.places import places
 from gemmill.runtime.health.remote import remote
 from gemmill.runtime.health.toolchain import toolchain
+from gemmill.runtime.health.trust import trusted_keys
 
 
 def examination(store: Path | None = None) -> Iterator[Finding]:
@@ -21,7 +22,7 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     """
     compiling = [*packages(), *toolchain()]
     yield from compiling
-    found = [*gpus(), model(), pytorch(), *places(store), *remote()]
+    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote()]
     yield from found
     if culprits := [f.what for f in (*compiling, *found) if f.state == "wrong" and f.what in _NEEDED]:
         yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")

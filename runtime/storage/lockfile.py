@@ -22,7 +22,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
 
-SCHEMA = "gemmill.lock/1"
+SCHEMA = "gemmill.lockfile/1"
 MAX_LOCK_BYTES = 64 << 20
 """Most bytes of a lock file: ten thousand kernels."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")

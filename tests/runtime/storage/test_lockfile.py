@@ -51,7 +51,7 @@ def test_a_difference_is_named(artifact: Artifact) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"schema": "gemmill.lock/2"}, "its schema is 'gemmill.lock/2'; it must be 'gemmill.lock/1'"),
+        ({"schema": "gemmill.lockfile/2"}, "its schema is 'gemmill.lockfile/2'; it must be 'gemmill.lockfile/1'"),
         ({"more": 1}, "and nothing else; see 'more'"),
         ({"gpu": "\x1b"}, "gpu is"),
         ({"problems": {"4096x4096": "a"}}, "4096x4096"),

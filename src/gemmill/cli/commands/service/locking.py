@@ -69,7 +69,8 @@ def lock(
     sets = [manifest_path(each) for each in manifest] if manifest else None
     registry = Registry(manifests=sets, packs=pack, store=store, gpu=gpu, records=records, model=model)
     problems = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
-    made = locked.lock(registry, problems, jobs)
+    with output.progress(compiling=len({registry.select(each).name for each in problems})) as step:
+        made = locked.lock(registry, problems, jobs, lambda _: step("compiling"))
     made.write(to)
     if as_json:
         output.print_json("lock", {"file": str(to), "gpu": made.gpu, "problems": dict(made.problems)})
@@ -95,7 +96,10 @@ def warm(
       gemmill warm kernels.lock
       gemmill warm kernels.lock --pack quick.pack --store /srv/gemmill
     """
-    fetched = locked.fetch(Registry(manifests=(), packs=pack, store=store), Lock.read(file), jobs)
+    named = Lock.read(file)
+    with output.progress(compiling=len(named.kernels)) as step:
+        registry = Registry(manifests=(), packs=pack, store=store)
+        fetched = locked.fetch(registry, named, jobs, lambda _: step("compiling"))
     if as_json:
         rows = [{"name": each.artifact.name, "key": each.artifact.key, "source": each.source} for each in fetched]
         output.print_json("warm", rows)
