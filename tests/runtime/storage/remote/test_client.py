@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.cases.misbehaving import CASES
-from tests.cases.remotes import Honest, Parts, Request, Server, http
+from tests.cases.remotes import CLOSE, Honest, Parts, Request, Server, http
 
 from gemmill.library.errors import RemoteWarning, SettingError
 from gemmill.runtime.storage.artifact import Artifact
@@ -27,6 +29,10 @@ from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
 DEADLINE = 1.0
 GENEROUS = 5.0
 """Seconds beyond a deadline that a busy machine may take."""
+CHANGES = st.tuples(
+    st.sampled_from(["flip", "cut", "double", "insert"]), st.floats(0, 1), st.binary(min_size=1, max_size=8)
+)
+"""What becomes of an answer, where in it, and with which bytes."""
 
 
 def without_bytes(remote: Remote) -> dict[str, int]:
@@ -325,3 +331,34 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(trusted: TrustedKeys) -
     with pytest.raises(SettingError, match="GEMMILL_REMOTE_TOKEN") as error:
         Remote("https://me:secret@host", trusted=trusted)
     assert "secret" not in str(error.value)
+
+
+@given(by_name=st.booleans(), changes=st.lists(CHANGES, min_size=1, max_size=3))
+def test_bytes_that_are_drawn_are_a_miss_or_the_kernel(
+    by_name: bool,
+    changes: list[tuple[str, float, bytes]],
+    artifact: Artifact,
+    key: SigningKey,
+    trusted: TrustedKeys,
+    wanted: Wanted,
+    machine: Machine,
+) -> None:
+    honest = Honest([artifact], [key])
+
+    def answer(request: Request) -> Parts:
+        whole = b"".join(part for part in honest(request) if isinstance(part, bytes))
+        for kind, where, drawn in changes:
+            at = int(where * (len(whole) - 1))
+            whole = {
+                "flip": whole[:at] + bytes([whole[at] ^ drawn[0]]) + whole[at + 1 :],
+                "cut": whole[:at] or b"H",
+                "double": whole[:at] + whole,
+                "insert": whole[:at] + drawn + whole[at:],
+            }[kind]
+        return [whole, CLOSE]
+
+    with Server(answer) as server, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RemoteWarning)
+        remote = Remote(server.url, trusted=trusted, deadline=30)
+        found = remote.kernel(wanted._replace(key=None) if by_name else wanted, machine)
+    assert found == artifact or (isinstance(found, Miss) and found.reason != "error"), found
