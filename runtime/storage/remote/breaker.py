@@ -10,8 +10,8 @@ from gemmill.runtime.storage.remote.misses import Miss
 
 PAUSE_SECONDS = 60.0
 """How long a remote that failed is left alone, and for how long it is remembered what it does not have."""
-MOST_PAUSE_SECONDS = 3600.0
-"""The longest that a remote can ask to be left alone."""
+LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 3600.0
+"""The shortest and the longest that a remote can ask to be left alone."""
 _JITTER = 0.5
 """Pauses are up to this part longer, so that a fleet does not come back at the same moment."""
 _MOST_MISSES = 10_000
@@ -53,7 +53,7 @@ class Breaker:
 
     def failed(self, miss: Miss) -> None:
         """None came, or one that says to stay away: for :data:`PAUSE_SECONDS`, or as long as the remote wants."""
-        asked = PAUSE_SECONDS if miss.pause is None else min(miss.pause, MOST_PAUSE_SECONDS)
+        asked = PAUSE_SECONDS if miss.pause is None else max(LEAST_PAUSE_SECONDS, min(miss.pause, MOST_PAUSE_SECONDS))
         self._pause = asked * (1 + _JITTER * random.random())
         self._until, self.cause = self._clock() + self._pause, miss
 

@@ -44,7 +44,7 @@ def test_one_that_decides_and_does_not_return_is_followed_by_another() -> None:
         assert [breaker.passes(), breaker.passes()] == [True, False]
 
 
-@pytest.mark.parametrize(("asked", "least"), [(5, 5), (300, 300), (1e12, MOST_PAUSE_SECONDS)])
+@pytest.mark.parametrize(("asked", "least"), [(0, 1), (5, 5), (300, 300), (1e12, MOST_PAUSE_SECONDS)])
 def test_pauses_are_as_long_as_the_remote_wants_or_longer_and_differ(asked: float, least: float) -> None:
     pauses = set()
     for _ in range(20):
