@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.misbehaving import CASES
 from tests.cases.remotes import CLOSE, Honest, Parts, Request, Server, http
+from tests.cases.waiters import until_waiting
 
 from gemmill.library.errors import RemoteWarning, SettingError
 from gemmill.runtime.storage.artifact import Artifact
@@ -206,9 +207,7 @@ def test_of_threads_that_want_one_kernel_one_asks(
     with Server(answer) as server, ThreadPoolExecutor(16) as threads:
         remote = Remote(server.url, trusted=trusted, deadline=30)
         found = [threads.submit(remote.kernel, wanted, machine) for _ in range(16)]
-        while threads._work_queue.qsize():
-            time.sleep(0.01)
-        time.sleep(0.1)  # so that the last has begun to wait; those that come later hit, and are counted so
+        until_waiting(remote._flights, 15)
         all_wait.set()
         assert {id(each.result()) for each in found} == {id(found[0].result())}
         assert server.asked() == ["GET /v1/kernels", "GET /v1/blobs"]
