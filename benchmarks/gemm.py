@@ -150,7 +150,7 @@ def _choosers(configs: Sequence[Any]) -> Callable[[Any], dict[str, Any]]:
     from gemmill.library.config.names import kernel_name
     from gemmill.library.errors import UnsupportedProblemError
     from gemmill.profiler.baselines import heuristics
-    from gemmill.runtime.registry import detect
+    from gemmill.runtime.gpus import detect
     from gemmill.runtime.select.selector import Selector
 
     gpu = detect()

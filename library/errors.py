@@ -83,6 +83,10 @@ class LockError(GemmillError):
     """A lock file is wrong, or a kernel is not the one that it names."""
 
 
+class RemoteError(GemmillError):
+    """A remote does not serve what only it may serve, or did not take what it was to take."""
+
+
 class DeviceError(GemmillError):
     """The CUDA driver refused, or no suitable GPU is there."""
 
@@ -126,3 +130,7 @@ class RenamedWarning(GemmillWarning, FutureWarning):
 
 class StoreWarning(GemmillWarning):
     """The store is skipped; kernels are compiled again in every process."""
+
+
+class RemoteWarning(GemmillWarning):
+    """A remote does not serve a kernel, which is compiled here instead; given for the first miss of a process."""

@@ -51,6 +51,13 @@ def failure(status: Any, what: str) -> CaptureError | DeviceError:
 
 
 @functools.cache
+def cuda_version() -> tuple[int, int]:
+    """The newest CUDA that the driver knows, major and minor version."""
+    found = int(check(bindings().cuDriverGetVersion(), "reading the driver's version"))
+    return found // 1000, found // 10 % 100
+
+
+@functools.cache
 def device_count() -> int:
     """GPUs the driver shows to this process."""
     return int(check(bindings().cuDeviceGetCount(), "counting GPUs"))

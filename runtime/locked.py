@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.errors import LockError, PackError, ToolchainError
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.gpus import machine
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.lockfile import Lock, LockedKernel
@@ -15,7 +16,7 @@ from gemmill.runtime.storage.lockfile import Lock, LockedKernel
 if TYPE_CHECKING:
     from gemmill.runtime.compile.pool import Outcome
 
-Source = Literal["pack", "store", "compiled"]
+Source = Literal["pack", "store", "remote", "compiled"]
 
 
 class Fetched(NamedTuple):
@@ -23,7 +24,7 @@ class Fetched(NamedTuple):
 
     artifact: Artifact
     source: Source
-    """Where it was: in a pack, in the store, or nowhere, so that it was made."""
+    """Where it was: in a pack, in the store, at the remote, or nowhere, so that it was made."""
 
 
 def lock(
@@ -49,27 +50,27 @@ def fetch(
 ) -> list[Fetched]:
     """Have exactly the kernels of a lock at hand in a registry, and in its store.
 
-    Each is looked for by its key in the packs and in the store, then made as the registry makes kernels that it has
-    not; what comes must be, to the bit, what the lock names.
+    Each is looked for by its key in the packs, in the store and at the remote, then made as the registry makes kernels
+    that it has not; what comes must be, to the bit, what the lock names.
 
     Args:
         registry: its packs and store are looked into, and it has the kernels at hand from then on.
         locked: the lock.
         jobs: processes that compile.
-        on_done: called for each kernel that neither packs nor the store have, as it finishes.
+        on_done: called for each kernel that is nowhere, as it finishes.
 
     Returns:
         The kernels, in the order of the lock.
 
     Raises:
         LockError: some are not what the lock names; says of each what differs. None is at hand then.
-        ToolchainError: some are nowhere, and cannot be compiled here.
+        ToolchainError, RemoteError: some are nowhere, and cannot be compiled here.
         CompileError: some do not compile.
     """
     found = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _found(registry, kernel))}
     if missing := [name for name in locked.kernels if name not in found]:
         # A registry of its own: in the packs of the other one kernels of these names have other bits.
-        plain = Registry(manifests=(), store=registry.store, gpu=registry.gpu)
+        plain = Registry(manifests=(), store=registry.store, gpu=registry.gpu, remote=registry.remote)
         try:
             made = plain.warm(missing, jobs=jobs, on_done=on_done)
         except ToolchainError as error:
@@ -100,4 +101,18 @@ def _found(registry: Registry, kernel: LockedKernel) -> Fetched | None:
                 if not kernel.difference(artifact := pack.get(kernel.name)):
                     return Fetched(artifact, "pack")
     kept = registry.store.get(kernel.key)
-    return Fetched(kept, "store") if kept and not kernel.difference(kept) else None
+    if kept is not None and not kernel.difference(kept):
+        return Fetched(kept, "store")
+    served = _served(registry, kernel)
+    return Fetched(served, "remote") if served is not None and not kernel.difference(served) else None
+
+
+def _served(registry: Registry, kernel: LockedKernel) -> Artifact | None:
+    """A kernel from the remote, by the key that the lock names: no toolchain is needed to know it."""
+    if registry.remote is None:
+        return None
+    from gemmill.runtime.storage.remote.wanted import Wanted
+
+    wanted = Wanted(kernel.name, kernel.provenance.source_digest, kernel.provenance.headers_digest, kernel.key)
+    served = registry.remote.kernel(wanted, machine(registry.gpu))
+    return served if isinstance(served, Artifact) else None

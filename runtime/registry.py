@@ -15,38 +15,47 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
+from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import (
     CompileError,
     ConfigError,
-    DeviceError,
     ManifestError,
     PackError,
     ProblemError,
-    StoreError,
-    ToolchainError,
     UnsupportedProblemError,
 )
 from gemmill.library.input.keywords import strict
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import driver
-from gemmill.runtime.registry_arguments import check_files, checked_gpu, checked_problem, kernel_named, opened_packs
+from gemmill.runtime.gpus import detect
+from gemmill.runtime.registry_arguments import (
+    check_files,
+    check_remote,
+    checked_gpu,
+    checked_place,
+    checked_problem,
+    kernel_named,
+    kernel_sets,
+    opened_packs,
+    remote_of,
+)
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import Decision, read_decisions
-from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.select.models import with_model
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.flights import SingleFlight
 
 if TYPE_CHECKING:
     from gemmill.emitters.emit import EmittedSource
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
+    from gemmill.runtime.obtain import Obtainer
+    from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.store import Store
 
 
@@ -62,6 +71,8 @@ class Registry:
         packs: files of compiled kernels; the first that has a kernel serves it. Where the environment names trusted
             keys (``GEMMILL_TRUSTED_KEYS``), one of them must have signed each.
         store: where compiled kernels are kept, or its directory; by default the user's store.
+        remote: who has kernels compiled already, or its URL; by default the one that the environment names
+            (``GEMMILL_REMOTE``), with all else as the environment has it (docs/service/client.md).
         gpu: the GPU that problems are selected for, or its name, such as "H200"; by default GPU 0, or an H200 where
             there is none.
         records: files of measurements that the selector prefers over its model.
@@ -82,22 +93,21 @@ class Registry:
         gpu: Gpu | str | None = None,
         records: Iterable[str | Path] = (),
         model: str | Path | None = None,
+        remote: Remote | str | None = None,
     ) -> None:
+        check_remote(remote)
         check_files(manifests=manifests, packs=packs, records=records)
-        if not (store is None or isinstance(store, str | Path) or hasattr(store, "path")):
-            raise StoreError(f"store is {store!r:.80}; it must be the name of a folder, or a Store")
-        place = Path(store) if isinstance(store, str | Path) else store.path if store else None
-        self.packs = opened_packs(packs, place)
+        self.packs = opened_packs(packs, checked_place(store))
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
-            self.kernel_sets = () if manifests is None else _kernel_sets(manifests)
-        self._store = store
+            self.kernel_sets = () if manifests is None else kernel_sets(manifests)
+        self._store, self._remote = store, remote
         self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
         self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
-        self._lock = threading.RLock()
+        self._renew_locks()
         _registries.add(self)
 
     def __repr__(self) -> str:
@@ -106,12 +116,13 @@ class Registry:
         sets = "the manifests that ship" if self._ships else named or "no manifest"
         packs = "".join(f", {pack.path}" for pack in self.packs)
         gpu = self._gpu.name if self._gpu else "the GPU at hand"
-        return f"<Registry of {sets}{packs} for {gpu}>"
+        remote = self.__dict__.get("remote") or self._remote
+        return f"<Registry of {sets}{packs} for {gpu}{f', and {remote}' if remote else ''}>"
 
     @cached_property
     def kernel_sets(self) -> tuple[KernelSet, ...]:
         """The kernel sets of the manifests: those that ship, unless others were named."""
-        return _kernel_sets(None)
+        return kernel_sets(None)
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -141,6 +152,15 @@ class Registry:
         from gemmill.runtime.storage.store import Store
 
         return self._store if isinstance(self._store, Store) else Store(self._store)
+
+    @cached_property
+    def remote(self) -> Remote | None:
+        """Who is asked for kernels that neither packs nor the store hold.
+
+        Raises:
+            SettingError: a variable means nothing.
+        """
+        return remote_of(self._remote)
 
     def configs(self) -> dict[str, GemmConfig]:
         """Every kernel by name: those of the packs, then those of the manifests. Manifests are expanded once."""
@@ -235,13 +255,15 @@ class Registry:
         return Selector(configs, self.gpu, self._decisions, varies=self._ships or bool(self.kernel_sets))
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
-        """A compiled kernel, by name or config: loaded before, from a pack, from the store, or compiled now.
+        """A compiled kernel, by name or config: loaded before, from a pack, the store or the remote, or compiled
+        now.
 
         Any legal kernel may be asked for, whether or not a manifest declares it.
 
         Raises:
             ConfigError: the name does not parse, or the config breaks a rule.
             ToolchainError: it must be compiled, and NVRTC or headers are missing, clash, or have dropped its target.
+            RemoteError: the mode of the remote is ``only``, and it does not serve it.
             CompileError: it does not compile.
             PackError: the pack that holds it is damaged.
         """
@@ -249,11 +271,9 @@ class Registry:
         if (artifact := self._loaded.get(name)) is not None:
             return artifact
         with self._lock:
-            artifact = self._loaded.get(name) or self._packed(name)
-            if artifact is None:
-                artifact = self._emitted(parse_name(name))
-            self._loaded[name] = artifact
-            return artifact
+            if (artifact := self._packed(name)) is not None:
+                return self._loaded.setdefault(name, artifact)
+        return self._flights.get(name, lambda: self._emitted(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
         """Compile a page of CUDA C++ that somebody edited, check it, and have its kernel at hand.
@@ -317,11 +337,9 @@ class Registry:
             else:
                 missing.append(parse_name(name))
         if missing:
-            from gemmill.runtime.compile.pool import compile_many
-
-            outcomes = compile_many(missing, jobs=jobs, store=self.store, on_done=on_done)
-            self._loaded |= {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact is not None}
-            if errors := [str(outcome.error) for outcome in outcomes if outcome.error is not None]:
+            artifacts, errors = self._obtainer.obtain_many(missing, jobs, on_done)
+            self._loaded |= artifacts
+            if errors:
                 raise CompileError(f"{len(errors)} of {len(missing)} kernels did not compile:\n" + "\n".join(errors))
         return [self._loaded[name] for name in names]
 
@@ -343,50 +361,33 @@ class Registry:
             raise damage
         return None
 
-    def _emitted(self, config: GemmConfig) -> Artifact:
-        """What a config emits, from the store, or compiled and stored."""
+    def _emitted(self, name: str) -> Artifact:
+        """What a kernel's config emits, compiled, if another thread has not loaded it meanwhile."""
         from gemmill.emitters.emit import emit
 
-        return self._compiled(emit(config), config)
+        if (artifact := self._loaded.get(name)) is None:
+            config = parse_name(name)
+            artifact = self._loaded.setdefault(name, self._compiled(emit(config), config))
+        return artifact
 
     def _compiled(self, source: EmittedSource, config: GemmConfig) -> Artifact:
-        """The kernel of a source, from the store, or compiled and stored."""
-        try:
-            from gemmill.runtime.compile.compiler import Compiler
+        """The kernel of a source, from the store or the remote, or compiled and stored."""
+        return self._obtainer.obtain(source, config)
 
-            compiler = Compiler(store=self.store)
-        except ToolchainError as error:
-            name, packs = source.name, len(self.packs)
-            places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
-            raise ToolchainError(f"{places}, and it cannot be compiled here: {error}") from error
-        artifact, _ = self.store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
-        return artifact
+    @cached_property
+    def _obtainer(self) -> Obtainer:
+        from gemmill.runtime.obtain import Obtainer
+
+        return Obtainer(self.store, self.remote, self._gpu or detect(), len(self.packs))
+
+    def _renew_locks(self) -> None:
+        self._lock, self._flights = threading.RLock(), SingleFlight[Artifact]()
 
 
 def _renew_locks() -> None:
     """In a forked process nobody would ever let go of a lock that another thread held."""
     for registry in _registries:
-        registry._lock = threading.RLock()
+        registry._renew_locks()
 
 
 os.register_at_fork(after_in_child=_renew_locks)
-
-
-def detect(device: int = 0) -> Gpu:
-    """Figures of a GPU of this machine, with the SMs that it has; ``DEFAULT_GPU`` where there is none."""
-    try:
-        name = driver.device_name(device)
-        return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
-    except DeviceError:
-        return DEFAULT_GPU
-
-
-def _kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
-    """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
-    from gemmill.library.manifest.load import load_manifest, shipped_manifests
-
-    shipped = shipped_manifests()
-    return tuple(
-        load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest
-        for manifest in (shipped if manifests is None else manifests)
-    )

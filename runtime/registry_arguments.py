@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import ConfigError, DeviceError, ManifestError, PackError, ProblemError, RecordError
+from gemmill.library.errors import (
+    ConfigError,
+    DeviceError,
+    ManifestError,
+    PackError,
+    ProblemError,
+    RecordError,
+    SettingError,
+    StoreError,
+)
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.keys import TrustedKeys
+
+if TYPE_CHECKING:
+    from gemmill.library.manifest.kernelset import KernelSet
+    from gemmill.runtime.storage.remote.client import Remote
+    from gemmill.runtime.storage.store import Store
 
 _NO_LIST = {"manifests": ManifestError, "packs": PackError, "records": RecordError}
 """Errors of files of each kind."""
@@ -42,6 +58,13 @@ def checked_gpu(gpu: Gpu | str | None) -> Gpu | None:
         raise DeviceError(error.args[0]) from None
 
 
+def checked_place(store: Store | str | Path | None) -> Path | None:
+    """The folder of a store; StoreError where it is neither a folder's name nor a Store."""
+    if not (store is None or isinstance(store, str | Path) or hasattr(store, "path")):
+        raise StoreError(f"store is {store!r:.80}; it must be the name of a folder, or a Store")
+    return Path(store) if isinstance(store, str | Path) else store.path if store else None
+
+
 def check_files(**given: object) -> None:
     """Refuse one file where there must be a list of them: ManifestError, PackError or RecordError."""
     for name, value in given.items():
@@ -64,3 +87,33 @@ def kernel_named(kernel: object) -> str:
     if isinstance(kernel, GemmConfig):
         return kernel_name(kernel)
     raise ConfigError(f"kernel is {kernel!r:.80}; it must be the name of a kernel or a GemmConfig")
+
+
+def check_remote(remote: object) -> None:
+    """Refuse what is neither a URL nor a Remote: SettingError."""
+    if isinstance(remote, str):
+        from gemmill.runtime.storage.remote.address import Address
+
+        Address.of(remote)
+    elif not (remote is None or hasattr(remote, "kernel")):
+        raise SettingError(f"remote is {remote!r:.80}; it must be a URL such as 'https://kernels.example', or a Remote")
+
+
+def remote_of(remote: Remote | str | None) -> Remote | None:
+    """A remote, that of a URL, or that of the environment; SettingError where a variable means nothing."""
+    if remote is None and Settings.read().remote is None:
+        return None  # and nothing of HTTP is imported
+    from gemmill.runtime.storage.remote.client import Remote
+
+    return Remote.of_settings(remote) if remote is None or isinstance(remote, str) else remote
+
+
+def kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
+    """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
+    from gemmill.library.manifest.load import load_manifest, shipped_manifests
+
+    shipped = shipped_manifests()
+    return tuple(
+        load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest
+        for manifest in (shipped if manifests is None else manifests)
+    )

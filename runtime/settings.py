@@ -7,22 +7,29 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal, get_args
 
 from gemmill.library.errors import SettingError, SettingWarning
 from gemmill.library.wording import suggest
 
+RemoteMode = Literal["read", "readwrite", "only"]
+"""``readwrite`` uploads what is compiled here; in ``only``, nothing is compiled here."""
 _PREFIX = "GEMMILL_"
 _KNOWN = (
     *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
-    *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS", "GEMMILL_TRUSTED_KEYS"),
+    *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS", "GEMMILL_TRUSTED_KEYS", "GEMMILL_REMOTE"),
+    *("GEMMILL_REMOTE_MODE", "GEMMILL_REMOTE_DEADLINE", "GEMMILL_REMOTE_TOKEN", "GEMMILL_REMOTE_CERT"),
+    "GEMMILL_REMOTE_SIGN",
 )
 _OF_A_SERVICE = re.compile(
     r"GEMMILL_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 """What Kubernetes tells every container of a service called gemmill, or gemmill-..., of the same name space."""
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
+"""What can stand in a header as a token (RFC 6750)."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -48,6 +55,18 @@ class Settings:
     trusted_keys: str | None = None
     """``GEMMILL_TRUSTED_KEYS``: public keys, or files of such, separated by commas, as
     :meth:`gemmill.runtime.storage.trust.keys.TrustedKeys.read` takes them: what they did not sign is refused."""
+    remote: str | None = None
+    """``GEMMILL_REMOTE``: URL of who has kernels compiled already, asked before one is compiled here."""
+    remote_mode: RemoteMode = "read"
+    """``GEMMILL_REMOTE_MODE``: ``read``, ``readwrite`` or ``only``."""
+    remote_deadline: float | None = None
+    """``GEMMILL_REMOTE_DEADLINE``: seconds that the remote may cost one kernel, from 0.1 to 600."""
+    remote_token: str | Path | None = field(default=None, repr=False)
+    """``GEMMILL_REMOTE_TOKEN``: what the remote knows this client by; after an ``@``, the file that holds it."""
+    remote_certificate: Path | None = None
+    """``GEMMILL_REMOTE_CERT``: a file in PEM with the certificate that this client shows the remote, and its key."""
+    remote_sign: Path | None = None
+    """``GEMMILL_REMOTE_SIGN``: the private key (`gemmill key new`) that signs what is uploaded."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -62,16 +81,23 @@ class Settings:
         for name in environ:
             if name.startswith(_PREFIX) and name not in _KNOWN and not _OF_A_SERVICE.fullmatch(name):
                 _warn_of(name)
-        store, size, jobs, include, debug, model, warm_calls, trusted = (environ.get(name) for name in _KNOWN)
+        store, size, jobs, include, debug, model, warm_calls, trusted, *of_remote = map(environ.get, _KNOWN)
+        remote, mode, deadline, token, certificate, sign = of_remote
         return cls(
-            None if store is None else _directory("GEMMILL_STORE", store),
+            None if store is None else _path("GEMMILL_STORE", store),
             None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
             None if jobs is None else _count("GEMMILL_JOBS", jobs),
-            None if include is None else tuple(_directory("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
+            None if include is None else tuple(_path("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
             debug is not None and _switch("GEMMILL_DEBUG", debug),
-            None if model is None else _directory("GEMMILL_MODEL", model),
+            None if model is None else _path("GEMMILL_MODEL", model),
             warm_calls is None or _switch("GEMMILL_WARM_CALLS", warm_calls),
             trusted,
+            None if remote is None else _url("GEMMILL_REMOTE", remote),
+            "read" if mode is None else _mode("GEMMILL_REMOTE_MODE", mode),
+            None if deadline is None else _seconds("GEMMILL_REMOTE_DEADLINE", deadline),
+            None if token is None else _token("GEMMILL_REMOTE_TOKEN", token),
+            None if certificate is None else _path("GEMMILL_REMOTE_CERT", certificate),
+            None if sign is None else _path("GEMMILL_REMOTE_SIGN", sign),
         )
 
 
@@ -85,11 +111,38 @@ def _warn_of(name: str) -> None:
         sys.stderr.write(f"warning: {warning}\n")
 
 
-def _directory(name: str, value: str) -> Path:
+def _path(name: str, value: str) -> Path:
     path = Path(value)
     if not path.is_absolute():
         raise SettingError(f"{name}={value!r}: not an absolute path")
     return path
+
+
+def _url(name: str, value: str) -> str:
+    from gemmill.runtime.storage.remote.address import Address  # most processes have no remote
+
+    return str(Address.of(value, name))
+
+
+def _mode(name: str, value: str) -> RemoteMode:
+    for mode in get_args(RemoteMode):
+        if value == mode:
+            return mode  # type: ignore[no-any-return]
+    raise SettingError(f"{name}={value!r}: not one of {', '.join(get_args(RemoteMode))}")
+
+
+def _seconds(name: str, value: str) -> float:
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?", value) or not 0.1 <= float(value) <= 600:
+        raise SettingError(f"{name}={value!r}: not a number of seconds from 0.1 to 600")
+    return float(value)
+
+
+def _token(name: str, value: str) -> str | Path:
+    if value.startswith("@"):
+        return _path(f"{name}=@", value[1:])
+    if not TOKEN.fullmatch(value):
+        raise SettingError(f"{name} is no token of letters, digits and -._~+/, nor @ and the path of a file with one")
+    return value
 
 
 def _switch(name: str, value: str) -> bool:

@@ -130,6 +130,11 @@ def test_import_gemmill_is_light() -> None:
     assert not (loaded_by("import gemmill") - loaded_by("pass")) & HEAVY
 
 
+def test_a_process_without_a_remote_does_without_http_and_signatures() -> None:
+    registry = "import gemmill; assert gemmill.Registry(manifests=()).remote is None"
+    assert not (loaded_by(registry) - loaded_by("pass")) & {"http", "ssl", "cryptography", "concurrent"}
+
+
 def test_others_are_imported_by_who_asks_for_them() -> None:
     assert not {*OTHERS} & loaded_by("import gemmill; gemmill.matmul, gemmill.grouped_matmul, gemmill.plan")
 

@@ -9,6 +9,7 @@ from gemmill.runtime.health.finding import Finding
 from gemmill.runtime.health.gpus import gpus, model
 from gemmill.runtime.health.packages import packages, pytorch
 from gemmill.runtime.health.places import places
+from gemmill.runtime.health.remote import remote
 from gemmill.runtime.health.toolchain import toolchain
 from gemmill.runtime.health.trust import trusted_keys
 
@@ -21,7 +22,7 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     """
     compiling = [*packages(), *toolchain()]
     yield from compiling
-    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys()]
+    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote()]
     yield from found
     if culprits := [f.what for f in (*compiling, *found) if f.state == "wrong" and f.what in _NEEDED]:
         yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")

@@ -17,18 +17,17 @@ from gemmill.runtime.select.models import origin
 def gpus() -> Iterator[Finding]:
     """The driver, and every GPU that it shows."""
     try:
-        found = int(driver.check(driver.bindings().cuDriverGetVersion(), "reading the driver's version"))
+        cuda = driver.cuda_version()
         count = driver.device_count()
     except DeviceError as error:
         yield Finding("GPU", "missing", "kernels cannot run here; compiling needs none", str(error))
         return
-    cuda = f"{found // 1000}.{found // 10 % 100}"
     bindings = (version("cuda-bindings") or "").partition(".")[0]
-    if bindings.isdecimal() and int(bindings) > found // 1000:
-        detail = f"runs CUDA {cuda}; cuda-bindings is {bindings}"
-        yield Finding("driver", "wrong", detail, f"a newer driver, or {install(f'cu{found // 1000}')}")
+    if bindings.isdecimal() and int(bindings) > cuda[0]:
+        detail = f"runs CUDA {cuda[0]}.{cuda[1]}; cuda-bindings is {bindings}"
+        yield Finding("driver", "wrong", detail, f"a newer driver, or {install(f'cu{cuda[0]}')}")
     else:
-        yield Finding("driver", "ok", f"runs CUDA {cuda}")
+        yield Finding("driver", "ok", f"runs CUDA {cuda[0]}.{cuda[1]}")
     if count == 0:
         yield Finding("GPU", "missing", "the driver shows none; kernels cannot run here, compiling needs none")
     for device in range(count):

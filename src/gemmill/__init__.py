@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gemmill.library.errors import PackError as PackError
     from gemmill.library.errors import ProblemError as ProblemError
     from gemmill.library.errors import RecordError as RecordError
+    from gemmill.library.errors import RemoteError as RemoteError
+    from gemmill.library.errors import RemoteWarning as RemoteWarning
     from gemmill.library.errors import RenamedWarning as RenamedWarning
     from gemmill.library.errors import SettingError as SettingError
     from gemmill.library.errors import SettingWarning as SettingWarning
@@ -88,6 +90,7 @@ _HOMES = {
             "PackError",
             "TrustError",
             "LockError",
+            "RemoteError",
             "DeviceError",
             "CaptureError",
             "RecordError",
@@ -98,6 +101,7 @@ _HOMES = {
             "SettingWarning",
             "RenamedWarning",
             "StoreWarning",
+            "RemoteWarning",
         ),
         "gemmill.library.errors",
     ),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cases.remotes import Honest, Server
 
 from gemmill.library.errors import LockError
 from gemmill.library.problem import GemmProblem
@@ -18,6 +19,7 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.lockfile import Lock
 from gemmill.runtime.storage.pack import write_pack
+from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.store import Store
 
 PROBLEMS = [GemmProblem.from_text(text) for text in ("4096x4096x4096 bf16 tn", "64x4096x4096 bf16 tn")]
@@ -55,6 +57,18 @@ def test_kernels_come_from_packs_and_the_store(lock: Lock, tmp_path: Path, artif
     }
     assert registry.get(first.name) == first, "not what the first pack has"
     assert store.get(first.key) == first, "for the next process"
+
+
+def test_kernels_come_from_a_remote_by_the_key_that_is_locked(
+    lock: Lock, tmp_path: Path, artifacts: tuple[Artifact, ...]
+) -> None:
+    first, last = artifacts
+    Store(tmp_path).put(last.key, last)
+    with Server(Honest([first], [])) as server:
+        registry = Registry(manifests=(), store=tmp_path, remote=Remote(server.url, trusted=None, mode="only"))
+        assert [each.source for each in locked.fetch(registry, lock)] == ["remote", "store"]
+        assert server.asked() == ["GET /v1/kernels", "GET /v1/blobs"]
+        assert Store(tmp_path).get(first.key) == first
 
 
 WITHOUT_TOOLKIT = """

@@ -37,9 +37,32 @@ def test_settings_are_read() -> None:
     assert Settings.read({"GEMMILL_TRUSTED_KEYS": "/a,/b"}).trusted_keys == "/a,/b"
 
 
+def test_settings_of_a_remote_are_read() -> None:
+    environ = {
+        "GEMMILL_REMOTE": "https://kernels.example:443/a/",
+        "GEMMILL_REMOTE_MODE": "only",
+        "GEMMILL_REMOTE_DEADLINE": "2.5",
+        "GEMMILL_REMOTE_TOKEN": "@/run/token",
+        "GEMMILL_REMOTE_CERT": "/client.pem",
+        "GEMMILL_REMOTE_SIGN": "/sign.pem",
+    }
+    found = Settings.read(environ)
+    assert (found.remote, found.remote_mode, found.remote_deadline) == ("https://kernels.example/a", "only", 2.5)
+    assert found.remote_token == Path("/run/token")
+    assert (found.remote_certificate, found.remote_sign) == (Path("/client.pem"), Path("/sign.pem"))
+    assert "secret" not in repr(Settings.read({"GEMMILL_REMOTE_TOKEN": "secret"}))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
+        ("GEMMILL_REMOTE", "", "https or http"),
+        ("GEMMILL_REMOTE", "kernels.example", "https or http"),
+        ("GEMMILL_REMOTE_MODE", "write", "read, readwrite, only"),
+        ("GEMMILL_REMOTE_DEADLINE", "0", "0.1 to 600"),
+        ("GEMMILL_REMOTE_DEADLINE", "10s", "0.1 to 600"),
+        ("GEMMILL_REMOTE_TOKEN", "two\nlines", "no token"),
+        ("GEMMILL_REMOTE_TOKEN", "@token", "absolute path"),
         ("GEMMILL_STORE", "relative", "absolute path"),
         ("GEMMILL_STORE", "", "absolute path"),
         ("GEMMILL_STORE_BYTES", "lots", "500M or 10G"),

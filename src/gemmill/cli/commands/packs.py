@@ -42,7 +42,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
 from gemmill.profiler.sweep.shapes import ShapeSuite
 from gemmill.profiler.sweep.units import is_plain, units, unserved
-from gemmill.runtime.registry import detect
+from gemmill.runtime.gpus import detect
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures

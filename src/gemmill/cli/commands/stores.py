@@ -1,4 +1,4 @@
-"""store: look into the cache of compiled kernels, check it, shrink it."""
+"""store: look into the cache of compiled kernels, check it, shrink it; to share it, service/remotes.py."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from gemmill.runtime.storage.store import Store
 
 store_app = typer.Typer(
     cls=Commands,
-    help="""Look into the store of compiled kernels, check it, shrink it.
+    help="""Look into the store of compiled kernels, check it, shrink it, share it.
 
     \b
     Examples:
       gemmill store list
       gemmill store verify --store /path/to/store
+      gemmill store pull bf16 --remote https://kernels.example
     """,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -31,7 +32,7 @@ store_app = typer.Typer(
 app.add_typer(store_app, name="store")
 
 
-def _open(path: Path | None) -> Store:
+def open_store(path: Path | None) -> Store:
     """A store whose folders can be read, if there are any: to the runtime all others are empty, since they must never
     cost it a kernel."""
     store = Store(path)
@@ -67,7 +68,7 @@ def list_(store: StorePath = None, as_json: Json = False) -> None:
     Examples:
       gemmill store list --json
     """
-    opened = _open(store)
+    opened = open_store(store)
     rows = []
     for entry in opened.list():
         try:
@@ -93,7 +94,7 @@ def stats(store: StorePath = None, as_json: Json = False) -> None:
     Examples:
       gemmill store stats
     """
-    found = _open(store).stats()
+    found = open_store(store).stats()
     if as_json:
         output.print_json("store.stats", {**asdict(found), "path": str(found.path)})
     else:
@@ -108,7 +109,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
     Examples:
       gemmill store verify
     """
-    opened = _open(store)
+    opened = open_store(store)
     faults = opened.verify()
     if as_json:
         output.print_json("store.verify", {"faults": {str(file): fault for file, fault in faults.items()}})
@@ -131,7 +132,7 @@ def clear(store: StorePath = None) -> None:
     Examples:
       gemmill store clear --store /path/to/store
     """
-    opened = _open(store)
+    opened = open_store(store)
     typer.echo(f"{opened.clear()} kernels removed")
     if left := opened.stats().entries:
         raise StoreError(f"{opened.path}: {left} kernels could not be removed; check the permissions of the folder")
@@ -145,4 +146,4 @@ def prune(store: StorePath = None) -> None:
     Examples:
       gemmill store prune
     """
-    typer.echo(f"{_open(store).prune()} kernels removed")
+    typer.echo(f"{open_store(store).prune()} kernels removed")

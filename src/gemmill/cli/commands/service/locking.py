@@ -86,7 +86,7 @@ def warm(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Have exactly the kernels of a lock file in the store: out of packs, or compiled where those and it lack them.
+    """Have exactly the kernels of a lock file in the store: from packs, from GEMMILL_REMOTE, or compiled.
 
     Exits with 1 if what comes is not, to the bit, what the file names, and says what differs: versions of NVRTC, of
     headers, options.
@@ -107,5 +107,5 @@ def warm(
     counts = Counter(each.source for each in fetched)
     typer.echo(
         f"{len(fetched)} kernels as locked: {counts['pack']} from packs, {counts['store']} already in the store, "
-        f"{counts['compiled']} compiled"
+        f"{counts['remote']} from the remote, {counts['compiled']} compiled"
     )

@@ -1,0 +1,33 @@
+"""The GPU of this machine, as far as kernels are chosen for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
+from gemmill.library.errors import DeviceError
+from gemmill.runtime import driver
+from gemmill.runtime.select.gpus import figures, with_sms
+
+if TYPE_CHECKING:
+    from gemmill.runtime.storage.remote.wanted import Machine
+
+
+def detect(device: int = 0) -> Gpu:
+    """Figures of a GPU of this machine, with the SMs that it has; ``DEFAULT_GPU`` where there is none."""
+    try:
+        name = driver.device_name(device)
+        return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
+    except DeviceError:
+        return DEFAULT_GPU
+
+
+def machine(gpu: Gpu) -> Machine:
+    """What a remote is told of a GPU, and of the driver of this machine."""
+    from gemmill.runtime.storage.remote.wanted import Machine
+
+    try:
+        cuda = driver.cuda_version()
+    except DeviceError:
+        cuda = None
+    return Machine(gpu.name, tuple(arch.name for arch in serving(gpu.capability)), gpu.sms, cuda)

@@ -1,0 +1,184 @@
+"""A kernel from where it is cheapest: the store, a remote, the compiler.
+
+With a toolchain a kernel's key is known, and only what has that key is taken: the very bits that would be compiled
+here. Without one a remote is asked for the kernel by name, and what any toolchain made of the same source is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import RemoteError, ToolchainError
+from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.gpus import machine
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.store import Store
+
+if TYPE_CHECKING:  # most processes have no remote, and do without HTTP and signatures
+    from gemmill.runtime.compile.pool import Outcome
+    from gemmill.runtime.storage.remote.client import Remote
+    from gemmill.runtime.storage.remote.misses import Miss
+
+_AT_A_TIME = 8
+"""Kernels that a remote is asked for at the same time."""
+
+
+class Obtainer:
+    """Where kernels come from that are in no pack. Threads may share one.
+
+    Args:
+        store: looked into first; it keeps what comes from elsewhere.
+        remote: who is asked next.
+        gpu: what the kernels are to run on.
+        packs: how many packs were looked into before.
+    """
+
+    def __init__(self, store: Store, remote: Remote | None, gpu: Gpu, packs: int = 0) -> None:
+        self._store, self._remote, self._gpu, self._packs = store, remote, gpu, packs
+
+    def obtain(self, source: EmittedSource, config: GemmConfig) -> Artifact:
+        """The kernel of a source.
+
+        Raises:
+            ToolchainError: it is nowhere, and NVRTC or headers are missing, clash, or have dropped its target.
+            RemoteError: it is nowhere, and nothing is to be compiled here.
+            CompileError: it does not compile.
+        """
+        try:
+            compiler = self._compiler()
+        except (RemoteError, ToolchainError) as error:
+            found = self._by_name(source)
+            if isinstance(found, Artifact):
+                return found
+            name, packs = source.name, self._packs
+            places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
+            remote = f", the remote does not serve it ({found.says})" if found else ""
+            raise type(error)(f"{places}{remote}, and it cannot be compiled here: {error}") from error
+        start, left = time.monotonic(), 0.0
+
+        def make() -> Artifact:
+            nonlocal left
+            if isinstance(found := self._asked(source, key, start), Artifact):
+                return found
+            left = self._left(start)
+            return compiler.compile(source, config)
+
+        key = compiler.key(source, config)
+        artifact, _ = self._store.get_or_make(key, make)
+        if left > 0:
+            self._upload(artifact, left)
+        return artifact
+
+    def obtain_many(
+        self, configs: Sequence[GemmConfig], jobs: int | None, on_done: Callable[[Outcome], None] | None
+    ) -> tuple[dict[str, Artifact], list[str]]:
+        """Kernels by name, and what is wrong with those that do not compile.
+
+        Args:
+            configs: the kernels.
+            jobs: worker processes that compile.
+            on_done: called for each kernel as it finishes.
+
+        Raises:
+            RemoteError, ToolchainError: as for :meth:`obtain`; names each that is nowhere.
+        """
+        from gemmill.runtime.compile.pool import Outcome, compile_many
+
+        fetched = {} if self._remote is None else self.fetch(configs)
+        found = {name: each for name, each in fetched.items() if isinstance(each, Artifact)}
+        self._check(fetched)
+        if on_done is not None:
+            for artifact in found.values():
+                on_done(Outcome(artifact.config, artifact, None, True, 0.0, ""))
+        missing = [config for config in configs if kernel_name(config) not in found]
+        outcomes = compile_many(missing, jobs=jobs, store=self._store, on_done=on_done)
+        for outcome in outcomes:
+            if outcome.artifact is not None:
+                found[outcome.name] = outcome.artifact
+                if not outcome.cached:
+                    self._upload(outcome.artifact)
+        return found, [str(outcome.error) for outcome in outcomes if outcome.error is not None]
+
+    def _check(self, fetched: Mapping[str, Artifact | Miss | None]) -> None:
+        """RemoteError or ToolchainError where kernels were not served, and none can be compiled here."""
+        missing = [f"{name}: {each.says}" for name, each in fetched.items() if each and not isinstance(each, Artifact)]
+        if missing:
+            try:
+                self._compiler()
+            except (RemoteError, ToolchainError) as error:
+                told = "\n".join(missing)
+                raise type(error)(
+                    f"{error}; of {len(fetched)} kernels the remote does not serve {len(missing)}:\n{told}"
+                ) from error
+
+    def fetch(self, configs: Sequence[GemmConfig]) -> dict[str, Artifact | Miss | None]:
+        """Have kernels in the store that the remote serves: each by its name, or why it was not served. None where it
+        was in the store, and can be read from there by who knows its key."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        try:
+            compiler = self._compiler()
+        except (RemoteError, ToolchainError):
+            compiler = None
+
+        def fetched(config: GemmConfig) -> Artifact | Miss | None:
+            source = emit(config)
+            return self._by_key(source, compiler.key(source, config)) if compiler else self._by_name(source)
+
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
+            return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
+
+    def _upload(self, artifact: Artifact, seconds: float | None = None) -> None:
+        """Hand over to the remote, if it takes any, what was compiled here from a config."""
+        if self._remote is not None and self._remote.mode == "readwrite" and not artifact.is_edited:
+            self._remote.put(artifact, seconds=seconds)
+
+    def _compiler(self) -> Compiler:
+        if self._remote is not None and self._remote.mode == "only":
+            raise RemoteError("the mode of the remote is only")
+        return Compiler(store=self._store)
+
+    def _by_key(self, source: EmittedSource, key: str) -> Artifact | Miss | None:
+        """The kernel of a key from the remote; None where the store has it."""
+        start = time.monotonic()
+        if self._store.holds(key):
+            return None
+        with self._store.locked(key):
+            if self._store.holds(key):
+                return None
+            if isinstance(found := self._asked(source, key, start), Artifact):
+                self._store.put(key, found)
+            return found
+
+    def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
+        """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
+        from gemmill.runtime.storage.remote.wanted import Wanted
+
+        start, wanted = time.monotonic(), Wanted.of(source)
+        if (kept := wanted.kept(self._store)) is not None or self._remote is None:
+            return kept
+        with self._store.locked(wanted.note):
+            if (kept := wanted.kept(self._store)) is not None:
+                return kept
+            if isinstance(found := self._asked(source, None, start), Artifact):
+                wanted.keep(self._store, found)
+            return found
+
+    def _asked(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
+        """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
+        if self._remote is None or source.is_edited:
+            return None
+        from gemmill.runtime.storage.remote.wanted import Wanted
+
+        return self._remote.kernel(Wanted.of(source, key), machine(self._gpu), self._left(start), patient=key is None)
+
+    def _left(self, start: float) -> float:
+        """Seconds of the remote's deadline that are left of what began at a time: waiting for another process that
+        asks counts, too."""
+        return 0.0 if self._remote is None else self._remote.deadline - (time.monotonic() - start)

@@ -1,0 +1,325 @@
+"""A remote that has kernels: asked by key or by name, believed only as far as trusted keys have signed, and left alone
+while it fails.
+
+By key it is asked ``GET /v1/kernels/KEY`` and ``GET /v1/blobs/SHA256``, which any server of files answers; what is not
+there, and a kernel whose key is not known for want of a toolchain, ``POST /v1/instantiate``, which has it made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakSet
+
+from gemmill.library.errors import RemoteWarning, TrustError
+from gemmill.runtime.settings import RemoteMode, Settings
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.flights import SingleFlight
+from gemmill.runtime.storage.remote.address import Address
+from gemmill.runtime.storage.remote.breaker import Breaker, Misses
+from gemmill.runtime.storage.remote.connections import Connections
+from gemmill.runtime.storage.remote.deadline import Deadline
+from gemmill.runtime.storage.remote.misses import Miss
+from gemmill.runtime.storage.remote.protocol import Protocol, Put
+from gemmill.runtime.storage.remote.wanted import Machine, Wanted
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+
+DEADLINE_SECONDS = 10.0
+"""What a remote may cost one kernel unless ``GEMMILL_REMOTE_DEADLINE`` says otherwise."""
+_AGAIN_SECONDS = 1.0
+"""When a remote that is busy is asked again, where it does not say."""
+_SOONEST_SECONDS = 0.1
+"""When it is asked again at the earliest."""
+_INSTANTIATE = "POST /v1/instantiate"
+"""What is remembered of a remote that makes nothing, or nothing for this client."""
+_OF_ENDPOINTS = ("absent", "forbidden", "version")
+"""Reasons that are not of the kernel that it was asked for."""
+_PUT = "PUT"
+"""What is remembered of a remote that takes nothing from this client."""
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_remotes: WeakSet[Remote] = WeakSet()
+
+
+class Remote:
+    """One remote. Threads, and registries, may share it.
+
+    Args:
+        url: where it is, such as ``https://kernels.example``.
+        mode: ``read``; ``readwrite``, which uploads what is compiled here; ``only``, in which nothing is compiled.
+        deadline: seconds that it may cost one kernel.
+        trusted: whose signatures count. None takes what nobody has signed, too: for a server of one's own.
+        token: sent with every request; a path names the file that holds it, which is read each time.
+        certificate: a file in PEM with the certificate that this client shows, and its private key.
+        sign: a file with the private key that signs what is uploaded.
+
+    Raises:
+        SettingError: the URL is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        trusted: TrustedKeys | None,
+        mode: RemoteMode = "read",
+        deadline: float = DEADLINE_SECONDS,
+        token: str | Path | None = None,
+        certificate: Path | None = None,
+        sign: Path | None = None,
+    ) -> None:
+        self._address = Address.of(url)
+        self.url = str(self._address)
+        self.mode, self.deadline = mode, deadline
+        self._trusted, self._token, self._certificate, self._sign = trusted, token, certificate, sign
+        self.problem: Miss | None = None
+        """Why it is not asked for kernels; None where it is."""
+        self._has_warned = False
+        self._renew()
+        _remotes.add(self)
+
+    def __repr__(self) -> str:
+        counted = ", ".join(f"{count:,} {name}" for name, count in self.counters().items())
+        return f"<Remote {self.url}, {self.mode}{f': {counted}' if counted else ''}>"
+
+    @staticmethod
+    def of_settings(url: str | None = None) -> Remote | None:
+        """The remote of the environment, or the one of another URL with all else as the environment has it; the same
+        one whenever a process asks. None where no URL is named.
+
+        Raises:
+            SettingError: a variable means nothing.
+        """
+        found = Settings.read()
+        if (named := url or found.remote) is None:
+            return None
+        deadline = DEADLINE_SECONDS if found.remote_deadline is None else found.remote_deadline
+        with _lock:  # so that threads which ask at the same time share it as well
+            return _shared(
+                *(named, found.remote_mode, deadline, found.remote_token, found.remote_certificate),
+                *(found.remote_sign, found.trusted_keys),
+            )
+
+    def kernel(
+        self, wanted: Wanted, machine: Machine, seconds: float | None = None, patient: bool = False
+    ) -> Artifact | Miss:
+        """A kernel, verified; or why it did not come. Raises nothing.
+
+        Args:
+            wanted: the kernel.
+            machine: what it is to run on.
+            seconds: most that it may take; by default the deadline.
+            patient: whether a remote that is busy is worth waiting for, as nothing else makes kernels here.
+        """
+        name, is_own = wanted.key or wanted.note, True
+        limit = self.deadline if seconds is None else seconds
+        found: Artifact | Miss
+        try:
+            found, is_own = self._flights.get(name, lambda: self._asked(name, wanted, machine, limit, patient), limit)
+        except TimeoutError:
+            found = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
+        if isinstance(found, Miss):
+            self._tell(found)
+        self._count("joined" if not is_own else found.reason if isinstance(found, Miss) else "hits")
+        return found
+
+    def put(
+        self, artifact: Artifact, keys: Sequence[SigningKey] | None = None, seconds: float | None = None
+    ) -> Put | Miss:
+        """Upload a kernel; or why it could not be. Raises nothing.
+
+        Args:
+            artifact: the kernel.
+            keys: who signs its manifest; by default the key that the remote was made with.
+            seconds: most that it may take; by default the deadline.
+        """
+        deadline = Deadline(self.deadline if seconds is None else seconds)
+        done: Put | Miss
+        if (barred := self._barred(_PUT)) is not None:
+            done = barred
+        else:
+            done = self._tried(lambda: self._protocol.put(artifact, self._keys() if keys is None else keys, deadline))
+            self._learn(_PUT, done)
+        if isinstance(done, Miss):
+            self._tell(done)
+        self._count(f"uploads {done.reason}" if isinstance(done, Miss) else "uploads")
+        return done
+
+    def probe(self) -> Miss | None:
+        """Ask for what nobody has, whatever was before: None where the remote answers as it should."""
+        return self.problem or self._tried(lambda: self._protocol.probe(Deadline(self.deadline)))
+
+    def counters(self) -> dict[str, int]:
+        """What has happened in this process, by name: ``hits``, ``joined`` (threads that waited for the request of
+        another), the reasons of misses (:data:`~gemmill.runtime.storage.remote.misses.REASONS`), ``uploads`` and
+        ``uploads REASON`` of those that failed, ``requests``, ``bytes`` received. What is 0 is left out."""
+        with self._lock:
+            return dict(sorted(self._counters.items()))
+
+    def _asked(self, name: str, wanted: Wanted, machine: Machine, seconds: float, patient: bool) -> Artifact | Miss:
+        """A kernel, from few requests; and what follows for others."""
+        if self.problem is not None:
+            return self.problem
+        if seconds <= 0:
+            return Miss("timeout", f"waiting for another process left no time to ask {self.url} for {wanted.name}")
+        deadline = Deadline(seconds)
+        if patient and 0 < (pause := self._breaker.seconds()) < seconds:
+            time.sleep(pause)
+        if (miss := self._barred(name)) is not None:
+            return miss
+        is_first = True
+        while isinstance(found := self._tried(lambda: self._fetched(wanted, machine, deadline)), Miss):
+            if not (found.follows.again and is_first) and not (patient and _waited(found, deadline)):
+                break
+            is_first = False
+        if not (patient and isinstance(found, Miss) and found.reason == "pending"):
+            self._learn(name, found)
+        return found
+
+    def _fetched(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> Artifact:
+        """A kernel that is there, or is made for this client."""
+        absent: Miss | None = None
+        if wanted.key is not None:
+            try:
+                return self._protocol.blob(self._protocol.manifest(wanted, machine, deadline), deadline)
+            except Miss as miss:
+                if miss.reason not in ("absent", "forbidden"):
+                    raise
+                absent = miss
+        with self._lock:
+            known = self._misses.get(_INSTANTIATE)
+        if known is not None:
+            raise absent or Miss(known.reason, known.says)
+        try:
+            manifest = self._protocol.instantiate(wanted, machine, deadline)
+        except Miss as miss:
+            if miss.reason not in _OF_ENDPOINTS:
+                raise
+            self._learn(_INSTANTIATE, miss)
+            raise (absent if absent and miss.reason == "absent" else miss) from None
+        return self._protocol.blob(manifest, deadline)
+
+    def _keys(self) -> Sequence[SigningKey]:
+        """Who signs what is uploaded."""
+        try:
+            return [] if self._sign is None else [SigningKey.load(self._sign)]
+        except TrustError as error:
+            raise Miss("signing", f"nothing is uploaded to {self.url}: {error}") from error
+
+    def _barred(self, name: str) -> Miss | None:
+        """Why no request is sent of something."""
+        with self._lock:
+            if (known := self._misses.get(name)) is not None:
+                return Miss("remembered", f"a moment ago: {known.says}")
+            if not self._breaker.passes():
+                cause, seconds = self._breaker.cause, self._breaker.seconds()
+                return Miss("paused", f"{self.url} is left alone for {seconds:.0f} s more: {cause and cause.says}")
+        return None
+
+    def _tried(self, call: Callable[[], T]) -> T | Miss:
+        """What a call returns, or why it failed."""
+        try:
+            return call()
+        except Miss as miss:
+            return miss
+        except TimeoutError as error:
+            return Miss("timeout", f"{self.url}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever a remote sends, it must not cost a kernel
+            return Miss("error", f"{self.url}: {error!r:.200}")
+
+    def _learn(self, name: str, found: object) -> None:
+        """What follows from an answer for what is asked next."""
+        with self._lock:
+            if not isinstance(found, Miss):
+                self._breaker.succeeded()
+            elif found.follows.opens:
+                self._breaker.failed(found)
+            else:
+                self._breaker.succeeded()
+                self._misses.add(name, found)
+
+    def _tell(self, miss: Miss) -> None:
+        """Warn of the first miss, and log each."""
+        _log.info("%s", miss)
+        with self._lock:
+            has_warned, self._has_warned = self._has_warned, True
+        if not has_warned:
+            told = f"the remote is skipped: {miss.says}. Further misses are counted alone: Registry.remote.counters()"
+            try:
+                warnings.warn(told, RemoteWarning, stacklevel=5)
+            except RemoteWarning:  # where warnings are errors: no kernel is to be lost for one
+                _log.warning("%s", told)
+
+    def _count(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._counters[name] += count
+
+    def _renew(self) -> None:
+        """Begin anew, as a forked process must: nobody there lets go of a lock that another thread held, and its
+        connections are its parent's."""
+        self._lock = threading.Lock()
+        self._counters: Counter[str] = Counter()
+        self._breaker, self._misses = Breaker(), Misses()
+        self._flights: SingleFlight[Artifact | Miss] = SingleFlight()
+        connections = Connections(self._address, self._certificate)
+        self._protocol = Protocol(self.url, connections, self._token, self._trusted, self._count)
+
+
+def _waited(miss: Miss, deadline: Deadline) -> bool:
+    """Whether a remote that is busy was given the time that it wants, with some more, so that not all who wait come
+    back at the same moment."""
+    if miss.reason != "busy":
+        return False
+    pause = _AGAIN_SECONDS if miss.pause is None else max(_SOONEST_SECONDS, miss.pause)
+    seconds = pause * (1 + 0.5 * random.random())
+    try:
+        is_soon = seconds < deadline.left()
+    except TimeoutError:
+        return False
+    if is_soon:
+        time.sleep(seconds)
+    return is_soon
+
+
+@cache
+def _shared(
+    url: str,
+    mode: RemoteMode,
+    deadline: float,
+    token: str | Path | None,
+    certificate: Path | None,
+    sign: Path | None,
+    keys: str | None,
+) -> Remote:
+    """The one remote of a process with these settings."""
+    trusted, problem = None, None
+    try:
+        trusted = TrustedKeys.of_settings()
+        if trusted is None:
+            problem = "GEMMILL_TRUSTED_KEYS names no key whose signatures count, so nothing from elsewhere is run"
+    except TrustError as error:
+        problem = str(error)
+    remote = Remote(url, trusted=trusted, mode=mode, deadline=deadline, token=token, certificate=certificate, sign=sign)
+    remote.problem = Miss("no keys", f"{remote.url} is not asked: {problem}") if problem else None
+    return remote
+
+
+def _renew_all() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for remote in _remotes:
+        remote._renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)

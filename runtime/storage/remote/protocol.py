@@ -1,0 +1,267 @@
+"""The requests of the protocol, one function each, and what each answer means."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from gemmill.library.config.names import formats
+from gemmill.library.errors import TrustError
+from gemmill.library.input.strict_json import parse
+from gemmill.library.version import __version__
+from gemmill.runtime.settings import TOKEN
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.remote.connections import Connections
+from gemmill.runtime.storage.remote.deadline import Deadline
+from gemmill.runtime.storage.remote.misses import Miss
+from gemmill.runtime.storage.remote.wanted import Machine, Wanted
+from gemmill.runtime.storage.trust.envelope import MAX_SEALED_BYTES, seal
+from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+
+Put = Literal["stored", "there"]
+"""What became of a kernel that was uploaded."""
+_NO_KEY: Final = "0" * 64
+"""A key that nothing has: who asks for it learns whether the remote answers."""
+_MAX_ERROR_BYTES = 64 << 10
+"""Most bytes that are read of an answer that is an error; of others the connection is closed."""
+_MAX_EVENTS_BYTES = 2 * MAX_SEALED_BYTES
+_WAIT = 0.8
+"""Part of the time that is left in which the remote is to have a kernel made, or to say that it is not."""
+_STATUS: Mapping[int, str] = {
+    401: "unauthorised",
+    403: "forbidden",  # what servers of files say of what is not there to who may not list
+    404: "absent",
+    405: "absent",
+    409: "version",
+    410: "absent",
+    429: "busy",
+    501: "absent",
+    503: "busy",
+    507: "full",
+}
+"""Reasons by status, besides whole hundreds."""
+_HUNDREDS: Mapping[int, str] = {3: "redirected", 5: "server error"}
+
+
+class Protocol:
+    """What can be asked of one remote. Every method raises Miss where the answer is another than the one it wants.
+
+    Args:
+        url: of the remote, for messages.
+        connections: to it.
+        token: sent with every request; of a file, that it holds at the time.
+        trusted: whose signatures count; None: whatever comes counts.
+        count: told the requests sent and the bytes received.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        connections: Connections,
+        token: str | Path | None,
+        trusted: TrustedKeys | None,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self._url, self._connections, self._token, self._trusted, self._count = url, connections, token, trusted, count
+
+    def manifest(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> KernelManifest:
+        """The manifest of a kernel whose key is known."""
+        with self._answer("GET", f"/v1/kernels/{wanted.key}", deadline) as response:
+            sealed = self._body(response, MAX_SEALED_BYTES)
+        return wanted.manifest(sealed, self._trusted, machine)
+
+    def blob(self, manifest: KernelManifest, deadline: Deadline) -> Artifact:
+        """The kernel of a manifest, verified."""
+        with self._answer("GET", f"/v1/blobs/{manifest.digest}", deadline) as response:
+            blob = self._body(response, manifest.bytes)
+        try:
+            return manifest.artifact(blob)
+        except TrustError as error:
+            raise Miss("damaged", f"{self._url}: {error}") from error
+
+    def instantiate(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> KernelManifest:
+        """The manifest of a kernel that the remote has, or makes while this waits."""
+        arch = formats(wanted.name)[0]
+        gpu = {"name": machine.gpu, "arch": machine.archs[-1], "sm_count": machine.sms} if arch in machine.archs else {}
+        asked = {
+            "kernels": [wanted.name],
+            "problems": [],
+            "gemmill": __version__,
+            "headers": wanted.headers_digest,
+            "gpu": gpu or {"name": arch, "arch": arch},  # a kernel that is to run elsewhere
+            "driver_cuda": machine.cuda,
+            "wait": round(_WAIT * deadline.left(), 3),
+        }
+        found: KernelManifest | None = None
+        with self._answer("POST", "/v1/instantiate", deadline, json.dumps(asked).encode()) as response:
+            for event in self._events(response):
+                kind = event.get("event")
+                if kind == "done":
+                    continue  # to the end, so that the connection can be kept
+                if event.get("kernel") != wanted.name:
+                    raise Miss("another", f"{self._url} was asked for {wanted.name} and speaks of something else")
+                if wanted.key and event.get("key", wanted.key) != wanted.key:
+                    raise Miss("version", f"{self._url} makes {wanted.name} with another toolchain than there is here")
+                if kind == "failed":
+                    raise self._failed(wanted, event.get("error"))
+                if kind == "ready":
+                    sealed = json.dumps(event.get("manifest")).encode()
+                    found = wanted.manifest(sealed, self._trusted, machine)
+        if found is None:
+            raise Miss("pending", f"{self._url} did not have {wanted.name} made in time")
+        return found
+
+    def put(self, artifact: Artifact, keys: Sequence[SigningKey], deadline: Deadline) -> Put:
+        """Upload a kernel that the remote lacks: its blob, then its manifest, so that no manifest is without one."""
+        with self._request("GET", f"/v1/kernels/{artifact.key}", deadline) as response:
+            is_there = response.status == 200
+            self._drain(response)
+        if is_there:
+            return "there"
+        blob, manifest = artifact.to_bytes(), KernelManifest.of(artifact)
+        self._put(f"/v1/blobs/{manifest.digest}", blob, deadline)
+        self._put(f"/v1/kernels/{manifest.key}", seal(KERNEL, manifest.to_bytes(), keys), deadline)
+        return "stored"
+
+    def probe(self, deadline: Deadline) -> None:
+        """Whether the remote answers as it should to who asks for what nobody has."""
+        with self._request("GET", f"/v1/kernels/{_NO_KEY}", deadline) as response:
+            if (miss := self._refusal(response)) is not None and miss.reason not in ("absent", "forbidden"):
+                raise miss
+
+    def _put(self, path: str, body: bytes, deadline: Deadline) -> None:
+        with self._request("PUT", path, deadline, body) as response:
+            miss = self._refusal(response)
+            if miss is not None and response.status != 412:  # which says that it is there
+                raise miss
+            self._drain(response)
+
+    @contextmanager
+    def _answer(self, method: str, path: str, deadline: Deadline, body: bytes | None = None) -> Iterator[HTTPResponse]:
+        """An answer that is no refusal."""
+        with self._request(method, path, deadline, body) as response:
+            if (miss := self._refusal(response)) is not None:
+                raise miss
+            yield response
+
+    @contextmanager
+    def _request(self, method: str, path: str, deadline: Deadline, body: bytes | None = None) -> Iterator[HTTPResponse]:
+        headers = {"User-Agent": f"gemmill/{__version__}", "Accept-Encoding": "identity"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {_token(self._token)}"
+        if method == "PUT":
+            headers["If-None-Match"] = "*"
+        if body is not None:
+            headers["Content-Type"] = "application/octet-stream" if "/blobs/" in path else "application/json"
+        self._count("requests", 1)
+        with self._connections.answer(method, path, headers, body, deadline) as response:
+            yield response
+
+    def _body(self, response: HTTPResponse, most: int) -> bytes:
+        """All that an answer holds."""
+        if (response.length or 0) > most:
+            raise Miss("too large", f"{self._url} sends {response.length:,} bytes where {most:,} are the most")
+        data = response.read(most + 1)
+        self._count("bytes", len(data))
+        if len(data) > most:
+            raise Miss("too large", f"{self._url} sends more than {most:,} bytes")
+        if response.length:
+            raise Miss("closed", f"{self._url} closed the connection {response.length:,} bytes before the end")
+        return data
+
+    def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
+        """The lines of an answer, each a mapping; the last says done."""
+        left, is_done = _MAX_EVENTS_BYTES, False
+        while line := response.readline(left + 1):
+            self._count("bytes", len(line))
+            if (left := left - len(line)) < 0:
+                raise Miss("too large", f"{self._url} sends more than {_MAX_EVENTS_BYTES:,} bytes")
+            try:
+                event = parse(line)
+            except ValueError as error:
+                raise Miss("garbage", f"{self._url} sends events that are no JSON: {error}") from error
+            if not isinstance(event, dict):
+                raise Miss("garbage", f"{self._url} sends {event!r:.80} as an event")
+            is_done = event.get("event") == "done"
+            yield event
+        if not is_done:
+            raise Miss("closed", f"{self._url} closed the connection amid its events")
+
+    def _refusal(self, response: HTTPResponse) -> Miss | None:
+        """The miss that an answer's status means; None where it means success. Reads what it then says."""
+        status = response.status
+        if 200 <= status < 300:
+            return None
+        reason = _STATUS.get(status) or _HUNDREDS.get(status // 100, "unexpected")
+        says = f"{self._url} answers {status}"
+        if reason == "redirected":
+            says = f"{says}, to {response.getheader('Location', '')!r:.120}: name that place itself, if it is right"
+        elif reason == "unauthorised":
+            says = f"{says}: GEMMILL_REMOTE_TOKEN is missing, wrong or expired"
+        error = _error(self._drain(response))
+        return Miss(reason, f"{says}{error}", pause=_pause(response.getheader("Retry-After")))
+
+    def _failed(self, wanted: Wanted, error: Any) -> Miss:
+        """The miss of a kernel that the remote says it cannot make, perhaps not now."""
+        said = error if isinstance(error, dict) else {}
+        pause = said.get("retry_after")
+        if isinstance(pause, int | float) and math.isfinite(pause):
+            return Miss("busy", f"{self._url} makes no {wanted.name} now{_words(said)}", max(0.0, pause))
+        return Miss("failed", f"{self._url} cannot make {wanted.name}{_words(said)}")
+
+    def _drain(self, response: HTTPResponse) -> bytes:
+        """The rest of a short answer, so that the connection can be kept."""
+        data = response.read(_MAX_ERROR_BYTES)
+        self._count("bytes", len(data))
+        return data
+
+
+def _token(token: str | Path) -> str:
+    """The text of a token, which a file may hold."""
+    if isinstance(token, str):
+        return token
+    try:
+        text = token.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise Miss("token", f"the token in {token} cannot be read: {error}") from error
+    if not TOKEN.fullmatch(text):
+        raise Miss("token", f"what {token} holds is no token")
+    return text
+
+
+def _pause(text: str | None) -> float | None:
+    """The seconds of a Retry-After header; None where it has none, or means nothing."""
+    if text is None:
+        return None
+    if re.fullmatch(r"\d{1,9}", text.strip()):
+        return float(text)
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _error(body: bytes) -> str:
+    """What the body of a refusal says, where it is as the protocol has it."""
+    try:
+        said = parse(body)
+    except ValueError:
+        return ""
+    return _words(said.get("error") if isinstance(said, dict) else None)
+
+
+def _words(error: Any) -> str:
+    """Code and message of an error, as the end of a sentence. Escaped: a remote may write to no terminal."""
+    if not isinstance(error, dict):
+        return ""
+    code, message = (str(error.get(name, "")) for name in ("code", "message"))
+    return f" ({code!r:.40}: {message!r:.300})" if code or message else ""
