@@ -21,8 +21,6 @@ class Architecture(NamedTuple):
     """What it takes."""
     layers: int = 4
     """So many, where nobody asks for others."""
-    attention: str = "sdpa"
-    """Or ``eager``, whose products are GEMMs of a batch."""
     is_decoder: bool = True
 
 
@@ -43,17 +41,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "vocab_size": 152064,
         },
     ),
-    "Gemma-2-9B": Architecture(
-        "Gemma2Config",
+    "Gemma-7B": Architecture(
+        "GemmaConfig",
         {
-            "hidden_size": 3584,
-            "intermediate_size": 14336,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
             "num_attention_heads": 16,
-            "num_key_value_heads": 8,
+            "num_key_value_heads": 16,
             "head_dim": 256,
             "vocab_size": 256000,
         },
-        attention="eager",  # which its capped logits ask for
     ),
     "Phi-3-mini": Architecture(
         "Phi3Config",
@@ -68,15 +65,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layers=8,
     ),
     "GPT-2 XL": Architecture("GPT2Config", {"n_embd": 1600, "n_head": 25, "vocab_size": 50257, **_POSITIONS}, layers=8),
-    "OPT-6.7B": Architecture(
-        "OPTConfig",
+    "StarCoder2-7B": Architecture(
+        "Starcoder2Config",
         {
-            "hidden_size": 4096,
-            "ffn_dim": 16384,
-            "num_attention_heads": 32,
-            "vocab_size": 50272,
-            "word_embed_proj_dim": 4096,
-            "max_position_embeddings": 4096,
+            "hidden_size": 4608,
+            "intermediate_size": 18432,
+            "num_attention_heads": 36,
+            "num_key_value_heads": 4,
+            "vocab_size": 49152,
         },
     ),
     "Mixtral-8x7B": Architecture("MixtralConfig", {**_LLAMA, "vocab_size": 32000}, layers=2),
@@ -98,8 +94,6 @@ _TINY = {
     "vocab_size": 128,
     "n_embd": 64,
     "n_head": 4,
-    "ffn_dim": 128,
-    "word_embed_proj_dim": 64,
 }
 """Fields of a model that a CPU runs in no time."""
 
@@ -111,13 +105,13 @@ def build(name: str, layers: int | None, device: str, tiny: bool) -> Any:
     row = ARCHITECTURES[name]
     fields = {key: _TINY.get(key, value) if tiny else value for key, value in row.fields.items()}
     fields["n_layer" if row.config == "GPT2Config" else "num_hidden_layers"] = 2 if tiny else layers or row.layers
-    config = getattr(transformers, row.config)(**fields, attn_implementation=row.attention)
+    config = getattr(transformers, row.config)(**fields, attn_implementation="sdpa")
     if "num_local_experts" in config.to_dict():  # one call for all experts, which a graph can hold
         config._experts_implementation = "grouped_mm"
     kind = transformers.AutoModelForCausalLM if row.is_decoder else transformers.AutoModel
     torch.manual_seed(0)
     with torch.device(device):
-        model = kind.from_config(config, attn_implementation=row.attention)
+        model = kind.from_config(config, attn_implementation="sdpa")
     return model.to(torch.bfloat16).eval().requires_grad_(False)
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import copy
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,16 @@ GEMM = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk", re.IGNORECASE)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print: each model in a process of its own, as what fails in a capture may leave a context broken."""
     arguments = _arguments()
-    tiny = arguments.tiny
+    if len(arguments.models) > 1:
+        end = time.monotonic() + arguments.seconds
+        for index, name in enumerate(arguments.models):
+            share = (end - time.monotonic()) / (len(arguments.models) - index)
+            options = _options({**vars(arguments), "models": [name], "seconds": share})
+            subprocess.run([sys.executable, __file__, *options], check=False)
+        return
+    tiny, [name] = arguments.tiny, arguments.models
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
     lines = Lines(arguments.out, arguments.seconds)
@@ -48,21 +57,22 @@ def main() -> None:
 
     lines.head(transformers=transformers.__version__, program="models", commit=arguments.commit)
     torch.set_grad_enabled(False)
-    for index, name in enumerate(arguments.models):
-        until = lines.left * (1 - 1 / (len(arguments.models) - index))  # what is left for the models behind it
-        made: list[Any] = []
+    made: list[Any] = []
 
-        def start(name: str = name, made: list[Any] = made) -> dict[str, Any]:
-            made.append(build(name, arguments.layers, arguments.device, tiny))
-            return {"parameters": sum(x.numel() for x in made[0].parameters()), "layers": _layers(made[0])}
+    def start() -> dict[str, Any]:
+        made.append(build(name, arguments.layers, arguments.device, tiny))
+        return {"parameters": sum(x.numel() for x in made[0].parameters()), "layers": _layers(made[0])}
 
-        if lines.tried(start, needs=arguments.least, model=name):
-            run = Model(name, made.pop(), lines, until, arguments)
-            run.measure()
-            del run
-            torch._dynamo.reset()
-            if arguments.device == "cuda":
-                torch.cuda.empty_cache()
+    if lines.tried(start, needs=arguments.least, model=name):
+        Model(name, made.pop(), lines, arguments).measure()
+
+
+def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """These arguments as a command line has them."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            yield f"--{name}"
+            yield from map(str, [] if value is True else value if isinstance(value, list | tuple) else [value])
 
 
 def _arguments() -> argparse.Namespace:
@@ -96,13 +106,11 @@ class Model:
         name: its row.
         model: it.
         lines: where results go.
-        until: seconds that are to be left when it is done.
         arguments: of the command line.
     """
 
-    def __init__(self, name: str, model: Any, lines: Lines, until: float, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, model: Any, lines: Lines, arguments: argparse.Namespace) -> None:
         self._name, self._model, self._lines, self._arguments = name, model, lines, arguments
-        self._until = until
         self._steps: dict[str, Callable[[Any], steps.Step]] = {}
         cache = {"position": 8, "length": 16} if arguments.tiny else {}
         for shape in arguments.prefill:
@@ -130,7 +138,7 @@ class Model:
                 self._tried(partial(self._timed, step, form), needs, step=step, what="time", form=form)
 
     def _tried(self, measure: Callable[[], dict[str, Any]], needs: float = 0, **of: Any) -> bool:
-        return self._lines.tried(measure, needs=self._until + needs, model=self._name, **of)
+        return self._lines.tried(measure, needs=needs, model=self._name, **of)
 
     def _prepared(self, step: str) -> dict[str, Any]:
         """Make a step, and the kernels of it."""
