@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+TrustReason = Literal[
+    "unsigned",
+    "unknown_key",
+    "revoked",
+    "bad_signature",
+    "wrong_kind",
+    "malformed",
+    "too_large",
+    "tampered",
+    "expired",
+    "replayed",
+]
+"""Why something is not trusted, in a word that programs compare and counters are named by."""
+
 
 class GemmillError(Exception):
     """Base of every error that gemmill raises on purpose."""
@@ -53,6 +69,14 @@ class StoreError(GemmillError):
 
 class PackError(GemmillError):
     """A pack is missing, damaged, or does not hold what was asked for."""
+
+
+class TrustError(GemmillError):
+    """What comes from elsewhere is not what a trusted key signed, or a key is none. ``reason`` says why in a word."""
+
+    def __init__(self, message: str, reason: TrustReason = "malformed") -> None:
+        super().__init__(message)
+        self.reason: TrustReason = reason
 
 
 class DeviceError(GemmillError):

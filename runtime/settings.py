@@ -17,7 +17,7 @@ from gemmill.library.wording import suggest
 _PREFIX = "GEMMILL_"
 _KNOWN = (
     *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
-    *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS"),
+    *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS", "GEMMILL_TRUSTED_KEYS"),
 )
 _OF_A_SERVICE = re.compile(
     r"GEMMILL_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -45,6 +45,9 @@ class Settings:
     """``GEMMILL_MODEL``: folder of a model that `gemmill train` made, instead of the one that ships."""
     warm_calls: bool = True
     """``GEMMILL_WARM_CALLS``: ``0`` has each call read and checked in full, also one like a call before it."""
+    trusted_keys: str | None = None
+    """``GEMMILL_TRUSTED_KEYS``: public keys, or files of such, separated by commas, as
+    :meth:`gemmill.runtime.storage.trust.keys.TrustedKeys.read` takes them: what they did not sign is refused."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -59,7 +62,7 @@ class Settings:
         for name in environ:
             if name.startswith(_PREFIX) and name not in _KNOWN and not _OF_A_SERVICE.fullmatch(name):
                 _warn_of(name)
-        store, size, jobs, include, debug, model, warm_calls = (environ.get(name) for name in _KNOWN)
+        store, size, jobs, include, debug, model, warm_calls, trusted = (environ.get(name) for name in _KNOWN)
         return cls(
             None if store is None else _directory("GEMMILL_STORE", store),
             None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
@@ -68,6 +71,7 @@ class Settings:
             debug is not None and _switch("GEMMILL_DEBUG", debug),
             None if model is None else _directory("GEMMILL_MODEL", model),
             warm_calls is None or _switch("GEMMILL_WARM_CALLS", warm_calls),
+            trusted,
         )
 
 

@@ -24,7 +24,7 @@ ROOMS = {
 }
 """What each room of the runtime may import of the others."""
 TORCH = "gemmill.runtime.torch"
-HEAVY = {"torch", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
+HEAVY = {"torch", "cryptography", "cuda", "numpy", "pydantic", "yaml", "rich", "typer", "elftools", "zstandard"}
 """What ``import gemmill`` must leave alone."""
 
 

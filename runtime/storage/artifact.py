@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -80,6 +81,22 @@ class Provenance:
     """:data:`SCHEMA_VERSION` of the gemmill that made it."""
     gemmill_version: str
     """For people; no part of the key."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Provenance:
+        """What ``dataclasses.asdict`` makes of it, read back from JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: a field is missing, unknown, of another type, or the schema is another.
+        """
+        if (schema := content["schema_version"]) != SCHEMA_VERSION:
+            maker = content["gemmill_version"]
+            raise ValueError(
+                f"its schema is {schema!r:.20}, made by gemmill {maker!r:.20}; it must be {SCHEMA_VERSION}"
+            )
+        texts = {name: _typed(name, value, str) for name, value in content.items() if name not in _NO_TEXT}
+        options = tuple(_typed("options", option, str) for option in content["options"])
+        return cls(**texts, options=options, schema_version=schema)
 
 
 @dataclass(frozen=True)
@@ -159,10 +176,7 @@ class Artifact:
 
 def _read(header: Any, body: memoryview) -> Artifact:
     """The artifact of a header and of a compressed cubin."""
-    provenance, size = header["provenance"], header["cubin_bytes"]
-    if (schema := provenance["schema_version"]) != SCHEMA_VERSION:
-        maker = provenance["gemmill_version"]
-        raise ValueError(f"its schema is {schema!r:.20}, made by gemmill {maker!r:.20}; it must be {SCHEMA_VERSION}")
+    provenance, size = Provenance.of(header["provenance"]), header["cubin_bytes"]
     if unknown := header.keys() - _HEADER:
         raise ValueError(f"its header has {sorted(unknown)!r:.80} besides what it must have")
     if header["signature"] is not None:
@@ -180,13 +194,7 @@ def _read(header: Any, body: memoryview) -> Artifact:
         launch,
         cubin,
         Resources(**{name: _typed(name, value, int) for name, value in header["resources"].items()}),
-        Provenance(
-            **{
-                **{name: _typed(name, value, str) for name, value in provenance.items() if name not in _NO_TEXT},
-                "options": tuple(_typed("options", option, str) for option in provenance["options"]),
-                "schema_version": schema,
-            }
-        ),
+        provenance,
         "edited" in header,
     )
 

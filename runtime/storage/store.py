@@ -132,12 +132,33 @@ class Store:
         """
         if (artifact := self.get(key)) is not None:
             return artifact, True
-        with self._locked(key):
+        with self.locked(key):
             if (artifact := self.get(key)) is not None:
                 return artifact, True
             artifact = make()
             self.put(key, artifact)
             return artifact, False
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        """Hold the lock of a key against other processes; go on without where locks cannot be made or their holder is
+        stuck."""
+        # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.
+        name = f"{key[:3]}.lock"
+        handle = None
+        with suppress(OSError), self._folder.made("locks") as folder:
+            handle = locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
+            if handle is None:
+                logging.getLogger(__name__).warning(
+                    "%s: another process has held this lock of the store for %d s; the kernel is compiled here, too",
+                    *(self.path / "locks" / name, _LOCK_SECONDS),
+                )
+        try:
+            yield
+        finally:
+            if handle is not None:
+                with suppress(OSError):
+                    locks.release(handle)
 
     def get_note(self, kind: Notes, key: str) -> bytes:
         """What was kept under a key beside the kernels; OSError where nothing is."""
@@ -291,26 +312,6 @@ class Store:
 
     def _file(self, key: str) -> Path:
         return self.path / key[:2] / f"{key}{_SUFFIX}"
-
-    @contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
-        """Hold the lock of a key, or go on without where locks cannot be made or their holder is stuck."""
-        # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.
-        name = f"{key[:3]}.lock"
-        handle = None
-        with suppress(OSError), self._folder.made("locks") as folder:
-            handle = locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
-            if handle is None:
-                logging.getLogger(__name__).warning(
-                    "%s: another process has held this lock of the store for %d s; the kernel is compiled here, too",
-                    *(self.path / "locks" / name, _LOCK_SECONDS),
-                )
-        try:
-            yield
-        finally:
-            if handle is not None:
-                with suppress(OSError):
-                    locks.release(handle)
 
 
 def _warn(message: str) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gemmill.library.errors import StoreError as StoreError
     from gemmill.library.errors import StoreWarning as StoreWarning
     from gemmill.library.errors import ToolchainError as ToolchainError
+    from gemmill.library.errors import TrustError as TrustError
     from gemmill.library.errors import UnsupportedProblemError as UnsupportedProblemError
     from gemmill.library.manifest.kernelset import KernelSet as KernelSet
     from gemmill.library.manifest.load import load_manifest as load_manifest
@@ -84,6 +85,7 @@ _HOMES = {
             "CompileError",
             "StoreError",
             "PackError",
+            "TrustError",
             "DeviceError",
             "CaptureError",
             "RecordError",

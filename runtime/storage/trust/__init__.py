@@ -1,0 +1,1 @@
+"""Who made what comes from elsewhere: keys, signatures, and what is signed."""
