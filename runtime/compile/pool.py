@@ -142,7 +142,9 @@ class WorkerPool:
         try:
             if not worker.connection.poll(seconds):
                 worker.end()
-                failure = CompileError(f"{kernel_name(config)}: compiling took longer than {seconds:g} s, and was ended")
+                failure = CompileError(
+                    f"{kernel_name(config)}: compiling took longer than {seconds:g} s, and was ended"
+                )
                 return Outcome(config, None, failure, False, time.perf_counter() - worker.start, "")
             reply, artifact = json.loads(worker.connection.recv_bytes()), worker.connection.recv_bytes()
         except (EOFError, OSError):

@@ -31,6 +31,7 @@ def application() -> typer.Typer:
         stores,
         training,
     )
+    from gemmill.cli.commands.service import serve  # noqa: F401
 
     return app
 
