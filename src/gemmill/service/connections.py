@@ -22,9 +22,10 @@ BODY_TIMEOUTS = 6
 """Timeouts that a body may take."""
 READ_TIMEOUTS = 3
 """Timeouts that a client may pause while it reads."""
+_SAYS = b'{"error":{"code":"busy","message":"too many connections are at work","hint":"","retry_after":1}}'
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    b'Content-Length: 78\r\n\r\n{"error": {"code": "busy", "message": "too many connections", "hint": "again"}}'
+    b"Content-Length: %d\r\n\r\n%s" % (len(_SAYS), _SAYS)
 )
 
 
@@ -95,6 +96,12 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if not self._in_body and self._header_bytes > HEADER_BYTES:
             self.end("large headers")
+
+    def on_message_begin(self) -> None:
+        """A request begins, perhaps behind another that came with it."""
+        if self._timer is None:
+            self._expect("headers", 1)
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """All headers of a request are there."""

@@ -53,14 +53,13 @@ async def get_blob(service: Service, request: Request, _: Caller) -> Response:
     headers = {"ETag": etag, "Cache-Control": _FOR_EVER, "Accept-Ranges": "bytes"}
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    first, last = _range(request, len(blob), etag)
-    if (first, last) != (0, len(blob) - 1) or _asks_range(request, etag):
-        headers["Content-Range"] = f"bytes {first}-{last}/{len(blob)}"
-        part = blob[first : last + 1]
-        service.metrics.sent_bytes.inc(len(part))
-        return Response(part, 206, headers, "application/octet-stream")
+    status = 200
+    if (part := _range(request, len(blob), etag)) is not None:
+        status = 206
+        headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(blob)}"
+        blob = blob[part.start : part.stop]
     service.metrics.sent_bytes.inc(len(blob))
-    return Response(blob, 200, headers, "application/octet-stream")
+    return Response(blob, status, headers, "application/octet-stream")
 
 
 async def put_blob(service: Service, request: Request, _: Caller) -> Response:
@@ -81,20 +80,21 @@ async def put_kernel(service: Service, request: Request, _: Caller) -> Response:
     return Response(status_code=201 if new else 200)
 
 
-def _asks_range(request: Request, etag: str) -> bool:
-    """Whether a range is asked for that is of what is here."""
-    return "range" in request.headers and request.headers.get("if-range", etag) == etag
+def _range(request: Request, size: int, etag: str) -> range | None:
+    """The bytes that are asked for; None for all, also where several ranges are, as RFC 9110 allows, or one of what was
+    here before."""
+    found = _RANGE.fullmatch(request.headers.get("range", ""))
+    if found is None or found[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
+        return None
+    return _one(found, size)
 
 
-def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
-    """First and last byte that are asked for: one range; several are answered with all, as RFC 9110 allows."""
-    found = _RANGE.fullmatch(request.headers.get("range", "")) if _asks_range(request, etag) else None
-    if found is None or found[1] == found[2] == "":
-        return 0, size - 1
+def _one(found: re.Match[str], size: int) -> range:
+    """The bytes of a range such as ``0-99``, ``100-`` or ``-100``; Refusal where there are none."""
     if not found[1]:
-        first, last = size - min(size, int(found[2])), size - 1
+        part = range(size - min(size, int(found[2])), size)
     else:
-        first, last = int(found[1]), min(size - 1, int(found[2]) if found[2] else size - 1)
-    if first > last:
-        raise Refusal(416, "range", f"{request.headers['range']:.60} of {size:,} bytes is none")
-    return first, last
+        part = range(int(found[1]), min(size, int(found[2]) + 1) if found[2] else size)
+    if not part:
+        raise Refusal(416, "range", f"{found[0]} of {size:,} bytes is none")
+    return part
