@@ -33,7 +33,7 @@ from gemmill.library.errors import (
 from gemmill.library.input.keywords import strict
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
-from gemmill.runtime.registry_arguments import check_files, checked_gpu, checked_problem, kernel_named
+from gemmill.runtime.registry_arguments import check_files, checked_gpu, checked_problem, kernel_named, opened_packs
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.gpus import figures, with_sms
@@ -42,7 +42,6 @@ from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.pack import Pack
 
 if TYPE_CHECKING:
     from gemmill.emitters.emit import EmittedSource
@@ -60,7 +59,8 @@ class Registry:
     Args:
         manifests: kernel sets: files, names of manifests that ship, or loaded sets. By default every manifest that
             ships, or none if there are packs.
-        packs: files of compiled kernels; the first that has a kernel serves it.
+        packs: files of compiled kernels; the first that has a kernel serves it. Where the environment names trusted
+            keys (``GEMMILL_TRUSTED_KEYS``), one of them must have signed each.
         store: where compiled kernels are kept, or its directory; by default the user's store.
         gpu: the GPU that problems are selected for, or its name, such as "H200"; by default GPU 0, or an H200 where
             there is none.
@@ -70,6 +70,7 @@ class Registry:
 
     Raises:
         ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
+        TrustError: a pack is not signed by a trusted key.
     """
 
     @strict
@@ -86,7 +87,7 @@ class Registry:
         if not (store is None or isinstance(store, str | Path) or hasattr(store, "path")):
             raise StoreError(f"store is {store!r:.80}; it must be the name of a folder, or a Store")
         place = Path(store) if isinstance(store, str | Path) else store.path if store else None
-        self.packs = tuple(Pack.open(path, place) for path in packs)
+        self.packs = opened_packs(packs, place)
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
             self.kernel_sets = () if manifests is None else _kernel_sets(manifests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from gemmill.library.arch import Gpu, gpu_named
@@ -9,6 +10,8 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ConfigError, DeviceError, ManifestError, PackError, ProblemError, RecordError
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.storage.pack import Pack
+from gemmill.runtime.storage.trust.keys import TrustedKeys
 
 _NO_LIST = {"manifests": ManifestError, "packs": PackError, "records": RecordError}
 """Errors of files of each kind."""
@@ -44,6 +47,14 @@ def check_files(**given: object) -> None:
     for name, value in given.items():
         if isinstance(value, str | Path):
             raise _NO_LIST[name](f"{name} is {str(value)!r}; it must be a list: {name}=[{str(value)!r}]")
+
+
+def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
+    """Packs, opened: signed by a trusted key where the environment names any. TrustError, PackError: as for
+    :meth:`Pack.open`."""
+    files = [*packs]
+    trusted = TrustedKeys.of_settings() if files else None
+    return tuple(Pack.open(path, store, trusted) for path in files)
 
 
 def kernel_named(kernel: object) -> str:

@@ -24,12 +24,12 @@ _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled 
 _TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
 ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
 """Compiled kernels, by folder and name."""
-NOTES = re.compile(r"(?:autotuned|declared|headers)/[0-9a-f]{64}\.json|verified/[0-9a-f]{64}")
+NOTES = re.compile(r"(?:autotuned|declared|headers|indexes)/[0-9a-f]{64}\.json|verified/[0-9a-f]{64}")
 """What is kept beside them."""
-_TEMPORARY = re.compile(r"(?:\.|[0-9a-f]{2}|autotuned|declared|headers|verified)/\.tmp-[0-9a-f]{16}")
+_TEMPORARY = re.compile(r"(?:\.|[0-9a-f]{2}|autotuned|declared|headers|indexes|verified)/\.tmp-[0-9a-f]{16}")
 """What is being written, or was when its writer was killed."""
 _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
-_FOLDERS = re.compile(r"[0-9a-f]{2}|autotuned|declared|headers|verified|locks")
+_FOLDERS = re.compile(r"[0-9a-f]{2}|autotuned|declared|headers|indexes|verified|locks")
 _OF_FILE_SYSTEMS = re.compile(r"\./(?:lost\+found|\.nfs[0-9a-f]+)")
 """What file systems put into folders by themselves."""
 _STALE_SECONDS = 3600

@@ -7,30 +7,31 @@ kernel is verified when it is read for the first time (:mod:`gemmill.runtime.sto
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Any, BinaryIO, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
+from gemmill.library.input.rows import RowError, row, rows, typed
 from gemmill.library.input.strict_json import parse
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 from gemmill.library.version import __version__
-from gemmill.library.wording import one_of
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
 from gemmill.runtime.storage.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from gemmill.runtime.storage.trust.keys import TrustedKeys
 
 _MAGIC = b"gempack\x01"
 _PREFIX = struct.Struct("<8sQ32s")
@@ -39,20 +40,6 @@ MAX_PACK_BYTES = 16 << 30
 """Most bytes of a pack: a hundred thousand kernels."""
 MAX_INDEX_BYTES = 32 << 20
 """Most bytes of its index."""
-_LARGEST = 1 << 62
-"""Whole numbers of the index are at most this, so that sums of two can be offsets in a file."""
-_WORDS: Mapping[type, str] = MappingProxyType(
-    {
-        str: "a printable text",
-        int: "a whole number from 0 to 2^62",
-        float: "a number",
-        bool: "true or false",
-        NoneType: "null",
-        list: "a list",
-        dict: "a mapping",
-    }
-)
-"""The types of JSON in words."""
 
 
 class Member(NamedTuple):
@@ -115,7 +102,7 @@ class Pack:
     """An opened pack. Members are read, and their checksums compared, when asked for; the file stays open.
 
     Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError, one of
-    another type or value a PackError.
+    another type or value a RowError.
     """
 
     def __init__(
@@ -123,7 +110,8 @@ class Pack:
         path: Path,
         file: BinaryIO,
         start: int,
-        verdicts: Verdicts,
+        checksum: bytes,
+        store: Path | None,
         *,
         gemmill: Any,
         signature: Any,
@@ -133,22 +121,23 @@ class Pack:
         self.path = path
         self._file = os.dup(file.fileno())  # what was opened stays, whatever takes its place
         weakref.finalize(self, os.close, self._file)
-        self._start, self._verdicts = start, verdicts
+        self._start, self._verdicts = start, Verdicts(checksum, store)
+        self.digest = checksum.hex()
+        """SHA-256, in hex, of its index, which has that of each kernel: what a pack is known by."""
         self.bytes = os.fstat(self._file).st_size
         """Bytes of the file."""
         if signature is not None:
             raise PackError(f"{path}: it is signed, and this version of gemmill can check no signature")
-        damaged = f"{path}: the index is damaged: "
         self._members: dict[str, Member] = {}
         end = 0
-        for place, row in _rows(f"{damaged}members", members, Member):
-            member = Member(**row)
+        for place, fields in rows("members", members, Member):
+            member = Member(**fields)
             if member.name in self._members or member.offset != end:
-                raise PackError(f"{place} has the name of another, or does not begin where that before it ends")
+                raise RowError(f"{place} has the name of another, or does not begin where that before it ends")
             self._members[member.name] = member
             end += member.bytes
         self.decisions = tuple(
-            _decision(place, row, self._members) for place, row in _rows(f"{damaged}decisions", decisions, Decision)
+            _decision(place, fields, self._members) for place, fields in rows("decisions", decisions, Decision)
         )
         """The decision table."""
 
@@ -156,17 +145,28 @@ class Pack:
         return f"<Pack {self.path} of {len(self._members):,} kernels>"
 
     @classmethod
-    def open(cls, path: Path | str, store: Path | None = None) -> Pack:
+    def open(cls, path: Path | str, store: Path | None = None, trusted: TrustedKeys | None = None) -> Pack:
         """Read the index of a pack: of a file, or of a pipe, whose content is kept in a temporary file.
 
         Args:
             path: the file.
             store: the folder of the store that remembers which kernels were verified; by default the user's.
+            trusted: one of these must have signed it, in ``PATH.sig`` beside it; None takes it as it is.
 
         Raises:
             PackError: there is no such file, it is no pack of this version, or its index is damaged.
+            TrustError: it is unsigned, or signed otherwise.
         """
         path = Path(path)
+        pack = cls._open(path, store)
+        if trusted is not None:
+            from gemmill.runtime.storage.trust.packs import check_signature  # not for who trusts the file
+
+            check_signature(pack, trusted)
+        return pack
+
+    @classmethod
+    def _open(cls, path: Path, store: Path | None) -> Pack:
         try:
             with open_given(path, MAX_PACK_BYTES) as file:
                 prefix = file.read(_PREFIX.size)
@@ -180,11 +180,13 @@ class Pack:
                     raise PackError(f"{path}: truncated: the index has {len(index)} of {size} bytes")
                 if hashlib.sha256(index).digest() != checksum:
                     raise PackError(f"{path}: the index is damaged (checksum mismatch)")
-                content = _typed(parse(index), (dict,), f"{path}: the index is damaged: it")
-                return cls(path, file, _PREFIX.size + size, Verdicts(checksum, store), **content)
+                content = typed(parse(index), (dict,), "it")
+                return cls(path, file, _PREFIX.size + size, checksum, store, **content)
         except OSError as error:
             way = "; `gemmill pack` makes one" if isinstance(error, FileNotFoundError) else ""
             raise PackError(f"{path}: {error.strerror or error}{way}") from error
+        except RowError as error:
+            raise PackError(f"{path}: the index is damaged: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: written by another version of gemmill: {error}") from error
 
@@ -264,82 +266,20 @@ class Pack:
         return artifact
 
 
-def _decision(place: str, row: dict[str, Any], members: Mapping[str, Member]) -> Decision:
-    """A row of the decision table; PackError where it cannot be true."""
-    fields = _row(f"{place}.problem", row["problem"], GemmProblem)
-    problem = GemmProblem.known(**fields)
+def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member]) -> Decision:
+    """A row of the decision table; RowError where it cannot be true."""
+    problem = GemmProblem.known(**row(f"{place}.problem", fields["problem"], GemmProblem))
     try:
         problem.check()
     except ValueError as error:
-        raise PackError(f"{place}.problem: {error}") from None
-    if not MIN_US <= row["us"] <= MAX_US:
-        raise PackError(f"{place}.us is {row['us']!r:.30}; it must be from {MIN_US:g} to {MAX_US:g}")
-    if row["kernel"] not in members:
-        raise PackError(f"{place}.kernel is {row['kernel']!r:.200}, which is no member")
-    if is_edited(row["kernel"]):
-        raise PackError(f"{place}.kernel is {row['kernel']!r:.200}, an edited kernel, which no selector takes")
-    return Decision(**{**row, "problem": problem})
-
-
-def _rows(place: str, rows: Any, of: type) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of the index, each with its place; PackError as for :func:`_row`."""
-    for i, row in enumerate(_typed(rows, (list,), place)):
-        yield f"{place}[{i}]", _row(f"{place}[{i}]", row, of)
-
-
-def _row(place: str, row: Any, of: type) -> dict[str, Any]:
-    """A row of the index, to make a tuple or dataclass of; PackError names the place of a value of another type, or of
-    another word where there are few."""
-    kinds = _kinds(of)
-    fields: dict[str, Any] = _typed(row, (dict,), place)
-    for name, value in fields.items():
-        if name in kinds:
-            types, words = kinds[name]
-            _typed(value, types, place, name)
-            if words and value not in words:
-                raise PackError(f"{place}.{name} is {value!r:.80}; it must be {one_of(words)}")
-    return fields
-
-
-def _typed(value: Any, types: Sequence[type], *place: str) -> Any:
-    is_odd = (type(value) is int and not 0 <= value <= _LARGEST) or (type(value) is str and not value.isprintable())
-    if type(value) not in types or is_odd:
-        wanted = " or ".join(_WORDS[each] for each in types)
-        raise PackError(f"{'.'.join(place)} is {value!r:.80}; it must be {wanted}")
-    return value
-
-
-@functools.cache
-def _kinds(of: type) -> Mapping[str, tuple[Sequence[type], Sequence[Any]]]:
-    """The types that JSON has for the fields of a tuple or dataclass; and the only values, where these are listed."""
-    leaves = {name: [*_leaves(hint)] for name, hint in get_type_hints(of).items()}
-    return {
-        name: (
-            [*dict.fromkeys(kind for leaf in found for kind in _json_types(leaf))],
-            [leaf if leaf is not NoneType else None for leaf in found]
-            if any(not isinstance(leaf, type) for leaf in found)
-            else [],
-        )
-        for name, found in leaves.items()
-    }
-
-
-def _leaves(hint: Any) -> Iterator[Any]:
-    """The types of a union, and the words of a Literal."""
-    if arguments := get_args(hint):
-        for argument in arguments:
-            yield from _leaves(argument)
-    else:
-        yield hint
-
-
-def _json_types(leaf: Any) -> Iterator[type]:
-    if not isinstance(leaf, type):
-        yield type(leaf)
-    else:
-        yield leaf if leaf in _WORDS else dict
-        if leaf is float:
-            yield int
+        raise RowError(f"{place}.problem: {error}") from None
+    if not MIN_US <= fields["us"] <= MAX_US:
+        raise RowError(f"{place}.us is {fields['us']!r:.30}; it must be from {MIN_US:g} to {MAX_US:g}")
+    if fields["kernel"] not in members:
+        raise RowError(f"{place}.kernel is {fields['kernel']!r:.200}, which is no member")
+    if is_edited(fields["kernel"]):
+        raise RowError(f"{place}.kernel is {fields['kernel']!r:.200}, an edited kernel, which no selector takes")
+    return Decision(**{**fields, "problem": problem})
 
 
 def _sha256(data: bytes) -> str:

@@ -29,9 +29,10 @@ from gemmill.runtime.storage.place import default_path
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
-Notes = Literal["autotuned", "declared", "headers", "verified"]
+Notes = Literal["autotuned", "declared", "headers", "indexes", "verified"]
 """Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
-of headers (runtime/compile/headers.py), kernels of packs that were verified (runtime/storage/verdicts.py)."""
+of headers (runtime/compile/headers.py), which index of packs is the newest (runtime/storage/trust/pack_index.py),
+kernels of packs that were verified (runtime/storage/verdicts.py)."""
 _LOCK_SECONDS = 15
 """A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
 _OnError = Callable[[OSError, Path], object]

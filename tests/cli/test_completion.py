@@ -73,7 +73,7 @@ def test_every_shell_is_told_in_its_own_form(variables: dict[str, str], says: st
         ("gemmill build k", ["k.cu"]),
         ("gemmill shapes sh", ["shapes.csv"]),
         ("gemmill build no/such/folder/k", []),
-        ("gemmill pack in", ["inspect", "int8"]),
+        ("gemmill pack in", ["inspect", "index", "int8"]),
         ("gemmill pack bf16 --sh", ["--shapes"]),
     ],
 )

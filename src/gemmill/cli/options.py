@@ -139,6 +139,16 @@ Packs = Annotated[
         help="Consider the kernels of this pack; may be repeated.",
     ),
 ]
+Sign = Annotated[
+    list[Path],
+    typer.Option(
+        "--sign",
+        metavar="KEY",
+        exists=True,
+        dir_okay=False,
+        help="Sign with this private key (gemmill key new); may be repeated.",
+    ),
+]
 Records = Annotated[
     list[Path],
     typer.Option(

@@ -345,7 +345,7 @@ registry.get(registry.select(problem).name)
 print(*sys.modules)
 """
 NOT_FOR_PACKS = {
-    *("pydantic", "pydantic_core", "annotated_types"),
+    *("pydantic", "pydantic_core", "annotated_types", "cryptography"),
     *("yaml", "platformdirs", "typer", "gemmill.profiler", "gemmill.emitters"),
     *(
         "gemmill.library.manifest.load",

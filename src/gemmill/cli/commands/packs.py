@@ -23,6 +23,7 @@ from gemmill.cli.options import (
     Preset,
     Problems,
     Records,
+    Sign,
     StorePath,
     Where,
     asked_suite,
@@ -36,6 +37,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
+from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
 from gemmill.profiler.sweep.shapes import ShapeSuite
@@ -50,6 +52,10 @@ from gemmill.runtime.settings import number_of_bytes
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
 from gemmill.runtime.storage.store import Store
+from gemmill.runtime.storage.trust.envelope import MAX_SEALED_BYTES
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.pack_index import PackIndex
+from gemmill.runtime.storage.trust.packs import sign_pack, signature_path
 
 
 class PackCommands(Commands):
@@ -113,6 +119,7 @@ def make(
         str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
     ] = None,
     gpu: OnGpu = None,
+    sign: Sign = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
@@ -124,7 +131,7 @@ def make(
     shape that says an expression or groups gets the kernel that a registry over the manifest would take; without such
     shapes, kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that
     serve the most shapes, each counted as often as it ran or is listed, as many as fit; what shapes then lose is
-    printed.
+    printed. With --sign, FILE.sig is written beside it: who trusts the key (GEMMILL_TRUSTED_KEYS) takes no other pack.
 
     \b
     Examples:
@@ -133,16 +140,16 @@ def make(
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
       gemmill pack bf16 --shapes large --gpu "H100 80GB HBM3" -o h100.pack
       gemmill pack bf16 --shapes trace.json --budget 20M -o trace.pack
+      gemmill pack bf16 --preset quick --sign release.pem -o quick.pack
       gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
     suite = asked_suite(shapes, problem)
     if suite is None and (regret, budget, gpu) != (None, None, None):
         raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")
-    try:
-        most = None if budget is None else number_of_bytes("--budget", budget)
-    except SettingError as error:
-        raise typer.BadParameter(str(error)) from None
-    refuse_overwriting([to], [manifest, *records, *([] if shapes is None else [shapes])])
+    most = _most(budget)
+    keys = [SigningKey.load(path) for path in sign]
+    outputs = [to, signature_path(to)] if keys else [to]
+    refuse_overwriting(outputs, [manifest, *records, *sign, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
     decisions = read_decisions(records)
     asked = _Asked({}, {}, [])
@@ -163,13 +170,29 @@ def make(
     own = _of(artifacts, decisions)
     if left_out := len(decisions) - len(own):
         output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
-    size = write_pack(to, artifacts, own)
+    size = _write(to, artifacts, own, keys)
     if as_json:
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
         output.print_json("pack.make", {**_summary(to, size, artifacts, own), "losses": losses_by_problem})
         return
     typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
     _tell_losses(lost, asked.counts)
+
+
+def _most(budget: str | None) -> int | None:
+    """Most bytes of the file."""
+    try:
+        return None if budget is None else number_of_bytes("--budget", budget)
+    except SettingError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _write(to: Path, artifacts: Sequence[Artifact], decisions: Sequence[Decision], keys: Sequence[SigningKey]) -> int:
+    """Write a pack, and its signature where there are keys; bytes of the pack."""
+    size = write_pack(to, artifacts, decisions)
+    if keys:
+        sign_pack(to, keys)
+    return size
 
 
 class _Asked(NamedTuple):
@@ -293,7 +316,7 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
     Examples:
       gemmill pack inspect quick.pack --json
     """
-    pack = Pack.open(file)
+    pack = Pack.open(file, trusted=TrustedKeys.of_settings())
     artifacts = [pack.get(name) for name in pack.names()]
     if as_json:
         output.print_json("pack.inspect", _summary(file, pack.bytes, artifacts, pack.decisions))
@@ -307,14 +330,33 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
 
 
 @pack_app.command()
-def verify(file: PackFile, as_json: Json = False) -> None:
+def verify(
+    file: PackFile,
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="A signed index (gemmill pack index) that must list it."
+        ),
+    ] = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
     """Read every kernel of a pack and check it; exits with 1 if any is damaged.
+
+    Where GEMMILL_TRUSTED_KEYS names keys, one of them must have signed the pack. With --index, one must have signed
+    that as well, it must not have expired nor be older than one that this store has seen, and must list the pack.
 
     \b
     Examples:
       gemmill pack verify quick.pack
+      gemmill pack verify quick.pack --index packs.index
     """
-    pack = Pack.open(file)
+    trusted = TrustedKeys.of_settings()
+    pack = Pack.open(file, trusted=trusted)
+    if index is not None:
+        if trusted is None:
+            raise typer.BadParameter("--index needs GEMMILL_TRUSTED_KEYS: whose signatures count")
+        PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
     faults = pack.verify()
     if as_json:
         output.print_json("pack.verify", {"file": str(file), "kernels": len(pack.names()), "faults": faults})

@@ -1,1 +1,1 @@
-"""Commands of the service."""
+"""Commands of keys, signatures and locks: what machines take from each other."""

@@ -1,0 +1,232 @@
+"""The index of packs: which packs of a registry count now, so that neither an old one nor a revoked key comes back.
+
+A signature alone does not say that there is nothing newer. An index has a version that grows, the time it was issued
+and the time it expires; who takes one remembers, in the store and before using it, the newest that was taken, and
+takes no older one (The Update Framework, https://theupdateframework.io, calls these rollback and freeze).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from gemmill.library.errors import TrustError
+from gemmill.library.input.rows import RowError, made, row, rows, typed
+from gemmill.library.input.strict_json import parse
+from gemmill.runtime.storage.artifact import canonical
+from gemmill.runtime.storage.pack import Pack
+from gemmill.runtime.storage.store import Store
+from gemmill.runtime.storage.trust.envelope import open_sealed, seal
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys, is_id
+from gemmill.runtime.storage.trust.packs import PackFacts, check_signature
+
+INDEX: Final = "gemmill.index/1"
+"""What its envelope says it is."""
+_AHEAD = timedelta(days=1)
+"""An index that is issued further ahead of this clock is refused: one of the two clocks is wrong."""
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest index that was taken."""
+
+    version: int = 0
+    issued: str = ""
+    """When it was issued, as :class:`PackIndex` has it; empty where none was taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackIndex:
+    """The packs of a registry at a time."""
+
+    name: str
+    """Which registry's: versions of one name are compared."""
+    version: int
+    """Grows with each that is issued."""
+    issued: str
+    """When it was made, in UTC: ``2026-11-27T15:00:00Z``."""
+    expires: str
+    """From when on it is refused, in UTC."""
+    packs: tuple[PackFacts, ...]
+    revoked: tuple[str, ...] = ()
+    """Ids of keys whose signatures do not count any more, for this index and its packs."""
+
+    @classmethod
+    def of(
+        cls,
+        packs: Iterable[Pack],
+        lifetime: timedelta,
+        *,
+        name: str = "default",
+        version: int | None = None,
+        revoked: Iterable[str] = (),
+        now: datetime | None = None,
+    ) -> PackIndex:
+        """The index of opened packs.
+
+        Args:
+            packs: what it lists.
+            lifetime: how long it counts.
+            name: which registry's it is.
+            version: more than that of the one before; by default the seconds since the epoch, which grow by themselves.
+            revoked: ids of keys that do not count any more.
+            now: the time; by default this machine's.
+
+        Raises:
+            TrustError: two packs have one name, or a revoked id is none.
+        """
+        issued = (now or datetime.now(UTC)).astimezone(UTC)
+        listed = sorted(map(PackFacts.of, packs), key=lambda facts: facts.name)
+        index = cls(
+            name=name,
+            version=int(issued.timestamp()) if version is None else version,
+            issued=issued.strftime(_TIME),
+            expires=(issued + lifetime).strftime(_TIME),
+            packs=tuple(listed),
+            revoked=tuple(sorted({*revoked})),
+        )
+        try:
+            return _read(parse(index._payload()))
+        except ValueError as error:
+            raise TrustError(f"no index can say this: {error}") from None
+
+    def seal(self, keys: Sequence[SigningKey]) -> bytes:
+        """The signed index, as :meth:`open` takes it."""
+        return seal(INDEX, self._payload(), keys)
+
+    @classmethod
+    def open(
+        cls, data: bytes, trusted: TrustedKeys | None, seen: Seen = Seen(), now: datetime | None = None
+    ) -> PackIndex:
+        """A signed index that counts now.
+
+        Args:
+            data: what was fetched or read.
+            trusted: whose signatures count; None takes an unsigned one, too.
+            seen: the newest one of its name that was taken.
+            now: the time; by default this machine's. Where ``seen`` was issued later, that time counts: a clock that
+                went back makes no expired index count again.
+
+        Raises:
+            TrustError: it is unsigned or signed otherwise, also by a key that it revokes itself; ``malformed``;
+                ``expired``, or issued more than a day ahead of the clock; ``replayed``, older than the one seen.
+        """
+        payload = open_sealed(data, INDEX, trusted)
+        try:
+            index = _read(parse(payload))
+        except ValueError as error:
+            raise TrustError(f"no index of packs that this version of gemmill reads: {error}") from None
+        if trusted is not None and index.revoked:
+            open_sealed(data, INDEX, index.trusted(trusted))
+        what = f"version {index.version} of the index of packs {index.name!r}"
+        if index.version < seen.version:
+            raise TrustError(f"{what} is older than version {seen.version}, which was seen already", "replayed")
+        clock = (now or datetime.now(UTC)).astimezone(UTC)
+        issued, expires = _time(index.issued), _time(index.expires)
+        if issued > clock + _AHEAD:
+            raise TrustError(
+                f"{what} was issued at {index.issued}, and this machine's clock is at {clock.strftime(_TIME)}: one of "
+                "both clocks is wrong; set it",
+                "expired",
+            )
+        if max(clock, _time(seen.issued) if seen.issued else clock) >= expires:
+            raise TrustError(
+                f"{what} expired at {index.expires}; this machine's clock is at {clock.strftime(_TIME)}. Fetch a newer "
+                "one, or set the clock",
+                "expired",
+            )
+        return index
+
+    @classmethod
+    def accept(cls, data: bytes, trusted: TrustedKeys, store: Store, now: datetime | None = None) -> PackIndex:
+        """A signed index, as :meth:`open` takes it, no older than any that this store knows of; it is remembered there
+        before it is returned.
+
+        Clearing the store forgets what was seen, and so do other trusted keys. Where it cannot be written, nothing is
+        remembered, after a warning.
+
+        Raises:
+            TrustError: as for :meth:`open`.
+        """
+        name = cls.open(data, trusted, now=now).name
+        # With the keys: what a stolen one signed, as of the version 2^62, is forgotten with that key.
+        counting = sorted({key.id for key in trusted.keys} - trusted.revoked)
+        key = hashlib.sha256(canonical([name, counting])).hexdigest()
+        with store.locked(key):
+            seen = _seen(store, key)
+            index = cls.open(data, trusted, seen, now)
+            newest = Seen(index.version, max(index.issued, seen.issued))
+            if newest != seen:
+                store.put_note("indexes", key, canonical(asdict(newest)))
+            return index
+
+    def trusted(self, trusted: TrustedKeys) -> TrustedKeys:
+        """Trusted keys, less those that this index revokes."""
+        return trusted.revoking(frozenset(self.revoked))
+
+    def check(self, pack: Pack, trusted: TrustedKeys) -> None:
+        """Refuse a pack that this index does not list, or lists otherwise.
+
+        Args:
+            pack: an opened pack, whatever its file is called; it must be signed as well.
+            trusted: whose signatures count, less what this index revokes.
+
+        Raises:
+            TrustError: it is not listed, has another content, or is signed otherwise.
+        """
+        if not any(facts.digest == pack.digest for facts in self.packs):
+            for facts in self.packs:
+                if facts.name == pack.path.name:
+                    facts.check(pack)
+            raise TrustError(
+                f"{pack.path}: version {self.version} of the index of packs {self.name!r} lists no such pack; it lists "
+                f"{', '.join(facts.name for facts in self.packs) or 'none'}",
+                "tampered",
+            )
+        check_signature(pack, self.trusted(trusted))
+
+    def _payload(self) -> bytes:
+        return canonical(asdict(self))
+
+
+def _read(content: Any) -> PackIndex:
+    """The index of a payload; ValueError where it is none."""
+    fields: Mapping[str, Any] = typed(content, (dict,), "it")
+    packs = tuple(made(place, each, PackFacts) for place, each in rows("packs", fields.get("packs"), PackFacts))
+    if len({facts.name for facts in packs}) != len(packs):
+        raise RowError("two packs have one name")
+    revoked = tuple(typed(each, (str,), "revoked") for each in typed(fields.get("revoked"), (list,), "revoked"))
+    if wrong := [each for each in revoked if not is_id(each)]:
+        raise RowError(f"revoked has {wrong[0]!r:.40}; the id of a key has 16 hex digits, as `gemmill key show` prints")
+    scalars = {name: value for name, value in fields.items() if name not in ("packs", "revoked")}
+    row("it", scalars, PackIndex)
+    try:
+        index = PackIndex(**scalars, packs=packs, revoked=revoked)
+    except TypeError as error:
+        raise RowError(str(error)) from None
+    if _time(index.issued) >= _time(index.expires):
+        raise RowError(f"it is issued at {index.issued}, and expires at {index.expires}, no later")
+    return index
+
+
+def _time(text: str) -> datetime:
+    """A time; ValueError where it is not written as :data:`_TIME` has it."""
+    time = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+    if time.strftime(_TIME) != text:
+        raise ValueError(f"{text!r:.40} is no time such as 2026-11-27T15:00:00Z")
+    return time
+
+
+def _seen(store: Store, key: str) -> Seen:
+    """What was seen of a name; nothing where the note is missing or damaged."""
+    try:
+        seen = made("it", parse(store.get_note("indexes", key)), Seen)
+        if seen.issued:
+            _time(seen.issued)
+    except (OSError, ValueError):
+        return Seen()
+    return seen

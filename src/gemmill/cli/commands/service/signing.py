@@ -1,0 +1,76 @@
+"""pack sign, pack index: who made packs, and which of them count now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.commands.packs import PackFile, pack_app
+from gemmill.cli.options import Json, Sign, refuse_overwriting
+from gemmill.library.files import publish
+from gemmill.runtime.storage.pack import Pack
+from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.pack_index import PackIndex
+from gemmill.runtime.storage.trust.packs import sign_pack, signature_path
+
+_MOST_DAYS = 3650
+
+
+@pack_app.command(name="sign")
+def sign_(file: PackFile, sign: Sign, as_json: Json = False) -> None:
+    """Sign a pack that is there, in FILE.sig beside it, in place of what was signed before.
+
+    With --sign twice, either key counts: so one takes the place of another.
+
+    \b
+    Examples:
+      gemmill pack sign quick.pack --sign release.pem
+      gemmill pack sign quick.pack --sign old.pem --sign new.pem
+    """
+    keys = [SigningKey.load(path) for path in sign]
+    to = signature_path(file)
+    refuse_overwriting([to], [file, *sign])
+    facts = sign_pack(file, keys)
+    if as_json:
+        output.print_json("pack.sign", {**asdict(facts), "signature": str(to), "keys": [key.public.id for key in keys]})
+    else:
+        typer.echo(f"{to}: signed by {', '.join(key.public.id for key in keys)}")
+
+
+@pack_app.command()
+def index(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="Signed packs.")],
+    to: Annotated[Path, typer.Option("--output", "-o", help="The index to write.", dir_okay=False)],
+    sign: Sign,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=_MOST_DAYS, metavar="N", help="How long it counts; then it is refused.")
+    ] = 30,
+    name: Annotated[str, typer.Option(help="Which registry's index: versions of one name are compared.")] = "default",
+    revoke: Annotated[
+        list[str], typer.Option(metavar="ID", help="A key that does not count any more; may be repeated.")
+    ] = [],  # noqa: B006 (typer copies it)
+    as_json: Json = False,
+) -> None:
+    """Write a signed index of packs: those that count now. `gemmill pack verify --index` compares a pack with it.
+
+    Its version is the time in seconds. Who has taken one takes no older one, and none that has expired: make a new one
+    before that.
+
+    \b
+    Examples:
+      gemmill pack index quick.pack large.pack --sign release.pem -o packs.index
+      gemmill pack index quick.pack --sign new.pem --revoke 0123456789abcdef --days 7 -o packs.index
+    """
+    keys = [SigningKey.load(path) for path in sign]
+    refuse_overwriting([to], [*files, *sign])
+    made = PackIndex.of(map(Pack.open, files), timedelta(days=days), name=name, revoked=revoke)
+    publish(to, [made.seal(keys)])
+    if as_json:
+        output.print_json("pack.index", asdict(made))
+    else:
+        typer.echo(f"{to}: {len(made.packs)} packs, version {made.version}, expires at {made.expires}")

@@ -1,0 +1,36 @@
+"""A pack that a trusted key signed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.pack import write_pack
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.packs import sign_pack
+
+
+@pytest.fixture(scope="session")
+def key() -> SigningKey:
+    return SigningKey.new()
+
+
+@pytest.fixture(scope="session")
+def foreign() -> SigningKey:
+    """A key that nobody trusts."""
+    return SigningKey.new()
+
+
+@pytest.fixture(scope="session")
+def trusted(key: SigningKey) -> TrustedKeys:
+    return TrustedKeys((key.public,))
+
+
+@pytest.fixture
+def path(tmp_path: Path, artifacts: tuple[Artifact, ...], key: SigningKey) -> Path:
+    """The pack."""
+    write_pack(path := tmp_path / "kernels.pack", artifacts)
+    sign_pack(path, [key])
+    return path
