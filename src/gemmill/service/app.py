@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gemmill.library.version import __version__
-from gemmill.service.handlers import health, instantiate, kernels, select
+from gemmill.service.handlers import health, instantiate, kernels, learning, packs, select
 from gemmill.service.refusal import Refusal
 from gemmill.service.routes import Answering, Endpoint
 from gemmill.service.service import Service
@@ -33,6 +33,12 @@ ENDPOINTS = (
     Endpoint(("PUT",), "/v1/kernels/{key}", "write", kernels.put_kernel, "Send a kernel's manifest."),
     Endpoint(("POST",), "/v1/instantiate", "compile", instantiate.instantiate, "Have kernels compiled: lines of JSON."),
     Endpoint(("POST",), "/v1/select", "read", select.select, "The kernel of a problem, and why."),
+    Endpoint(_GET, "/v1/packs", "read", packs.get_index, "The signed index of packs."),
+    Endpoint(("POST",), "/v1/packs", "compile", packs.post_pack, "Build a pack of problems or of a suite."),
+    Endpoint(_GET, "/v1/packs/{name}", "read", packs.get_pack, "A pack; its signature as NAME.sig."),
+    Endpoint(("POST",), "/v1/records", "write", learning.post_records, "Send measurements, as JSON Lines."),
+    Endpoint(_GET, "/v1/models/{gpu}", "read", learning.get_model, "The signed model in force of a GPU."),
+    Endpoint(("POST",), "/v1/models/{gpu}", "admin", learning.post_model, "Train a model, and publish it if no worse."),
     Endpoint(_GET, "/healthz", "", health.healthz, "Whether the process answers."),
     Endpoint(_GET, "/readyz", "", health.readyz, "Whether it takes requests."),
     Endpoint(_GET, "/metrics", "read", health.metrics, "Figures for Prometheus."),

@@ -12,9 +12,11 @@ from gemmill.runtime.storage.store import Store
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Resolver
+from gemmill.service.learning.models import Models
+from gemmill.service.learning.records import Records
 from gemmill.service.metrics import Metrics
-from gemmill.service.models import Models
 from gemmill.service.options import Options
+from gemmill.service.packs.build import Packs
 from gemmill.service.storage.bucket import Bucket
 from gemmill.service.storage.files import Files
 from gemmill.service.storage.kernels import Kernels
@@ -53,6 +55,10 @@ class Service:
             self.kernels,
             self.metrics,
         )
+        self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
+        self.records = Records(options.state)
+        self.training = asyncio.Lock()
+        """Held while a model is trained."""
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -28,7 +28,7 @@ SCOPES = ("read", "compile", "write", "admin")
 OPEN_SCOPES = frozenset({"read", "compile"})
 """What everybody may where there are no tokens."""
 _MAX_BYTES = 1 << 20
-_NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w@-][\w.@-]{0,63}", re.ASCII)
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +70,9 @@ def read_line(line: str, place: str) -> Token:
         raise SettingError(f"{place}: {len(words)} words; a line is NAME SCOPES SHA256HEX [YYYY-MM-DD]")
     name, scopes, digest = words[0], words[1].split(","), words[2]
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{place}: the name {name!r:.80} must be of 1 to 64 letters, digits and . _ @ -")
+        raise SettingError(
+            f"{place}: the name {name!r:.80} must be of 1 to 64 letters, digits and . _ @ -, and begin with no point"
+        )
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
         raise SettingError(f"{place}: {unknown[0]!r:.80} is no scope; there are {one_of([*SCOPES])}")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
