@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from gemmill.library.version import __version__
 from gemmill.service.handlers import health, instantiate, kernels, learning, packs, select
+from gemmill.service.pages import views
 from gemmill.service.refusal import Refusal
 from gemmill.service.routes import Answering, Endpoint
 from gemmill.service.service import Service
@@ -42,6 +43,11 @@ ENDPOINTS = (
     Endpoint(_GET, "/healthz", "", health.healthz, "Whether the process answers."),
     Endpoint(_GET, "/readyz", "", health.readyz, "Whether it takes requests."),
     Endpoint(_GET, "/metrics", "read", health.metrics, "Figures for Prometheus."),
+    Endpoint(_GET, "/", "read", views.kernels, "For people: kernels."),
+    Endpoint(_GET, "/kernels/{key}", "read", views.kernel, "For people: a kernel's source and resources."),
+    Endpoint(_GET, "/problems", "read", views.problems, "For people: where problems go, and why."),
+    Endpoint(_GET, "/queue", "read", views.queue, "For people: what the server is doing."),
+    Endpoint(_GET, "/style.css", "", views.style, "The pages' style sheet."),
     Endpoint(_GET, "/openapi.json", "", openapi, "This document."),
 )
 """Those that are asked for most stand first."""

@@ -52,6 +52,16 @@ class Metrics:
         self.store_bytes = gauge("store_bytes", "Bytes of the store, every minute.")
         self.store_kernels = gauge("store_kernels", "Kernels of the store, every minute.")
 
+    def value(self, metric: Counter | Gauge, *labels: str) -> float:
+        """What a counter or gauge has come to."""
+        [family] = metric.collect()
+        wanted = dict(zip(metric._labelnames, labels, strict=True))
+        return sum(
+            sample.value
+            for sample in family.samples
+            if sample.labels == wanted and not sample.name.endswith("_created")
+        )
+
     def page(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)

@@ -17,6 +17,7 @@ from gemmill.service.learning.records import Records
 from gemmill.service.metrics import Metrics
 from gemmill.service.options import Options
 from gemmill.service.packs.build import Packs
+from gemmill.service.pages.catalogue import Catalogue
 from gemmill.service.storage.bucket import Bucket
 from gemmill.service.storage.files import Files
 from gemmill.service.storage.kernels import Kernels
@@ -55,6 +56,7 @@ class Service:
             self.kernels,
             self.metrics,
         )
+        self.catalogue = Catalogue(self.store)
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()
