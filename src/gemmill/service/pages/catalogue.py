@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,8 +79,3 @@ def _row(key: str, artifact: Artifact, size: int) -> Row:
         shared_bytes=used.static_shared_bytes + used.dynamic_shared_bytes,
         bytes=size,
     )
-
-
-def colour(name: str) -> int:
-    """One of twelve colours for a kernel, the same on every page."""
-    return hashlib.sha256(name.encode()).digest()[0] % 12

@@ -22,7 +22,6 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.service.handlers.kernels import named
-from gemmill.service.pages.catalogue import colour
 from gemmill.service.refusal import Refusal
 from gemmill.service.storage.kernels import required
 from gemmill.service.tokens import Caller
@@ -35,7 +34,9 @@ _MAP = (16, 64, 256, 1024, 4096, 16384)
 """Extents of the winner map."""
 _EXAMPLE = "4096x4096x4096 bf16 tn"
 _SAFE = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'",
+    "Content-Security-Policy": "; ".join(
+        ("default-src 'none'", "style-src 'self'", "img-src data:", "form-action 'self'", "frame-ancestors 'none'")
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -66,9 +67,7 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
         source = (await service.resolver.in_thread(lambda: service.resolver.source(artifact.name))).text
     facts = {
         "Resources": asdict(artifact.resources),
-        "Launch": {
-            name: value for name, value in asdict(artifact.launch).items() if not isinstance(value, dict | list)
-        },
+        "Launch": {name: x for name, x in asdict(artifact.launch).items() if name != "boxes"},
         "Made from": asdict(artifact.provenance),
     }
     return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source)
@@ -142,7 +141,7 @@ def _map(registry: Registry, text: str) -> list[tuple[int, list[tuple[int, Choic
 
 def _page(template: str, title: str, **content: Any) -> Response:
     page = _environment().get_template(f"{template}.html")
-    html = page.render(title=title, section=template, version=__version__, colour=colour, isnan=math.isnan, **content)
+    html = page.render(title=title, section=template, version=__version__, isnan=math.isnan, **content)
     return HTMLResponse(html, headers=_SAFE)
 
 
