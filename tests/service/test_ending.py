@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -65,7 +66,7 @@ def _asked(ask: object, *arguments: str) -> None:
 
 def test_a_disk_that_is_full_costs_no_kernel(tmp_path: Path) -> None:
     # No file may get more than 4 KiB, as where little is left: blobs are larger.
-    with serving(tmp_path, before=["prlimit", "--fsize=4096"]) as server:
+    with serving(tmp_path, before=["prlimit", "--fsize=4096:unlimited"]) as server:
         events = server.instantiate(KERNEL).events
         assert events[-1]["ready"] == 1
         key = events[0]["key"]
@@ -74,4 +75,6 @@ def test_a_disk_that_is_full_costs_no_kernel(tmp_path: Path) -> None:
         refused = server.ask("GET", "/readyz")
         assert (refused.status, refused.code) == (503, "not_ready")
         assert "File too large" in refused.json["error"]["message"]
+        subprocess.run(["prlimit", f"--pid={server.process.pid}", "--fsize=unlimited"], check=True)
+        assert server.ask("GET", "/readyz").status == 200, "there is room again"
         assert server.end() == 0

@@ -67,6 +67,8 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     )
     host = f"[{options.host}]" if ":" in options.host else options.host
     scheme = "https" if options.certificate else "http"
+    # Connections inherit it; asyncio sets it on sockets alone that say they are TCP, and these do not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener:
         logging.getLogger(__name__).info("store %s, state %s", service.store.path, options.state)
         _Server(config, service, lambda: on_ready(f"{scheme}://{host}:{listener.getsockname()[1]}")).run([listener])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from gemmill.library.errors import GemmillError, SettingError
 from gemmill.library.files import make_private, told
@@ -25,6 +26,8 @@ from gemmill.service.storage.signing import Signing
 from gemmill.service.tokens import Tokens
 
 _SWEEP_SECONDS = 60.0
+_PROBE, _PROBE_BYTES = "0" * 64, 1 << 16
+"""An entry that is no kernel's, as large as one, for a moment."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,12 +85,17 @@ class Service:
         self.queue.drop_waiting()
 
     def readiness(self) -> str:
-        """Why the server is not ready for requests; empty where it is."""
+        """Why the server is not ready for requests, as far as is known; empty where it is."""
         if self.draining:
             return "the server is about to end"
-        if self.store.problem is not None:
-            return f"the store is skipped: {self.store.problem}"
-        return ""
+        return f"the store cannot be written: {self.store.problem}" if self.store.problem is not None else ""
+
+    def try_store(self) -> None:
+        """Find out whether a store that could not be written can be now."""
+        self.store.problem = None
+        self.store.write(_PROBE, bytes(_PROBE_BYTES), "a probe")
+        with suppress(OSError):
+            self.store.drop(_PROBE)
 
     async def _sweep(self) -> None:
         """Count what the store holds, and remove what points to nothing, every minute."""

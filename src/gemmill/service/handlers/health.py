@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -21,6 +22,8 @@ async def healthz(_service: Service, _request: Request, _caller: Caller) -> Resp
 
 async def readyz(service: Service, _request: Request, _caller: Caller) -> Response:
     """200 while it takes requests; 503 says why not."""
+    if service.store.problem is not None:
+        await asyncio.to_thread(service.try_store)
     if why := service.readiness():
         raise Refusal(503, "not_ready", why, retry_after=5)
     return JSONResponse({"status": "ready"})
