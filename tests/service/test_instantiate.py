@@ -86,6 +86,7 @@ def test_some_fail_and_others_do_not(server: Running, artifact: Artifact) -> Non
         ({"kernel": []}, 422, "malformed"),
         ({"wait": 1e9}, 422, "malformed"),
         ({"gpu": {"nam": "x"}}, 422, "malformed"),
+        ({"gpu": {"name": "x", "arch": "hopper"}}, 422, "malformed"),
         ({"driver_cuda": [12]}, 422, "malformed"),
     ],
 )
@@ -98,6 +99,7 @@ def test_a_machine_that_cannot_run_a_kernel_is_told(server: Running) -> None:
     same = {"gemmill": __version__, "headers": headers_digest()}
     for more, code in (
         ({"gpu": {"name": "NVIDIA A100", "arch": "sm80"}}, "arch"),
+        ({"gpu": {"name": "NVIDIA B200", "arch": "sm100"}}, "arch"),
         ({"driver_cuda": [11, 8]}, "driver"),
     ):
         failed, done = server.instantiate(KERNEL, token=MAKE, **same, **more).events

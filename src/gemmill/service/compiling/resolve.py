@@ -151,11 +151,12 @@ def target(gpu: dict[str, object] | None, driver_cuda: list[object] | None) -> T
     name, arch, sms = gpu.get("name"), gpu.get("arch"), gpu.get("sm_count")
     if not isinstance(name, str) or not re.fullmatch(r"[ -~]{1,100}", name):
         raise malformed(f"gpu.name is {name!r:.80}; it must be as the driver reports it, such as 'NVIDIA H200'")
-    if arch is not None and (not isinstance(arch, str) or arch not in ARCHS):
-        raise malformed(f"gpu.arch is {arch!r:.80}; it must be {one_of([*ARCHS])}")
+    of_arch = re.fullmatch(r"sm(\d{1,2})(\d)[af]?", arch) if isinstance(arch, str) else None
+    if arch is not None and of_arch is None:
+        raise malformed(f"gpu.arch is {arch!r:.80}; it must be such as {one_of([*ARCHS])}")
     if sms is not None and (type(sms) is not int or not 1 <= sms <= 4096):
         raise malformed(f"gpu.sm_count is {sms!r:.80}; it must be a whole number from 1 to 4096")
-    row = figures(name, ARCHS[arch].capability) if arch is not None else figures(name)
+    row = figures(name, (int(of_arch[1]), int(of_arch[2]))) if of_arch is not None else figures(name)
     return Target(row if sms is None else with_sms(row, sms, name), driver)
 
 
