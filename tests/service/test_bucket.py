@@ -134,6 +134,7 @@ def test_a_manifest_without_its_blob_is_a_miss(tmp_path: Path, artifact: Artifac
         assert server.ask("GET", f"/v1/kernels/{artifact.key}").status == 404
 
 
+@pytest.mark.heavy
 def test_a_bucket_that_fails_costs_no_kernel(tmp_path: Path, artifact: Artifact, bucket: Store) -> None:
     for fails in (0.5, 1.0):
         bucket.fails = fails

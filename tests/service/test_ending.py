@@ -40,6 +40,7 @@ def test_after_sigterm_what_is_at_work_is_answered_and_what_waits_is_refused(tmp
         assert answer.events[-1]["event"] == "done"
 
 
+@pytest.mark.heavy
 def test_a_server_that_is_killed_in_the_middle_leaves_nothing_wrong(tmp_path: Path, artifact: Artifact) -> None:
     folder = filled(tmp_path / "server", artifact)
     blob = artifact.to_bytes()
