@@ -40,6 +40,15 @@ def test_after_sigterm_what_is_at_work_is_answered_and_what_waits_is_refused(tmp
         assert answer.events[-1]["event"] == "done"
 
 
+def test_what_is_being_compiled_is_finished_though_nobody_waits(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drain", "60") as server:
+        assert server.instantiate(KERNEL, wait=0).events[-1]["pending"] == 1
+        while server.metric("gemmill_compiling") < 1:
+            time.sleep(0.05)
+        assert server.end() == 0
+    assert len(Store(tmp_path / "store").list()) == 1
+
+
 @pytest.mark.heavy
 def test_a_server_that_is_killed_in_the_middle_leaves_nothing_wrong(tmp_path: Path, artifact: Artifact) -> None:
     folder = filled(tmp_path / "server", artifact)

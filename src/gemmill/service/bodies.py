@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from gemmill.library.input.strict_json import parse
 from gemmill.library.wording import suggest
-from gemmill.service.options import BODY_BYTES, ITEMS
+from gemmill.service.options import ALL_BODIES_BYTES, BODY_BYTES, BODY_TIMEOUTS, ITEMS
 from gemmill.service.refusal import Refusal
 
 
@@ -18,24 +18,31 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
     """What a request carries.
 
     Raises:
-        Refusal: it is more than ``most`` bytes, by its header or in truth (413), or does not come in time (408).
+        Refusal: it is more than ``most`` bytes, by its header or in truth (413), does not come in time (408), or other
+            bodies take all the memory that they may (503).
         ClientDisconnect: the client has gone.
     """
     too_large = Refusal(413, "too_large", f"the body has more than {most:,} bytes", "send it in parts")
+    service = request.app.state.service
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and (len(stated) > 15 or int(stated) > most):
         raise too_large
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(6 * request.app.state.service.options.timeout):
+        async with asyncio.timeout(BODY_TIMEOUTS * service.options.timeout):
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
+                service.body_bytes += len(part)
                 if size > most:
                     raise too_large
+                if service.body_bytes > ALL_BODIES_BYTES:
+                    raise Refusal(503, "busy", "too many bytes of bodies are on their way", retry_after=1)
     except TimeoutError:
         raise Refusal(408, "slow", f"the body did not come in time; {size:,} bytes did", retry_after=1) from None
+    finally:
+        service.body_bytes -= size
     return b"".join(parts)
 
 

@@ -16,10 +16,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gemmill.service.metrics import Metrics
-from gemmill.service.options import HEADER_BYTES
+from gemmill.service.options import BODY_TIMEOUTS, HEADER_BYTES
 
-BODY_TIMEOUTS = 6
-"""Timeouts that a body may take."""
 READ_TIMEOUTS = 3
 """Timeouts that a client may pause while it reads."""
 _SAYS = b'{"error":{"code":"busy","message":"too many connections are at work","hint":"","retry_after":1}}'

@@ -9,6 +9,10 @@ BODY_BYTES = 1 << 20
 """Most bytes of a body that is no kernel and no records."""
 RECORDS_BYTES = 64 << 20
 """Most bytes of records in one request."""
+ALL_BODIES_BYTES = 256 << 20
+"""Most bytes of all bodies that are being read."""
+BODY_TIMEOUTS = 6
+"""Timeouts that a body may take."""
 HEADER_BYTES = 32 << 10
 """Most bytes of a request's line and headers."""
 ITEMS = 1000

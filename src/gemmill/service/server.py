@@ -78,6 +78,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._on_ready = service, on_ready
+        self._ending = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -94,14 +95,15 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._service.draining:  # a second one does not wait
+        if self._ending:  # a second one does not wait
             self.should_exit = self.force_exit = True
             return
+        self._ending = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain)  # not between two steps of something else
+
+    def _drain(self) -> None:
         self._service.drain()
-        with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop().call_later(_NOTICE_SECONDS, self._exit)
-            return
-        self.should_exit = True
+        asyncio.get_running_loop().call_later(_NOTICE_SECONDS, self._exit)
 
     def _exit(self) -> None:
         self.should_exit = True

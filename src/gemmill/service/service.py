@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 
 from gemmill.library.errors import GemmillError, SettingError
@@ -39,6 +40,10 @@ class Service:
         self.metrics = Metrics()
         self.draining = False
         """Whether a signal has said to end."""
+        self._drained = 0.0
+        """When the time is over that work then has."""
+        self.body_bytes = 0
+        """Bytes of bodies that are being read."""
         self.store = Store(options.store)
         try:
             make_private(options.state)
@@ -72,15 +77,18 @@ class Service:
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """End all work, but for what is on its way to the bucket, which is waited for."""
+        """End all work: what is being compiled has until the end of the drain, what is on its way to the bucket as long
+        as that takes."""
         if self._sweeping is not None:
             self._sweeping.cancel()
+        await self.queue.finish(max(0.0, self._drained - time.monotonic()))
         await self.queue.close()
         await self.kernels.settle()
 
     def drain(self) -> None:
         """A signal has said to end: refuse what is new."""
         self.draining = True
+        self._drained = time.monotonic() + self.options.drain
         self.metrics.draining.set(1)
         self.queue.drop_waiting()
 

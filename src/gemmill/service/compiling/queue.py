@@ -137,6 +137,11 @@ class CompileQueue:
             self._finish(job, _ending())
         self._metrics.queued.set(0)
 
+    async def finish(self, seconds: float) -> None:
+        """Wait for what is being compiled."""
+        if results := [job.result for job in self._by_key.values()]:
+            await asyncio.wait(results, timeout=seconds)
+
     async def close(self) -> None:
         """End all work."""
         self.drop_waiting()
