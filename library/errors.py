@@ -79,6 +79,10 @@ class TrustError(GemmillError):
         self.reason: TrustReason = reason
 
 
+class LockError(GemmillError):
+    """A lock file is wrong, or a kernel is not the one that it names."""
+
+
 class DeviceError(GemmillError):
     """The CUDA driver refused, or no suitable GPU is there."""
 

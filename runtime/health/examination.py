@@ -10,6 +10,7 @@ from gemmill.runtime.health.gpus import gpus, model
 from gemmill.runtime.health.packages import packages, pytorch
 from gemmill.runtime.health.places import places
 from gemmill.runtime.health.toolchain import toolchain
+from gemmill.runtime.health.trust import trusted_keys
 
 
 def examination(store: Path | None = None) -> Iterator[Finding]:
@@ -20,7 +21,7 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     """
     compiling = [*packages(), *toolchain()]
     yield from compiling
-    found = [*gpus(), model(), pytorch(), *places(store)]
+    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys()]
     yield from found
     if culprits := [f.what for f in (*compiling, *found) if f.state == "wrong" and f.what in _NEEDED]:
         yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")

@@ -33,8 +33,8 @@ _MAGIC = b"gemmill\x01"
 _PREFIX = struct.Struct("<8sQQ32s")
 """Magic, bytes of the header, bytes of the compressed cubin, SHA-256 of both."""
 _HEADER = {"config", "launch", "resources", "provenance", "cubin_bytes", "signature", "edited"}
-"""Keys of the header. The signature is none yet; it will be of all that is beside it. The last stands there, as true,
-in edited kernels alone."""
+"""Keys of the header. The signature is none: who made a kernel is said beside it, :mod:`gemmill.runtime.storage.trust`.
+The last stands there, as true, in edited kernels alone."""
 _NO_TEXT = ("options", "schema_version")
 """Members of the provenance that are no text."""
 _KINDS = {str: "printable text", int: "whole number"}

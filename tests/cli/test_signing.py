@@ -26,7 +26,7 @@ def test_a_key_is_made_once_and_shown(tmp_path: Path) -> None:
     public, key_id = made(path := tmp_path / "release.pem")
     assert ok("key", "show", path).split() == [public, key_id]
     assert json.loads(ok("key", "show", path, "--json")) == {
-        "schema": "gemmill.key.show/1",
+        "schema": "gemmill.key/1",
         "id": key_id,
         "public": public,
     }

@@ -34,6 +34,7 @@ def test_settings_that_are_not_set() -> None:
 def test_settings_are_read() -> None:
     environ = {"GEMMILL_STORE": "/a", "GEMMILL_STORE_BYTES": "2G", "GEMMILL_JOBS": "3", "GEMMILL_INCLUDE": "/b:/c"}
     assert Settings.read(environ) == Settings(Path("/a"), 2 << 30, 3, (Path("/b"), Path("/c")))
+    assert Settings.read({"GEMMILL_TRUSTED_KEYS": "/a,/b"}).trusted_keys == "/a,/b"
 
 
 @pytest.mark.parametrize(

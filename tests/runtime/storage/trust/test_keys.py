@@ -106,12 +106,12 @@ def test_trusted_keys_come_from_files_and_text(tmp_path: Path) -> None:
         ("keys.txt", "neither a key .* nor the absolute path"),
         ("/nowhere/keys.txt", "No such file"),
         ("/dev/null", "is a device"),
-        (f"{OLD.public},ed25519:AAAA", "'ed25519:AAAA' is no public key"),
-        (f"{OLD.public},revoked {OLD.public}", "the id of a key has 16 hex digits"),
+        ("OLD,ed25519:AAAA", "'ed25519:AAAA' is no public key"),
+        ("OLD,revoked OLD", "the id of a key has 16 hex digits"),
     ],
 )
 def test_trusted_keys_that_mean_nothing_are_refused(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMILL_TRUSTED_KEYS", text)
+    monkeypatch.setenv("GEMMILL_TRUSTED_KEYS", text.replace("OLD", str(OLD.public)))
     with pytest.raises(TrustError, match=f"GEMMILL_TRUSTED_KEYS: .*{says}"):
         TrustedKeys.of_settings()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.runtime.storage.test_hostile import chances, mutated, small
 
 from gemmill.library.errors import PackError, TrustError
 from gemmill.runtime.registry import Registry
@@ -93,7 +96,7 @@ def test_a_kernel_of_a_signed_pack_cannot_be_exchanged(path: Path, artifact: Art
             opened.get(last)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@small
 @given(st.binary(), st.booleans())
 def test_no_signature_makes_the_reader_fail_otherwise(
     path: Path, key: SigningKey, trusted: TrustedKeys, data: bytes, is_sealed: bool
@@ -101,3 +104,20 @@ def test_no_signature_makes_the_reader_fail_otherwise(
     signature_path(path).write_bytes(seal(PACK, data, [key]) if is_sealed else data)
     with pytest.raises(TrustError):
         Pack.open(path, trusted=trusted)
+
+
+@small
+@given(chances, st.integers(1, 6))
+def test_of_a_mutated_signed_pack_what_was_signed_is_read_and_nothing_else(
+    path: Path, trusted: TrustedKeys, artifacts: tuple[Artifact, ...], chance: random.Random, edits: int
+) -> None:
+    sound = path.read_bytes()
+    path.write_bytes(mutated(sound, chance, edits))
+    try:
+        with suppress(PackError, TrustError):
+            pack = Pack.open(path, trusted=trusted)
+            for artifact in artifacts:
+                with suppress(PackError):
+                    assert pack.get(artifact.name) == artifact
+    finally:
+        path.write_bytes(sound)

@@ -42,7 +42,7 @@ def new(
     """
     key = SigningKey.new()
     key.save(file)
-    _tell("key.new", key.public, as_json)
+    _tell(key.public, as_json)
 
 
 @key_app.command()
@@ -57,11 +57,11 @@ def show(
       gemmill key show release.pem
       gemmill key show release.pem >> trusted.keys
     """
-    _tell("key.show", SigningKey.load(file).public, as_json)
+    _tell(SigningKey.load(file).public, as_json)
 
 
-def _tell(command: str, key: PublicKey, as_json: bool) -> None:
+def _tell(key: PublicKey, as_json: bool) -> None:
     if as_json:
-        output.print_json(command, {"id": key.id, "public": str(key)})
+        output.print_json("key", {"id": key.id, "public": str(key)})
     else:
         typer.echo(f"{key} {key.id}")

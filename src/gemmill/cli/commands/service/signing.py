@@ -14,7 +14,7 @@ from gemmill.cli.commands.packs import PackFile, pack_app
 from gemmill.cli.options import Json, Sign, refuse_overwriting
 from gemmill.library.files import publish
 from gemmill.runtime.storage.pack import Pack
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
 from gemmill.runtime.storage.trust.pack_index import PackIndex
 from gemmill.runtime.storage.trust.packs import sign_pack, signature_path
 
@@ -68,7 +68,9 @@ def index(
     """
     keys = [SigningKey.load(path) for path in sign]
     refuse_overwriting([to], [*files, *sign])
-    made = PackIndex.of(map(Pack.open, files), timedelta(days=days), name=name, revoked=revoke)
+    trusted = TrustedKeys.of_settings()
+    packs = [Pack.open(file, trusted=trusted) for file in files]
+    made = PackIndex.of(packs, timedelta(days=days), name=name, revoked=revoke)
     publish(to, [made.seal(keys)])
     if as_json:
         output.print_json("pack.index", asdict(made))

@@ -1,0 +1,103 @@
+"""Kernels of a lock file: exactly those, from wherever they are, or an error that names what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from gemmill.library.errors import LockError, PackError, ToolchainError
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.lockfile import Lock, LockedKernel
+
+if TYPE_CHECKING:
+    from gemmill.runtime.compile.pool import Outcome
+
+Source = Literal["pack", "store", "compiled"]
+
+
+class Fetched(NamedTuple):
+    """A kernel of a lock."""
+
+    artifact: Artifact
+    source: Source
+    """Where it was: in a pack, in the store, or nowhere, so that it was made."""
+
+
+def lock(
+    registry: Registry,
+    problems: Sequence[GemmProblem],
+    jobs: int | None = None,
+    on_done: Callable[[Outcome], None] | None = None,
+) -> Lock:
+    """The lock of the kernels that a registry selects for problems; compiles what it has not.
+
+    Raises:
+        UnsupportedProblemError, CompileError, ToolchainError, PackError: as for :meth:`Registry.warm`.
+    """
+    artifacts = registry.warm(problems, jobs=jobs, on_done=on_done)
+    return Lock.of(registry.gpu.name, dict(zip(problems, artifacts, strict=True)))
+
+
+def fetch(
+    registry: Registry,
+    locked: Lock,
+    jobs: int | None = None,
+    on_done: Callable[[Outcome], None] | None = None,
+) -> list[Fetched]:
+    """Have exactly the kernels of a lock at hand in a registry, and in its store.
+
+    Each is looked for by its key in the packs and in the store, then made as the registry makes kernels that it has
+    not; what comes must be, to the bit, what the lock names.
+
+    Args:
+        registry: its packs and store are looked into, and it has the kernels at hand from then on.
+        locked: the lock.
+        jobs: processes that compile.
+        on_done: called for each kernel that neither packs nor the store have, as it finishes.
+
+    Returns:
+        The kernels, in the order of the lock.
+
+    Raises:
+        LockError: some are not what the lock names; says of each what differs. None is at hand then.
+        ToolchainError: some are nowhere, and cannot be compiled here.
+        CompileError: some do not compile.
+    """
+    found = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _found(registry, kernel))}
+    if missing := [name for name in locked.kernels if name not in found]:
+        # A registry of its own: in the packs of the other one kernels of these names have other bits.
+        plain = Registry(manifests=(), store=registry.store, gpu=registry.gpu)
+        try:
+            made = plain.warm(missing, jobs=jobs, on_done=on_done)
+        except ToolchainError as error:
+            which = f"{len(missing)} of {len(locked.kernels)} kernels, {missing[0]} the first,"
+            raise ToolchainError(f"no pack and no store has {which} as locked, and here: {error}") from error
+        found |= {artifact.name: Fetched(artifact, "compiled") for artifact in made}
+    differences = [
+        f"{name}: {difference}"
+        for name, kernel in locked.kernels.items()
+        if (difference := kernel.difference(found[name].artifact))
+    ]
+    if differences:
+        raise LockError(
+            f"{len(differences)} of {len(locked.kernels)} kernels are not as locked:\n" + "\n".join(differences)
+        )
+    for kernel in locked.kernels.values():
+        registry.add(artifact := found[kernel.name].artifact)
+        if not registry.store.holds(kernel.key):
+            registry.store.put(kernel.key, artifact)
+    return [found[name] for name in locked.kernels]
+
+
+def _found(registry: Registry, kernel: LockedKernel) -> Fetched | None:
+    """A kernel that a pack, or the store, has as locked."""
+    for pack in registry.packs:
+        if kernel.name in pack:
+            with suppress(PackError):  # another pack may have it sound
+                if not kernel.difference(artifact := pack.get(kernel.name)):
+                    return Fetched(artifact, "pack")
+    kept = registry.store.get(kernel.key)
+    return Fetched(kept, "store") if kept and not kernel.difference(kept) else None

@@ -1,0 +1,167 @@
+"""Lock files: the kernels that problems go to, to the bit, so that one machine builds what another runs.
+
+Text to be kept beside a program: equal problems, kernels and toolchains give equal bytes, and a change shows in a diff.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmill.library.config.edited import plain_name
+from gemmill.library.config.names import parse_name
+from gemmill.library.errors import GemmillError, LockError
+from gemmill.library.files import publish, read_given
+from gemmill.library.input.rows import RowError, made, typed
+from gemmill.library.input.strict_json import parse
+from gemmill.library.problem import GemmProblem
+from gemmill.library.version import __version__
+from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
+
+SCHEMA = "gemmill.lockfile/1"
+MAX_LOCK_BYTES = 64 << 20
+"""Most bytes of a lock file: ten thousand kernels."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OF_KERNEL = {"key", "cubin", "provenance"}
+_FIELDS = {"schema", "gemmill", "gpu", "problems", "kernels"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedKernel:
+    """Which bits a kernel has."""
+
+    name: str
+    key: str
+    """:attr:`Artifact.key`, under which stores and servers keep it."""
+    cubin: str
+    """:attr:`Artifact.digest`: SHA-256, in hex, of its machine code. Its form on disk may differ where zstandard or
+    gemmill are of other versions, and runs no differently."""
+    provenance: Provenance
+    """What it was made from: what differs where keys do."""
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> LockedKernel:
+        """What a lock says of a compiled kernel."""
+        return cls(name=artifact.name, key=artifact.key, cubin=artifact.digest, provenance=artifact.provenance)
+
+    def difference(self, artifact: Artifact) -> str:
+        """What another compiled kernel of this name has otherwise; empty where it is this one."""
+        if artifact.key == self.key:
+            if artifact.digest == self.cubin:
+                return ""
+            return (
+                f"made from the same, its machine code has the digest {artifact.digest[:12]}, locked {self.cubin[:12]}"
+            )
+        locked, found = asdict(self.provenance), asdict(artifact.provenance)
+        others = [name for name in locked if found[name] != locked[name] and name != "gemmill_version"]
+        said = [f"{name} is {_brief(found[name])}, locked {_brief(locked[name])}" for name in others]
+        return "; ".join(said) or f"its key is {artifact.key[:12]}, locked {self.key[:12]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """Problems, and the kernels that they go to on a GPU."""
+
+    gpu: str
+    """Name of the GPU that kernels were selected for."""
+    problems: Mapping[str, str]
+    """Names of kernels by problem, as ``str(problem)`` writes it."""
+    kernels: Mapping[str, LockedKernel]
+    """Kernels by name."""
+    gemmill: str = __version__
+    """Version of gemmill that made it."""
+
+    @classmethod
+    def of(cls, gpu: str, kernels: Mapping[GemmProblem, Artifact]) -> Lock:
+        """The lock of compiled kernels by problem."""
+        return cls(
+            gpu=gpu,
+            problems={str(problem): artifact.name for problem, artifact in kernels.items()},
+            kernels={artifact.name: LockedKernel.of(artifact) for artifact in kernels.values()},
+        )
+
+    def to_bytes(self) -> bytes:
+        """As JSON, a line for each value."""
+        kernels = {name: asdict(kernel) for name, kernel in self.kernels.items()}
+        for fields in kernels.values():
+            del fields["name"]
+        content = {"schema": SCHEMA, "gemmill": self.gemmill, "gpu": self.gpu, "problems": dict(self.problems)}
+        return (json.dumps({**content, "kernels": kernels}, indent=2, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Lock:
+        """The inverse of :meth:`to_bytes`.
+
+        Raises:
+            LockError: it is no lock of this version of gemmill.
+        """
+        try:
+            return _read(parse(data))
+        except (GemmillError, KeyError, TypeError, ValueError) as error:
+            raise LockError(f"no lock file of this version of gemmill: {error}; `gemmill lock` makes one") from None
+
+    def write(self, path: Path) -> None:
+        """Write it into a file, whole or not at all; OSError where that fails."""
+        publish(path, [self.to_bytes()])
+
+    @classmethod
+    def read(cls, path: Path) -> Lock:
+        """The lock of a file.
+
+        Raises:
+            LockError: it cannot be read, or is none; names the file.
+        """
+        try:
+            return cls.from_bytes(read_given(path, MAX_LOCK_BYTES))
+        except OSError as error:
+            raise LockError(f"{path}: {error.strerror or error}; `gemmill lock` makes one") from error
+        except LockError as error:
+            raise LockError(f"{path}: {error}") from None
+
+
+def _read(content: Any) -> Lock:
+    """The lock of JSON; an error where it is none."""
+    fields: Mapping[str, Any] = typed(content, (dict,), "it")
+    if fields.get("schema") != SCHEMA:
+        raise RowError(f"its schema is {fields.get('schema')!r:.80}; it must be {SCHEMA!r}")
+    if odd := fields.keys() ^ _FIELDS:
+        raise RowError(
+            f"it must have {', '.join(sorted(_FIELDS))}, and nothing else; see {', '.join(sorted(odd))!r:.80}"
+        )
+    kernels = {
+        name: _kernel(name, typed(each, (dict,), f"kernels.{name!r:.200}"))
+        for name, each in typed(fields["kernels"], (dict,), "kernels").items()
+    }
+    problems = {
+        text: typed(name, (str,), f"problems.{text!r:.200}")
+        for text, name in typed(fields["problems"], (dict,), "problems").items()
+    }
+    for text, name in problems.items():
+        if str(GemmProblem.from_text(text)) != text:
+            raise RowError(f"problems has {text!r:.200}, which is not how gemmill writes a problem")
+        if name not in kernels:
+            raise RowError(f"problems.{text} is {name!r:.200}, which is none of its kernels")
+    gpu, version = (typed(fields[name], (str,), name) for name in ("gpu", "gemmill"))
+    return Lock(gpu=gpu, problems=problems, kernels=kernels, gemmill=version)
+
+
+def _kernel(name: str, fields: Mapping[str, Any]) -> LockedKernel:
+    parse_name(plain_name(name))
+    if fields.keys() != _OF_KERNEL:
+        raise RowError(f"kernels.{name} must have {', '.join(sorted(_OF_KERNEL))}, and nothing else")
+    provenance = Provenance.of(typed(fields["provenance"], (dict,), f"kernels.{name}.provenance"))
+    kernel = made(f"kernels.{name}", {**fields, "name": name, "provenance": {}}, LockedKernel)
+    for what, text in (("key", kernel.key), ("cubin", kernel.cubin)):
+        if not _DIGEST.fullmatch(text):
+            raise RowError(f"kernels.{name}.{what} is {text!r:.80}, which is no SHA-256 in hex")
+    return LockedKernel(name=name, key=kernel.key, cubin=kernel.cubin, provenance=provenance)
+
+
+def _brief(value: object) -> str:
+    """A value of a provenance for people: of a digest a dozen digits."""
+    text = value if isinstance(value, str) else canonical(value).decode()
+    return text[:12] if _DIGEST.fullmatch(text) else text

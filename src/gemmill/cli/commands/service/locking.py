@@ -1,0 +1,111 @@
+"""lock, warm: the same kernels, to the bit, where they are built, kept and run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import completion, output
+from gemmill.cli.app import app
+from gemmill.cli.options import (
+    Jobs,
+    Json,
+    Manifests,
+    Model,
+    OnGpu,
+    Packs,
+    Problems,
+    Records,
+    StorePath,
+    asked_suite,
+    manifest_path,
+    refuse_overwriting,
+)
+from gemmill.runtime import locked
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.lockfile import Lock
+
+
+@app.command()
+def lock(
+    to: Annotated[Path, typer.Option("--output", "-o", help="The lock file to write.", dir_okay=False)],
+    shapes: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROBLEMS]",
+            help="A suite, by file or name, or another tool's list (gemmill shapes).",
+            autocompletion=completion.suites,
+        ),
+    ] = None,
+    problem: Problems = [],  # noqa: B006 (typer copies it)
+    manifest: Manifests = [],  # noqa: B006
+    pack: Packs = [],  # noqa: B006
+    records: Records = [],  # noqa: B006
+    gpu: OnGpu = None,
+    model: Model = None,
+    jobs: Jobs = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Write down which kernels problems go to: name, key in stores, digest of the machine code, what it was made from.
+
+    Kernels are selected as `gemmill select` does it, and compiled where neither packs nor the store have them. Equal
+    problems, kernels and toolchains give equal files, so a second run and a diff say whether anything has changed.
+    `gemmill warm` gets exactly these kernels. Exits with 1 if a problem has none.
+
+    \b
+    Examples:
+      gemmill lock large -o kernels.lock
+      gemmill lock trace.json --gpu "H100 80GB HBM3" -o kernels.lock
+      gemmill lock --problem "4096x4096x4096 bf16 tn" --pack quick.pack -o kernels.lock
+    """
+    suite = asked_suite(shapes, problem)
+    if suite is None:
+        raise typer.BadParameter("no problem is given: PROBLEMS, a file or suite, or --problem TEXT says what to lock")
+    refuse_overwriting([to], [*manifest, *pack, *records, *([] if shapes is None else [shapes])])
+    sets = [manifest_path(each) for each in manifest] if manifest else None
+    registry = Registry(manifests=sets, packs=pack, store=store, gpu=gpu, records=records, model=model)
+    problems = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
+    with output.progress(compiling=len({registry.select(each).name for each in problems})) as step:
+        made = locked.lock(registry, problems, jobs, lambda _: step("compiling"))
+    made.write(to)
+    if as_json:
+        output.print_json("lock", {"file": str(to), "gpu": made.gpu, "problems": dict(made.problems)})
+    else:
+        typer.echo(f"{to}: {len(made.problems)} problems on {made.gpu} go to {len(made.kernels)} kernels")
+
+
+@app.command()
+def warm(
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A lock file.")],
+    pack: Packs = [],  # noqa: B006 (typer copies it)
+    jobs: Jobs = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Have exactly the kernels of a lock file in the store: out of packs, or compiled where those and it lack them.
+
+    Exits with 1 if what comes is not, to the bit, what the file names, and says what differs: versions of NVRTC, of
+    headers, options.
+
+    \b
+    Examples:
+      gemmill warm kernels.lock
+      gemmill warm kernels.lock --pack quick.pack --store /srv/gemmill
+    """
+    named = Lock.read(file)
+    with output.progress(compiling=len(named.kernels)) as step:
+        registry = Registry(manifests=(), packs=pack, store=store)
+        fetched = locked.fetch(registry, named, jobs, lambda _: step("compiling"))
+    if as_json:
+        rows = [{"name": each.artifact.name, "key": each.artifact.key, "source": each.source} for each in fetched]
+        output.print_json("warm", rows)
+        return
+    counts = Counter(each.source for each in fetched)
+    typer.echo(
+        f"{len(fetched)} kernels as locked: {counts['pack']} from packs, {counts['store']} already in the store, "
+        f"{counts['compiled']} compiled"
+    )
