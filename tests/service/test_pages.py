@@ -87,6 +87,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_pages_fit_and_can_be_read(

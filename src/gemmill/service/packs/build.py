@@ -27,7 +27,7 @@ NAME = re.compile(r"\w[\w.-]{0,99}\.pack", re.ASCII)
 LIFETIME = timedelta(days=7)
 """How long an index counts."""
 _INDEX_SECONDS = 3600.0
-"""An index is made anew after this long, and when a pack was built."""
+"""An index is made anew after this long, and when packs come or go."""
 
 
 class Packs:
@@ -40,7 +40,8 @@ class Packs:
         self._resolver, self._kernels, self._queue, self._signing = resolver, kernels, queue, signing
         self.building: dict[str, asyncio.Task[None]] = {}
         """By name; those that have failed stay until they are built again."""
-        self._index: tuple[float, tuple[str, ...], bytes] = 0.0, (), b""
+        self._index = 0.0, 0, b""
+        """When it was made, the time of the folder then, and the index."""
 
     def names(self) -> list[str]:
         """What is there."""
@@ -48,11 +49,13 @@ class Packs:
 
     def index(self) -> bytes:
         """The signed index of what is there. GemmillError where a pack is damaged."""
-        made, names, index = self._index
-        if names != (present := tuple(self.names())) or not index or time.monotonic() - made > _INDEX_SECONDS:
-            packs = [Pack.open(self.folder / name) for name in present]
-            index = PackIndex.of(packs, LIFETIME).seal(self._signing.keys)
-            self._index = time.monotonic(), present, index
+        made, at, index = self._index
+        changed = self.folder.stat().st_mtime_ns if self.folder.exists() else 10**9
+        if at != changed or time.monotonic() - made > _INDEX_SECONDS:
+            packs = [Pack.open(self.folder / name) for name in self.names()]
+            # The version is the time of the folder, so that servers which share it say the same.
+            index = PackIndex.of(packs, LIFETIME, version=changed // 10**9).seal(self._signing.keys)
+            self._index = time.monotonic(), changed, index
         return index
 
     def build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
@@ -88,7 +91,6 @@ class Packs:
         make_private(self.folder)
         path = self.folder / name
         write_pack(path, map(Artifact.from_bytes, blobs))
-        self._index = 0.0, (), b""
         return sign_pack(path, self._signing.keys) if self._signing.keys else PackFacts.of(Pack.open(path))
 
 
