@@ -42,7 +42,9 @@ class Options:
     bucket: str = ""
     """URL of a bucket behind the disk; empty: none."""
     jobs: int = 1
-    """Processes that compile."""
+    """Kernels that are compiled at a time."""
+    scheduler: str = ""
+    """Address of a dask scheduler whose workers compile; empty: processes of this machine do."""
     queue: int = 1000
     """Kernels that wait to be compiled, at most."""
     quota: float = 36_000.0

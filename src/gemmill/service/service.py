@@ -11,6 +11,7 @@ from gemmill.library.errors import GemmillError, SettingError
 from gemmill.library.files import make_private, told
 from gemmill.runtime.compile.pool import WorkerPool
 from gemmill.runtime.storage.store import Store
+from gemmill.service.compiling.cluster import ClusterPool
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Resolver
@@ -56,10 +57,11 @@ class Service:
         self.resolver = Resolver(self.store, self.models)
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
+        cluster = ClusterPool(options.scheduler) if options.scheduler else None
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
-            lambda: WorkerPool(options.jobs, self.store),
+            lambda: cluster or WorkerPool(options.jobs, self.store),
             Quotas(options.quota),
             self.kernels,
             self.metrics,

@@ -13,12 +13,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, Protocol
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import GemmillError
-from gemmill.runtime.compile.pool import Outcome, WorkerPool
+from gemmill.runtime.compile.pool import Outcome
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.metrics import Metrics
 from gemmill.service.options import COMPILE_SECONDS
@@ -35,6 +35,16 @@ _FAILED = 1000
 _DIED = ("died", "cannot be started")
 """Words of failures that are the process's, not the kernel's: the job is tried once more."""
 _log = logging.getLogger(__name__)
+
+
+class Compilers(Protocol):
+    """What compiles, called from as many threads as kernels are compiled at a time."""
+
+    def compile(self, config: GemmConfig, seconds: float) -> Outcome:
+        """What becomes of one kernel, which may take so many seconds."""
+
+    def close(self) -> None:
+        """End it, whatever it is doing."""
 
 
 class Job:
@@ -64,7 +74,7 @@ class CompileQueue:
         self,
         jobs: int,
         most: int,
-        workers: Callable[[], WorkerPool],
+        workers: Callable[[], Compilers],
         quotas: Quotas,
         kernels: Kernels,
         metrics: Metrics,
@@ -77,7 +87,7 @@ class CompileQueue:
         self._there = asyncio.Condition()
         self._failed: OrderedDict[str, tuple[float, Refusal]] = OrderedDict()
         self._threads = ThreadPoolExecutor(jobs, "compile")
-        self._pool: WorkerPool | None = None
+        self._pool: Compilers | None = None
         self._making = threading.Lock()
         self._expected = _FIRST_GUESS
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,9 +195,12 @@ class CompileQueue:
         if (served := await self._kernels.find(job.key)) is not None:  # since it was asked for
             return served, 0.0
         outcome = await self._outcome(job.config)
-        if outcome.artifact is None and any(word in str(outcome.error) for word in _DIED) and not self.closing:
+        if _has_died(outcome) and not self.closing:
             _log.warning("%s; it is tried once more", outcome.error)
             outcome = await self._outcome(job.config)
+        if _has_died(outcome):
+            self._metrics.compiles.labels("failed").inc()
+            return Refusal(503, "workers", str(outcome.error), retry_after=30), outcome.seconds
         if outcome.artifact is None:
             self._metrics.compiles.labels("failed").inc()
             refusal = Refusal(422, "compile", str(outcome.error))
@@ -195,6 +208,10 @@ class CompileQueue:
             if len(self._failed) > _FAILED:
                 self._failed.popitem(last=False)
             return refusal, outcome.seconds
+        if outcome.artifact.key != job.key:
+            self._metrics.compiles.labels("failed").inc()
+            made = f"{job.name} was compiled by a worker with another toolchain than the server's"
+            return Refusal(503, "workers", made, "install the same on both", retry_after=60), outcome.seconds
         self._metrics.compiles.labels("found" if outcome.cached else "ok").inc()
         if not outcome.cached:
             self._expected += _WEIGHT * (outcome.seconds - self._expected)
@@ -220,6 +237,11 @@ class CompileQueue:
         job.started.set()
         if not job.result.done():
             job.result.set_result(result)
+
+
+def _has_died(outcome: Outcome) -> bool:
+    """Whether a kernel failed for what has befallen the process, which another may be spared."""
+    return outcome.artifact is None and any(word in str(outcome.error) for word in _DIED)
 
 
 def _ending() -> Refusal:

@@ -54,6 +54,10 @@ token_app = typer.Typer(
 serve_app.add_typer(token_app, name="token")
 
 
+_AT_A_CLUSTER = 64
+"""Kernels that a cluster is given at a time, unless --jobs says otherwise; with fewer threads it has them wait."""
+
+
 def _file(says: str) -> Any:
     return typer.Option(metavar="FILE", exists=True, dir_okay=False, help=says)
 
@@ -75,6 +79,10 @@ Trust = Annotated[
     str, typer.Option(metavar="KEYS", help="Keys whose uploads are taken, beside its own: as GEMMILL_TRUSTED_KEYS.")
 ]
 BucketUrl = Annotated[str, typer.Option("--bucket", metavar="URL", help="Bucket behind the disk: s3://, gs://, az://.")]
+Scheduler = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."),
+]
 Queue = Annotated[int, _count("Kernels that may wait to be compiled.")]
 Quota = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")]
 Connections = Annotated[int, _count("Connections at a time.")]
@@ -102,6 +110,7 @@ def serve(
     trust: Trust = "",
     bucket: BucketUrl = "",
     jobs: Jobs = None,
+    scheduler: Scheduler = "",
     queue: Queue = 1000,
     quota: Quota = 36_000,
     connections: Connections = 1000,
@@ -125,9 +134,10 @@ def serve(
     place = Store(store).path
     state = state or place.with_name(f"{place.name}-service")
     tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
-    jobs = jobs or default_jobs()
+    jobs = jobs or (_AT_A_CLUSTER if scheduler else default_jobs())
     limits: dict[str, Any] = {"jobs": jobs, "queue": queue, "quota": quota, "connections": connections}
-    places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket, **tls}
+    places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket}
+    places |= {"scheduler": scheduler, **tls}
     trusts: dict[str, Any] = {"tokens": tokens, "sign": tuple(sign), "trust": trust}
     try:
         run(Options(**places, **trusts, **limits, timeout=timeout, drain=drain), _say)
