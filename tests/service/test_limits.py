@@ -34,6 +34,7 @@ def is_closed(client: socket) -> bool:
 
 HALVES = {
     "nothing": b"",
+    "an empty line": b"\r\n",
     "half a line": b"GET /healthz HT",
     "half the headers": b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ",
     "half a body": b"POST /v1/instantiate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
@@ -50,6 +51,18 @@ def test_half_a_request_is_ended(bounded: Running, sent: bytes) -> None:
         client.sendall(sent)
         assert is_closed(client)
     assert bounded.ask("GET", "/healthz").status == 200
+
+
+def test_a_line_end_too_many_ends_nothing(bounded: Running) -> None:
+    body = b'{"kernels": ["sm90_f32k16_f32mn16_f32_none_f32n16_64x64x8_1x1_simt_s2_m8_k1_linear"], "wait": 2}'
+    with bounded.socket() as client:
+        head = f"POST /v1/instantiate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        client.sendall(b"\r\n")
+        answer = b""
+        while part := client.recv(1 << 16):
+            answer += part
+    assert b'"event":"done"' in answer
 
 
 def test_a_client_that_does_not_read_is_ended(bounded: Running, artifact: Artifact) -> None:

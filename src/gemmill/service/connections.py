@@ -58,7 +58,10 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._in_body = False
+        self._awaited = (0, "")
+        """The number of the request that is coming, and which part of it: headers, body, or none."""
+        self._timed = self._awaited
+        """What the timer is for."""
         self._counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -73,7 +76,7 @@ class Connection(HttpToolsProtocol):
         self._limits.open += 1
         self._limits.idle[self] = None
         self._limits.metrics.connections.set(self._limits.open)
-        self._expect("headers", 1)
+        self._expect((0, "headers"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -84,35 +87,36 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have come. What came whole needs no timer."""
         if self.transport.is_closing():
             return
-        if not self._in_body:
+        before = self._awaited
+        if before[1] != "body":
             self._header_bytes += len(data)
-            if self._timer is None:
-                self._expect("headers", 1)
         super().data_received(data)
-        if not self._in_body and self._header_bytes > HEADER_BYTES:
+        awaited = self._awaited
+        if awaited == before and not awaited[1] and self in self._limits.idle:  # line ends, which begin no request
+            awaited = awaited[0], "headers"
+        if awaited != self._timed:
+            self._expect(awaited)
+        if awaited[1] != "body" and self._header_bytes > HEADER_BYTES:
             self.end("large headers")
 
     def on_message_begin(self) -> None:
         """A request begins, perhaps behind another that came with it."""
-        if self._timer is None:
-            self._expect("headers", 1)
+        self._awaited = self._awaited[0] + 1, "headers"
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """All headers of a request are there."""
-        self._header_bytes, self._in_body = 0, True
+        self._header_bytes = 0
+        self._awaited = self._awaited[0], "body"
         self._limits.idle.pop(self, None)
-        self._cancel()
-        self._expect("body", BODY_TIMEOUTS)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The whole request is there."""
-        self._header_bytes, self._in_body = 0, False
-        self._cancel()
+        self._awaited = self._awaited[0], ""
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -146,8 +150,12 @@ class Connection(HttpToolsProtocol):
             self._limits.open -= 1
             self._limits.metrics.connections.set(self._limits.open)
 
-    def _expect(self, what: str, timeouts: int) -> None:
-        self._timer = self.loop.call_later(timeouts * self._limits.timeout, self.end, f"slow {what}")
+    def _expect(self, awaited: tuple[int, str]) -> None:
+        self._cancel()
+        self._timed = awaited
+        if part := awaited[1]:
+            seconds = self._limits.timeout * (BODY_TIMEOUTS if part == "body" else 1)
+            self._timer = self.loop.call_later(seconds, self.end, f"slow {part}")
 
     def _cancel(self) -> None:
         if self._timer is not None:
