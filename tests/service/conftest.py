@@ -51,6 +51,7 @@ def server(
 ) -> Iterator[Running]:
     """One with tokens, that has the first kernel."""
     with serving(filled(tmp_path_factory.mktemp("server"), artifact), "--tokens", str(tokens[0])) as running:
+        running.manifest(artifact.key, tokens[1]["reader"])  # blobs are served that a manifest names
         yield running
 
 

@@ -36,7 +36,7 @@ class Refusal(Exception):
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="gemmill", Basic realm="gemmill"'
-        if self.status in (408, 413):  # what is left of the body is not read
+        if self.status == 408:  # what is left of the body is not waited for; of one that is too large it is dropped
             headers["Connection"] = "close"
         return JSONResponse({"error": self.document()}, self.status, headers)
 
