@@ -13,7 +13,10 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CODE = ("library", "emitters", "runtime", "profiler", "src/gemmill/cli", "benchmarks", "examples", "integrations")
+CODE = (
+    *("library", "emitters", "runtime", "profiler", "src/gemmill/service", "src/gemmill/cli"),
+    *("benchmarks", "examples", "integrations"),
+)
 """Folders of code; what else is in src/gemmill links to them."""
 
 JARGON: Mapping[str, str] = {

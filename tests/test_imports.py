@@ -1,4 +1,4 @@
-"""Imports run one way: library <- emitters <- runtime <- profiler <- cli, and importing gemmill loads none of them."""
+"""Imports run one way: library <- emitters <- runtime <- profiler <- service <- cli; importing gemmill loads none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import gemmill
 
 PACKAGE = Path(gemmill.__file__).parent
-LAYERS = ("library", "emitters", "runtime", "profiler", "cli")
+LAYERS = ("library", "emitters", "runtime", "profiler", "service", "cli")
 ROOMS = {
     "select": (),
     "storage": ("settings", "select.decisions"),  # a data type

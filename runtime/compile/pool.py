@@ -14,10 +14,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -111,6 +112,70 @@ def default_jobs() -> int:
         return jobs
     memory = limits.memory()
     return min(limits.processors(), max(1, memory // MEMORY_BYTES) if memory is not None else sys.maxsize)
+
+
+class WorkerPool:
+    """Processes that compile for as long as a program runs; :meth:`compile` keeps one busy, and threads share them.
+
+    Args:
+        jobs: processes at most; one is started when it is first needed.
+        store: where kernels are looked up first and kept.
+    """
+
+    def __init__(self, jobs: int, store: Store) -> None:
+        self._store = store
+        self._stack = ExitStack()
+        self._directory, self._headers = self._stack.enter_context(_directory(jobs))
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+
+    def compile(self, config: GemmConfig, seconds: float) -> Outcome:
+        """One kernel; a process that dies, or takes longer than so many seconds, is an outcome with an error."""
+        try:
+            worker = self._take()
+        except (InstallationError, OSError) as error:
+            why = told(error) if isinstance(error, OSError) else error
+            failure = CompileError(f"{kernel_name(config)}: a process that compiles cannot be started: {why}")
+            return Outcome(config, None, failure, False, 0.0, "")
+        worker.begin(0, kernel_name(config))
+        try:
+            if not worker.connection.poll(seconds):
+                worker.end()
+                failure = CompileError(
+                    f"{kernel_name(config)}: compiling took longer than {seconds:g} s, and was ended"
+                )
+                return Outcome(config, None, failure, False, time.perf_counter() - worker.start, "")
+            reply, artifact = json.loads(worker.connection.recv_bytes()), worker.connection.recv_bytes()
+        except (EOFError, OSError):
+            if (status := worker.status()) == -signal.SIGBUS:  # TMPDIR is full of other things by now
+                self._headers = 0
+            return _died(config, status, time.perf_counter() - worker.start, len(self._busy))
+        finally:
+            with self._lock:
+                self._busy.discard(worker)
+                if not worker.connection.closed:
+                    self._idle.append(worker)
+        if reply["problem"]:
+            self._store.report(reply["problem"])
+        return _outcome(config, reply, artifact, time.perf_counter() - worker.start)
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing, and remove what they have written beside the store."""
+        with self._lock:
+            for worker in (*self._idle, *self._busy):
+                worker.process.kill()
+        self._stack.close()
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._idle:
+                worker = self._idle.pop()
+            else:
+                headers = sum(worker.headers for worker in self._busy) < self._headers
+                worker = _Worker(self._directory, headers, self._store)
+            self._busy.add(worker)
+            return worker
 
 
 class _Worker:

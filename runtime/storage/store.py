@@ -85,13 +85,22 @@ class Store:
     def get(self, key: str) -> Artifact | None:
         """The artifact of a key; None for a miss, and whatever is wrong with an entry is a miss."""
         try:
-            with open_regular(self._file(key), MAX_BYTES, private=True) as file:
-                artifact = _artifact(file.read(), key)
-                with suppress(OSError):  # the time of use only orders evictions
-                    os.utime(file.fileno())
-                return artifact
+            return _artifact(self.read(key), key)
         except (OSError, ValueError):
             return None
+
+    def read(self, key: str) -> bytes:
+        """What an entry holds, byte for byte and unchecked; that counts as a use. OSError where there is none."""
+        with open_regular(self._file(key), MAX_BYTES, private=True) as file:
+            data = file.read()
+            with suppress(OSError):  # the time of use only orders evictions
+                os.utime(file.fileno())
+            return data
+
+    def drop(self, key: str) -> None:
+        """Remove the entry of a key, which its reader found to be wrong; OSError where that fails."""
+        path = self._file(key)
+        self._folder.remove(path.parent.name, path.name)
 
     def holds(self, key: str) -> bool:
         """Whether there is an entry of a key, sound or not."""
@@ -103,10 +112,13 @@ class Store:
 
     def put(self, key: str, artifact: Artifact) -> None:
         """Keep an artifact; a failure to write is a warning, once."""
-        data = artifact.to_bytes()
+        self.write(key, artifact.to_bytes(), artifact.name)
+
+    def write(self, key: str, data: bytes, name: str) -> None:
+        """Keep the bytes of an artifact as they are, which the caller has checked; otherwise as :meth:`put`."""
         if len(data) > self.max_bytes:
             if self.max_bytes:
-                self.report(f"{artifact.name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
+                self.report(f"{name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
         elif self._write(self._file(key), data):
             self._until_prune -= len(data)
             if self._until_prune < 0:

@@ -74,10 +74,10 @@ class Browser:
         self._loaded |= what == "Page.loadEventFired"
         return dict(message)
 
-    def open(self, path: Path) -> None:
-        """Load a file, to the end."""
+    def open(self, path: Path | str) -> None:
+        """Load a file, or what has a URL, to the end."""
         self._loaded = False
-        self.do("Page.navigate", url=path.as_uri())
+        self.do("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         while not self._loaded:
             self._read()
 

@@ -1,0 +1,190 @@
+"""serve: kernels for a fleet, over HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import Commands, app
+from gemmill.cli.options import Jobs, StorePath
+from gemmill.library.errors import InstallationError, SettingError
+from gemmill.library.extras import install
+from gemmill.library.files import told
+from gemmill.runtime.compile.pool import default_jobs
+from gemmill.runtime.storage.store import Store
+
+serve_app = typer.Typer(
+    cls=Commands,
+    help="""Serve kernels to a fleet: compile, keep, select and hand them out over HTTP. Needs gemmill's extra service.
+
+    Without --tokens everybody who reaches the server may read and have compiled, so it listens on the loopback
+    interface alone. SIGTERM ends it when requests at work are answered.
+
+    \b
+    Examples:
+      gemmill serve
+      gemmill serve token new pods --scopes read,compile --days 90 >> tokens
+      gemmill serve --host 0.0.0.0 --tokens tokens --sign server.key --tls-cert cert.pem --tls-key key.pem
+      gemmill serve --bucket s3://kernels/gemmill --tokens tokens
+    """,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+app.add_typer(serve_app, name="serve")
+token_app = typer.Typer(
+    cls=Commands,
+    help="""Make tokens for clients of a server.
+
+    \b
+    Examples:
+      gemmill serve token new pods --scopes read,compile >> tokens
+    """,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+serve_app.add_typer(token_app, name="token")
+
+
+_AT_A_CLUSTER = 64
+"""Kernels that a cluster is given at a time, unless --jobs says otherwise; with fewer threads it has them wait."""
+
+
+def _file(says: str) -> Any:
+    return typer.Option(metavar="FILE", exists=True, dir_okay=False, help=says)
+
+
+def _count(says: str) -> Any:
+    return typer.Option(min=1, metavar="N", help=says)
+
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Folder of manifests, uploads, packs, records and models; default: beside the store."
+    ),
+]
+TokensFile = Annotated[Path | None, _file("Tokens, and what each allows; read again when the file changes.")]
+Sign = Annotated[list[Path], _file("Private key that signs what is served; two while one replaces the other.")]
+Trust = Annotated[
+    str, typer.Option(metavar="KEYS", help="Keys whose uploads are taken, beside its own: as GEMMILL_TRUSTED_KEYS.")
+]
+BucketUrl = Annotated[str, typer.Option("--bucket", metavar="URL", help="Bucket behind the disk: s3://, gs://, az://.")]
+Scheduler = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."),
+]
+Queue = Annotated[int, _count("Kernels that may wait to be compiled.")]
+Quota = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")]
+Connections = Annotated[int, _count("Connections at a time.")]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        min=0.1, metavar="SECONDS", help="Time for headers; 6 times as much for a body, 3 for a pause in reading."
+    ),
+]
+Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time for requests at work after SIGTERM.")]
+Certificate = Annotated[Path | None, _file("The server's certificate: TLS.")]
+PrivateKey = Annotated[Path | None, _file("The private key of --tls-cert.")]
+ClientCa = Annotated[Path | None, _file("Clients must show a certificate that one of these signed.")]
+
+
+@serve_app.callback()
+def serve(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Port = 8470,
+    store: StorePath = None,
+    state: State = None,
+    tokens: TokensFile = None,
+    sign: Sign = [],  # noqa: B006 (typer copies it)
+    trust: Trust = "",
+    bucket: BucketUrl = "",
+    jobs: Jobs = None,
+    scheduler: Scheduler = "",
+    queue: Queue = 1000,
+    quota: Quota = 36_000,
+    connections: Connections = 1000,
+    timeout: Timeout = 10,
+    drain: Drain = 20,
+    tls_cert: Certificate = None,
+    tls_key: PrivateKey = None,
+    client_ca: ClientCa = None,
+) -> None:
+    """Serve, unless a command follows."""
+    if context.invoked_subcommand is not None:
+        return
+    if (tls_cert is None) != (tls_key is None) or (client_ca and not tls_cert):
+        raise typer.BadParameter("--tls-cert and --tls-key go together, and --client-ca needs both")
+    if tokens is None and not _is_loopback(host):
+        raise typer.BadParameter(f"--host {host} can be reached by others: name who may do what with --tokens")
+    with _needing_the_extra():
+        from gemmill.service.options import Options
+        from gemmill.service.server import run
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    place = Store(store).path
+    state = state or place.with_name(f"{place.name}-service")
+    tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
+    jobs = jobs or (_AT_A_CLUSTER if scheduler else default_jobs())
+    limits: dict[str, Any] = {"jobs": jobs, "queue": queue, "quota": quota, "connections": connections}
+    places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket}
+    places |= {"scheduler": scheduler, **tls}
+    trusts: dict[str, Any] = {"tokens": tokens, "sign": tuple(sign), "trust": trust}
+    try:
+        run(Options(**places, **trusts, **limits, timeout=timeout, drain=drain), _say)
+    except OSError as error:
+        raise SettingError(told(error)) from None
+
+
+@token_app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Whose it is; quotas are by name.")],
+    scopes: Annotated[
+        str, typer.Option(metavar="SCOPE,...", help="Of read, compile, write and admin.")
+    ] = "read,compile",
+    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
+) -> None:
+    """Print the line of a new token for the server's file on stdout, and the token itself, once, on stderr.
+
+    \b
+    Examples:
+      gemmill serve token new pods --scopes read,compile --days 90 >> tokens
+      gemmill serve token new ci --scopes read,write >> tokens
+    """
+    with _needing_the_extra():
+        from gemmill.service.tokens import new_token
+    expires = None if days is None else datetime.now(UTC).date() + timedelta(days)
+    secret, token = new_token(name, scopes.split(","), expires)
+    output.complain(f"the token of {name}, which is not shown again: {secret}")
+    typer.echo(token.line())
+
+
+@contextmanager
+def _needing_the_extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gemmill"):
+            raise
+        raise InstallationError(f"serving needs {error.name}: {install('service')}") from None
+
+
+def _say(url: str) -> None:
+    typer.echo(f"listening at {url}")
+    sys.stdout.flush()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""How the service compiles: names become keys, keys become jobs, each once, in worker processes."""

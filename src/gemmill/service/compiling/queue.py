@@ -1,0 +1,248 @@
+"""The queue: kernels that are being compiled or wait for it, each once, in turn for each tenant.
+
+A job belongs to the server, not to who asked for it: a client that leaves changes nothing. What failed is remembered
+for a minute, so that a fleet does not have it compiled a thousand times over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Protocol
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import GemmillError
+from gemmill.runtime.compile.pool import Outcome
+from gemmill.service.compiling.quotas import Quotas
+from gemmill.service.metrics import Metrics
+from gemmill.service.options import COMPILE_SECONDS
+from gemmill.service.refusal import Refusal
+from gemmill.service.storage.kernels import Kernels, Served
+
+_FIRST_GUESS = 5.0
+"""Seconds that a kernel is expected to take before any was compiled."""
+_WEIGHT = 0.1
+"""Of the last compilation in what the next is expected to take."""
+_FAILED_SECONDS = 60.0
+_FAILED = 1000
+"""Failures that are remembered."""
+_DIED = ("died", "cannot be started")
+"""Words of failures that are the process's, not the kernel's: the job is tried once more."""
+_log = logging.getLogger(__name__)
+
+
+class Compilers(Protocol):
+    """What compiles, called from as many threads as kernels are compiled at a time."""
+
+    def compile(self, config: GemmConfig, seconds: float) -> Outcome:
+        """What becomes of one kernel, which may take so many seconds."""
+
+    def close(self) -> None:
+        """End it, whatever it is doing."""
+
+
+class Job:
+    """One kernel to compile."""
+
+    def __init__(self, key: str, config: GemmConfig, tenant: str, reserved: float) -> None:
+        self.key, self.config, self.tenant, self.reserved = key, config, tenant, reserved
+        self.name = kernel_name(config)
+        self.state: Literal["queued", "compiling", "done"] = "queued"
+        self.since = time.monotonic()
+        """When it came into its state."""
+        self.started = asyncio.Event()
+        self.result: asyncio.Future[Served | Refusal] = asyncio.get_running_loop().create_future()
+
+
+class CompileQueue:
+    """Jobs, and the tasks that work on them.
+
+    Args:
+        jobs: kernels that are compiled at a time.
+        most: jobs that wait at most.
+        workers: makes the processes, when the first kernel is to be compiled.
+        kernels: where compiled kernels go.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        most: int,
+        workers: Callable[[], Compilers],
+        quotas: Quotas,
+        kernels: Kernels,
+        metrics: Metrics,
+    ) -> None:
+        self._jobs, self._most, self._make, self._quotas = jobs, most, workers, quotas
+        self._kernels, self._metrics = kernels, metrics
+        self._by_key: dict[str, Job] = {}
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
+        """By tenant; the first is the next to have a turn."""
+        self._there = asyncio.Condition()
+        self._failed: OrderedDict[str, tuple[float, Refusal]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(jobs, "compile")
+        self._pool: Compilers | None = None
+        self._making = threading.Lock()
+        self._expected = _FIRST_GUESS
+        self._tasks: list[asyncio.Task[None]] = []
+        self.closing = False
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._jobs)]
+
+    def jobs(self) -> list[Job]:
+        """What is compiled, and what waits, in the order of submission."""
+        return [*self._by_key.values()]
+
+    async def submit(self, key: str, config: GemmConfig, tenant: str) -> Job:
+        """The job of a key, which others may have submitted.
+
+        Raises:
+            Refusal: it failed a moment ago, the tenant's quota is spent (429), too much waits already, or the server is
+                about to end (503).
+        """
+        if (job := self._by_key.get(key)) is not None:
+            self._metrics.joined.inc()
+            return job
+        if (failed := self._failed.get(key)) is not None:
+            if time.monotonic() - failed[0] < _FAILED_SECONDS:
+                raise failed[1]
+            del self._failed[key]
+        if self.closing:
+            raise _ending()
+        waiting = self.waiting
+        if waiting >= self._most:
+            raise Refusal(
+                503,
+                "busy",
+                f"{waiting:,} kernels wait to be compiled already, and no more may",
+                retry_after=min(60.0, waiting * self._expected / self._jobs),
+            )
+        self._quotas.reserve(tenant, self._expected)
+        job = self._by_key[key] = Job(key, config, tenant, self._expected)
+        self._waiting.setdefault(tenant, deque()).append(job)
+        self._metrics.queued.set(waiting + 1)
+        async with self._there:
+            self._there.notify()
+        return job
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that nobody works on yet."""
+        return sum(map(len, self._waiting.values()))
+
+    def drop_waiting(self) -> None:
+        """Take no more, and refuse what waits."""
+        self.closing = True
+        waiting, self._waiting = [job for jobs in self._waiting.values() for job in jobs], OrderedDict()
+        for job in waiting:
+            self._quotas.settle(job.tenant, job.reserved, 0.0)
+            self._finish(job, _ending())
+        self._metrics.queued.set(0)
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for what is being compiled."""
+        if results := [job.result for job in self._by_key.values()]:
+            await asyncio.wait(results, timeout=seconds)
+
+    async def close(self) -> None:
+        """End all work."""
+        self.drop_waiting()
+        for task in self._tasks:
+            task.cancel()
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self) -> None:
+        while True:
+            job = await self._next()
+            job.state, job.since = "compiling", time.monotonic()
+            job.started.set()
+            self._metrics.compiling.inc()
+            taken = 0.0
+            try:
+                result, taken = await self._compiled(job)
+            except Exception as error:  # noqa: BLE001 (the worker goes on, and who waits is told)
+                _log.exception("%s", job.name)
+                result = Refusal(500, "internal", f"{job.name}: {type(error).__name__}: {error}")
+            finally:
+                self._metrics.compiling.dec()
+                self._quotas.settle(job.tenant, job.reserved, taken)
+            self._finish(job, result)
+
+    async def _next(self) -> Job:
+        async with self._there:
+            await self._there.wait_for(lambda: bool(self._waiting))
+            tenant, jobs = next(iter(self._waiting.items()))
+            job = jobs.popleft()
+            if jobs:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            self._metrics.queued.set(self.waiting)
+            return job
+
+    async def _compiled(self, job: Job) -> tuple[Served | Refusal, float]:
+        """What became of a job, and the seconds that it took."""
+        if (served := await self._kernels.find(job.key)) is not None:  # since it was asked for
+            return served, 0.0
+        outcome = await self._outcome(job.config)
+        if _has_died(outcome) and not self.closing:
+            _log.warning("%s; it is tried once more", outcome.error)
+            outcome = await self._outcome(job.config)
+        if _has_died(outcome):
+            self._metrics.compiles.labels("failed").inc()
+            return Refusal(503, "workers", str(outcome.error), retry_after=30), outcome.seconds
+        if outcome.artifact is None:
+            self._metrics.compiles.labels("failed").inc()
+            refusal = Refusal(422, "compile", str(outcome.error))
+            self._failed[job.key] = time.monotonic(), refusal
+            if len(self._failed) > _FAILED:
+                self._failed.popitem(last=False)
+            return refusal, outcome.seconds
+        if outcome.artifact.key != job.key:
+            self._metrics.compiles.labels("failed").inc()
+            made = f"{job.name} was compiled by a worker with another toolchain than the server's"
+            return Refusal(503, "workers", made, "install the same on both", retry_after=60), outcome.seconds
+        self._metrics.compiles.labels("found" if outcome.cached else "ok").inc()
+        if not outcome.cached:
+            self._expected += _WEIGHT * (outcome.seconds - self._expected)
+        try:
+            return await self._kernels.publish(outcome.artifact), outcome.seconds
+        except (GemmillError, ValueError) as error:
+            return Refusal(500, "internal", f"{job.name}: {error}"), outcome.seconds
+
+    async def _outcome(self, config: GemmConfig) -> Outcome:
+        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, config)
+        self._metrics.compile_seconds.observe(outcome.seconds)
+        return outcome
+
+    def _compile(self, config: GemmConfig) -> Outcome:
+        with self._making:
+            if self._pool is None:
+                self._pool = self._make()
+        return self._pool.compile(config, COMPILE_SECONDS)
+
+    def _finish(self, job: Job, result: Served | Refusal) -> None:
+        job.state = "done"
+        self._by_key.pop(job.key, None)
+        job.started.set()
+        if not job.result.done():
+            job.result.set_result(result)
+
+
+def _has_died(outcome: Outcome) -> bool:
+    """Whether a kernel failed for what has befallen the process, which another may be spared."""
+    return outcome.artifact is None and any(word in str(outcome.error) for word in _DIED)
+
+
+def _ending() -> Refusal:
+    return Refusal(503, "ending", "the server is about to end", "ask another, or again", retry_after=5)

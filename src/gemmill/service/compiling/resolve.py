@@ -1,0 +1,170 @@
+"""Names and problems become kernels and keys. The server has the toolchain; whoever asks need not have one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from gemmill.emitters import headers_digest
+from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.library.arch import ARCHS, DEFAULT_GPU, Gpu, serving
+from gemmill.library.config.edited import is_edited
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import GemmillError, ToolchainError
+from gemmill.library.problem import GemmProblem
+from gemmill.library.version import __version__
+from gemmill.library.wording import one_of
+from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.gpus import figures, with_sms
+from gemmill.runtime.storage.store import Store
+from gemmill.service.bodies import malformed
+from gemmill.service.learning.models import Models
+from gemmill.service.refusal import Refusal
+
+T = TypeVar("T")
+_KEYS = 1 << 16
+"""Keys that are remembered by name."""
+_REGISTRIES = 8
+"""Registries that are kept, one for each GPU that is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A kernel and where a store keeps it."""
+
+    name: str
+    config: GemmConfig
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The machine that kernels are for."""
+
+    gpu: Gpu
+    driver_cuda: tuple[int, int] | None
+
+
+class Resolver:
+    """Resolves, one request after the other, in a thread: a first selection takes a second."""
+
+    def __init__(self, store: Store, models: Models) -> None:
+        self._store, self._models = store, models
+        self._thread = ThreadPoolExecutor(1, "resolve")
+        self._keys: OrderedDict[str, Keyed] = OrderedDict()
+        self._registries: OrderedDict[tuple[Gpu, str], Registry] = OrderedDict()
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        """What says keys; ToolchainError where nothing can be compiled here."""
+        return Compiler(store=self._store)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What work returns that takes some time; what gemmill raises becomes a Refusal."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _refusing(work))
+
+    async def keyed(self, name: str) -> Keyed:
+        """The kernel of a name."""
+        if (found := self._keys.get(name)) is None:
+            found = await self.in_thread(lambda: self._keyed(name))
+            self._keys[name] = found
+            if len(self._keys) > _KEYS:
+                self._keys.popitem(last=False)
+        return found
+
+    async def choice(self, problem: str, gpu: Gpu, sm_count: int | None = None) -> Choice:
+        """The kernel for a problem, and why."""
+        return await self.in_thread(
+            lambda: self.registry(gpu).select(GemmProblem.from_text(problem), sm_count)  # what is wrong is said there
+        )
+
+    def registry(self, gpu: Gpu) -> Registry:
+        """The registry of all kernels that ship, for a GPU, with the model that was published for it."""
+        folder = self._models.folder(gpu.name)
+        place = gpu, "" if folder is None else folder.name
+        if (registry := self._registries.get(place)) is None:
+            registry = self._registries[place] = Registry(store=self._store, gpu=gpu, model=folder)
+            if len(self._registries) > _REGISTRIES:
+                self._registries.popitem(last=False)
+        return registry
+
+    def check_target(self, kernel: Keyed, target: Target) -> None:
+        """Refuse a kernel that the machine cannot run."""
+        archs = [arch.name for arch in serving(target.gpu.capability)]
+        if kernel.config.arch not in archs:
+            has = f"{target.gpu.name} runs {one_of(archs)}" if archs else f"no kernels run on {target.gpu.name}"
+            raise Refusal(422, "arch", f"{kernel.name} is for {kernel.config.arch}, and {has}")
+        made_by = int(self.compiler.toolchain.nvrtc_version.partition(".")[0])
+        if target.driver_cuda is not None and target.driver_cuda[0] < made_by:
+            driver = ".".join(map(str, target.driver_cuda))
+            raise Refusal(
+                422,
+                "driver",
+                f"the driver takes CUDA {driver}, and kernels are made with CUDA {made_by} here",
+                "update the driver, or ask a server with an older toolkit",
+            )
+
+    def source(self, name: str) -> EmittedSource:
+        """The source of a kernel."""
+        return emit(parse_name(name))
+
+    def _keyed(self, name: str) -> Keyed:
+        if is_edited(name):
+            raise Refusal(422, "source", f"{name} is an edited kernel, and the server makes what configs say alone")
+        config = parse_name(name)
+        return Keyed(kernel_name(config), config, self.compiler.key(emit(config), config))
+
+
+def check_version(version: str | None, headers: str | None) -> None:
+    """Refuse, with 409, who has another gemmill: what it emits for a name may be another kernel."""
+    for what, theirs, ours in (("gemmill", version, __version__), ("headers", headers, headers_digest())):
+        if theirs is not None and theirs != ours:
+            raise Refusal(
+                409,
+                "version",
+                f"{what} is {theirs[:64]!r} there and {ours!r} here, so that a name may mean two kernels",
+                "run the same version on both sides",
+            )
+
+
+def target(gpu: dict[str, object] | None, driver_cuda: list[object] | None) -> Target:
+    """The machine of a request's members; by default a GPU such as a selector assumes. Refusal 422 names what is
+    wrong."""
+    driver = None
+    if driver_cuda is not None:
+        if len(driver_cuda) != 2 or not all(type(x) is int and 0 <= x < 1000 for x in driver_cuda):
+            raise malformed(f"driver_cuda is {driver_cuda!r:.80}; it must be two numbers, such as [12, 9]")
+        driver = int(str(driver_cuda[0])), int(str(driver_cuda[1]))
+    if gpu is None:
+        return Target(DEFAULT_GPU, driver)
+    if unknown := gpu.keys() - {"name", "arch", "sm_count"}:
+        raise malformed(f"gpu has {sorted(unknown)!r:.80}; it may have name, arch and sm_count")
+    name, arch, sms = gpu.get("name"), gpu.get("arch"), gpu.get("sm_count")
+    if not isinstance(name, str) or not re.fullmatch(r"[ -~]{1,100}", name):
+        raise malformed(f"gpu.name is {name!r:.80}; it must be as the driver reports it, such as 'NVIDIA H200'")
+    of_arch = re.fullmatch(r"sm(\d{1,2})(\d)[af]?", arch) if isinstance(arch, str) else None
+    if arch is not None and of_arch is None:
+        raise malformed(f"gpu.arch is {arch!r:.80}; it must be such as {one_of([*ARCHS])}")
+    if sms is not None and (type(sms) is not int or not 1 <= sms <= 4096):
+        raise malformed(f"gpu.sm_count is {sms!r:.80}; it must be a whole number from 1 to 4096")
+    row = figures(name, (int(of_arch[1]), int(of_arch[2]))) if of_arch is not None else figures(name)
+    return Target(row if sms is None else with_sms(row, sms, name), driver)
+
+
+def _refusing(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except ToolchainError as error:
+        raise Refusal(503, "toolchain", str(error), "the server needs gemmill's extra cu12 or cu13") from None
+    except GemmillError as error:
+        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+        raise Refusal(422, code, str(error)) from None

@@ -1,0 +1,1 @@
+"""What answers the requests, a file for each kind."""

@@ -1,0 +1,146 @@
+"""Kernels made for whoever asks by name or problem: what is there at once, what is not as it is compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gemmill.service.bodies import malformed, read_json, texts
+from gemmill.service.compiling.queue import Job
+from gemmill.service.compiling.resolve import Keyed, Target, check_version, target
+from gemmill.service.options import ITEMS, WAIT_SECONDS
+from gemmill.service.refusal import Refusal
+from gemmill.service.storage.kernels import Served
+from gemmill.service.tokens import Caller
+
+if TYPE_CHECKING:
+    from gemmill.service.service import Service
+
+_MEMBERS = {
+    "kernels": list,
+    "problems": list,
+    "gemmill": str,
+    "headers": str,
+    "gpu": dict,
+    "driver_cuda": list,
+    "wait": float,
+}
+_WAIT_SECONDS = 60.0
+"""How long is waited unless the request says."""
+
+
+@dataclass
+class Asked:
+    """What one request asks for, by what it is called there."""
+
+    resolved: list[tuple[str | None, Keyed]] = field(default_factory=list)
+    """Problems, None of what was named, and their kernels."""
+    failed: list[tuple[dict[str, str], Refusal]] = field(default_factory=list)
+    """Problems and names that have no kernel, and kernels that are not compiled."""
+    ready: dict[str, Served] = field(default_factory=dict)
+    """By name."""
+    jobs: dict[str, Job] = field(default_factory=dict)
+    """By name."""
+
+
+async def instantiate(service: Service, request: Request, caller: Caller) -> Response:
+    """Answer with lines of JSON; a refusal of everything that was asked for is a status instead."""
+    body = await read_json(request, _MEMBERS)
+    check_version(body.get("gemmill"), body.get("headers"))
+    names, problems = texts(body, "kernels"), texts(body, "problems")
+    if not 0 < len(names) + len(problems) <= ITEMS:
+        raise malformed(f"{len(names) + len(problems):,} kernels and problems; 1 to {ITEMS:,} are taken in a request")
+    wait = float(_WAIT_SECONDS if body.get("wait") is None else body["wait"])
+    if not 0 <= wait <= WAIT_SECONDS:
+        raise malformed(f"wait is {wait:g}; it must be from 0 to {WAIT_SECONDS:g} seconds")
+    asked = await ask(service, names, problems, target(body.get("gpu"), body.get("driver_cuda")), caller)
+    if not asked.ready and not asked.jobs and asked.failed:
+        statuses = {refusal.status for _, refusal in asked.failed}
+        if len(statuses) == 1 and statuses & {429, 503}:  # nothing but to ask again later
+            raise asked.failed[0][1]
+    return StreamingResponse(lines(asked, wait), media_type="application/x-ndjson")
+
+
+async def ask(service: Service, names: list[str], problems: list[str], machine: Target, caller: Caller) -> Asked:
+    """Resolve names and problems, find what is there, and have compiled what is not."""
+    asked = Asked()
+    for problem, name in [*((None, name) for name in names), *((problem, "") for problem in problems)]:
+        try:
+            if problem is not None:
+                name = (await service.resolver.choice(problem, machine.gpu)).name
+            kernel = await service.resolver.keyed(name)
+            service.resolver.check_target(kernel, machine)
+            asked.resolved.append((problem, kernel))
+        except Refusal as refusal:
+            asked.failed.append(({"kernel": name} if problem is None else {"problem": problem}, refusal))
+    for kernel in {kernel.name: kernel for _, kernel in asked.resolved}.values():
+        served = await service.kernels.find(kernel.key)
+        service.metrics.kernels.labels("miss" if served is None else "hit").inc()
+        if served is not None:
+            asked.ready[kernel.name] = served
+            continue
+        try:
+            asked.jobs[kernel.name] = await service.queue.submit(kernel.key, kernel.config, caller.name)
+        except Refusal as refusal:
+            service.metrics.refused.labels(refusal.code).inc()
+            asked.failed.append(({"kernel": kernel.name}, refusal))
+    return asked
+
+
+async def lines(asked: Asked, wait: float) -> AsyncIterator[bytes]:
+    """What becomes of what was asked for, as it does, until all is done or the time is over."""
+    until = time.monotonic() + wait
+    for problem, kernel in asked.resolved:
+        which = {} if problem is None else {"problem": problem}
+        yield _line("resolved", **which, kernel=kernel.name, key=kernel.key)
+    for which, refusal in asked.failed:
+        yield _line("failed", **which, error=refusal.document())
+    for name, served in asked.ready.items():
+        yield _ready(name, served)
+    for name, job in asked.jobs.items():
+        yield _line("queued" if job.state == "queued" else "compiling", kernel=name)
+    ready, failed = len(asked.ready), len(asked.failed)
+    waits: dict[asyncio.Future[Any], tuple[str, Job]] = {}
+    for name, job in asked.jobs.items():
+        waits[job.result] = name, job
+        if job.state == "queued":
+            waits[asyncio.ensure_future(job.started.wait())] = name, job
+    pending = len(asked.jobs)
+    try:
+        while pending and (left := until - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                name, job = waits.pop(future)
+                if future is not job.result:
+                    if job.state == "compiling":
+                        yield _line("compiling", kernel=name)
+                    continue
+                pending -= 1
+                result = job.result.result()
+                if isinstance(result, Refusal):
+                    failed += 1
+                    yield _line("failed", kernel=name, error=result.document())
+                else:
+                    ready += 1
+                    yield _ready(name, result)
+    finally:
+        for future, (_, job) in waits.items():
+            if future is not job.result:
+                future.cancel()
+    yield _line("done", ready=ready, failed=failed, pending=pending)
+
+
+def _ready(name: str, served: Served) -> bytes:
+    manifest = json.loads(served.envelope)
+    return _line("ready", kernel=name, key=served.manifest.key, manifest=manifest)
+
+
+def _line(event: str, **more: object) -> bytes:
+    return json.dumps({"event": event, **more}, separators=(",", ":")).encode() + b"\n"

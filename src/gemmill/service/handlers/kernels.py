@@ -1,0 +1,100 @@
+"""Manifests and blobs: read, and taken in."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gemmill.runtime.storage.artifact import MAX_BYTES
+from gemmill.runtime.storage.trust.envelope import MAX_SEALED_BYTES
+from gemmill.service.bodies import malformed, read_body
+from gemmill.service.refusal import Refusal, not_found
+from gemmill.service.storage.kernels import required
+from gemmill.service.tokens import Caller
+
+if TYPE_CHECKING:
+    from gemmill.service.service import Service
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
+_FOR_EVER = "public, max-age=31536000, immutable"
+
+
+def named(request: Request, what: str) -> str:
+    """The SHA-256 in the path of a request; Refusal where it is none."""
+    value = str(request.path_params[what])
+    if not _DIGEST.fullmatch(value):
+        raise malformed(f"{value!r:.100} is no {what}, which has 64 hex digits")
+    return value
+
+
+async def get_kernel(service: Service, request: Request, _: Caller) -> Response:
+    """The signed manifest of a key."""
+    key = named(request, "key")
+    served = service.kernels.recent(key) or await service.kernels.find(key)
+    service.metrics.kernels.labels("miss" if served is None else "hit").inc()
+    served = required(served, key)
+    etag = f'"{served.manifest.digest}"'
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"ETag": etag})
+    return Response(served.envelope, 200, {"ETag": etag, "Cache-Control": "no-cache"}, "application/json")
+
+
+async def get_blob(service: Service, request: Request, _: Caller) -> Response:
+    """The bytes of a kernel, or a range of them."""
+    digest = named(request, "sha256")
+    blob = await service.kernels.find_blob(digest)
+    if blob is None:
+        raise not_found(f"the blob {digest}")
+    etag = f'"{digest}"'
+    headers = {"ETag": etag, "Cache-Control": _FOR_EVER, "Accept-Ranges": "bytes"}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    status = 200
+    if (part := _range(request, len(blob), etag)) is not None:
+        status = 206
+        headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(blob)}"
+        blob = blob[part.start : part.stop]
+    service.metrics.sent_bytes.inc(len(blob))
+    return Response(blob, status, headers, "application/octet-stream")
+
+
+async def put_blob(service: Service, request: Request, _: Caller) -> Response:
+    """Take in a kernel's bytes, which are served once their manifest has come."""
+    digest = named(request, "sha256")
+    new = await service.kernels.take_blob(digest, await read_body(request, MAX_BYTES))
+    if new:
+        service.metrics.uploads.labels("blob").inc()
+    return Response(status_code=201 if new else 200)
+
+
+async def put_kernel(service: Service, request: Request, _: Caller) -> Response:
+    """Take in a kernel's manifest, whose blob has come before."""
+    key = named(request, "key")
+    new = await service.kernels.take_manifest(key, await read_body(request, MAX_SEALED_BYTES))
+    if new:
+        service.metrics.uploads.labels("manifest").inc()
+    return Response(status_code=201 if new else 200)
+
+
+def _range(request: Request, size: int, etag: str) -> range | None:
+    """The bytes that are asked for; None for all, also where several ranges are, as RFC 9110 allows, or one of what was
+    here before."""
+    found = _RANGE.fullmatch(request.headers.get("range", ""))
+    if found is None or found[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
+        return None
+    return _one(found, size)
+
+
+def _one(found: re.Match[str], size: int) -> range:
+    """The bytes of a range such as ``0-99``, ``100-`` or ``-100``; Refusal where there are none."""
+    if not found[1]:
+        part = range(size - min(size, int(found[2])), size)
+    else:
+        part = range(int(found[1]), min(size, int(found[2]) + 1) if found[2] else size)
+    if not part:
+        raise Refusal(416, "range", f"{found[0]} of {size:,} bytes is none")
+    return part

@@ -1,0 +1,1 @@
+"""What a fleet measures, and the models that come of it."""

@@ -1,0 +1,76 @@
+"""A model from the records of a fleet, published if it is no worse than the one in force.
+
+Runs in a process of its own (:func:`main`), as it takes minutes and all cores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from gemmill.library.errors import GemmillError
+from gemmill.library.files import make_private, told
+from gemmill.profiler.training.judge import reached
+from gemmill.profiler.training.rows import rows_of
+from gemmill.profiler.training.train import read_runs, train
+from gemmill.runtime.select import gpus
+from gemmill.runtime.select.cost.residual import fitted
+from gemmill.runtime.select.models import path_of
+from gemmill.service.learning.models import Models
+
+WORSE = 0.002
+"""What a new model may lose, as part of the best time, on problems that were held out: less is noise."""
+
+
+def learn(records: Sequence[Path], gpu: str, state: Path) -> str:
+    """Train a model of a GPU and publish it, if it is to be; in words, what came of it.
+
+    The new model is judged on problems that it was not fitted to, the one in force on all: it may have seen some.
+
+    Raises:
+        RecordError: the records have too little of the GPU, or CatBoost is missing.
+        OSError: the state cannot be written.
+    """
+    models = Models(state)
+    place, number = models.place(gpu)
+    make_private(place.parent)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
+        new = Path(folder) / "model"
+        name = train(records, gpu, new)
+        content: dict[str, Any] = json.loads(path_of(name, "trees", new).read_bytes())
+        figures = next(value for key, value in content.items() if key.startswith("held out"))
+        after = float(figures["all"]["fitted"][0])
+        before = _in_force(records, name, models.folder(name))
+        if after < before - WORSE:
+            return f"not published: it reaches {after:.4f} of the best, the model in force {before:.4f}"
+        new.rename(place)
+    return f"published as {number}: it reaches {after:.4f} of the best, the one before {before:.4f}"
+
+
+def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
+    """What the model in force reaches of the best: of kernels that it takes first, the geometric mean over problems."""
+    model = fitted(gpu, folder)
+    shares = []
+    for (name, _), own in read_runs(records).items():
+        for rows in rows_of(own, gpus.figures(name)) if name == gpu else ():
+            predicted = rows.analytic if model is None else rows.analytic + model(rows.features.astype(float).T)
+            shares.append(reached(rows, predicted)[0])
+    return geometric_mean(shares) if shares else -math.inf
+
+
+def main() -> None:
+    """The body of the process: GPU, state and files of records from the command line; a line of JSON on stdout."""
+    gpu, state, *files = sys.argv[1:]
+    try:
+        said = {"says": learn([Path(file) for file in files], gpu, Path(state))}
+    except GemmillError as error:
+        said = {"error": str(error)}
+    except OSError as error:
+        said = {"error": told(error)}
+    sys.stdout.write(json.dumps(said) + "\n")

@@ -1,0 +1,1 @@
+"""Packs that the service builds and hands out."""

@@ -1,0 +1,114 @@
+"""Packs of a state's folder: built from problems, signed, and listed in an index."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from gemmill.library.errors import GemmillError, PackError
+from gemmill.library.files import make_private
+from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.pack import Pack, write_pack
+from gemmill.runtime.storage.trust.pack_index import PackIndex
+from gemmill.runtime.storage.trust.packs import PackFacts, sign_pack
+from gemmill.service.compiling.queue import CompileQueue
+from gemmill.service.compiling.resolve import Keyed, Resolver, Target
+from gemmill.service.refusal import Refusal
+from gemmill.service.storage.kernels import Kernels, Served
+from gemmill.service.storage.signing import Signing
+
+NAME = re.compile(r"\w[\w.-]{0,99}\.pack", re.ASCII)
+"""What a pack may be called."""
+LIFETIME = timedelta(days=7)
+"""How long an index counts."""
+_INDEX_SECONDS = 3600.0
+"""An index is made anew after this long, and when packs come or go."""
+
+
+class Packs:
+    """Packs that are there, and those that are being built."""
+
+    def __init__(
+        self, state: Path, resolver: Resolver, kernels: Kernels, queue: CompileQueue, signing: Signing
+    ) -> None:
+        self.folder = state / "packs"
+        self._resolver, self._kernels, self._queue, self._signing = resolver, kernels, queue, signing
+        self.building: dict[str, asyncio.Task[None]] = {}
+        """By name; those that have failed stay until they are built again."""
+        self._index = 0.0, 0, b""
+        """When it was made, the time of the folder then, and the index."""
+
+    def names(self) -> list[str]:
+        """What is there."""
+        return sorted(path.name for path in self.folder.glob("*.pack") if NAME.fullmatch(path.name))
+
+    def index(self) -> bytes:
+        """The signed index of what is there. GemmillError where a pack is damaged."""
+        made, at, index = self._index
+        changed = self.folder.stat().st_mtime_ns if self.folder.exists() else 10**9
+        if at != changed or time.monotonic() - made > _INDEX_SECONDS:
+            packs = [Pack.open(self.folder / name) for name in self.names()]
+            # The version is the time of the folder, so that servers which share it say the same.
+            index = PackIndex.of(packs, LIFETIME, version=changed // 10**9).seal(self._signing.keys)
+            self._index = time.monotonic(), changed, index
+        return index
+
+    def build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
+        """Begin to build a pack, in place of one of its name, for as long as it takes."""
+        self.building[name] = asyncio.create_task(self._build(name, problems, machine, tenant))
+
+    async def _build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
+        chosen: dict[str, Keyed] = {}
+        for problem in problems:
+            keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu)).name)
+            self._resolver.check_target(keyed, machine)
+            chosen[keyed.name] = keyed
+        served = [await self._made(keyed, tenant) for keyed in chosen.values()]
+        await asyncio.to_thread(self._write, name, [each.blob for each in served])
+        del self.building[name]
+
+    async def _made(self, keyed: Keyed, tenant: str) -> Served:
+        """A kernel, as soon as the queue takes it; Refusal where it does not compile."""
+        while (served := await self._kernels.find(keyed.key)) is None:
+            try:
+                result = await (await self._queue.submit(keyed.key, keyed.config, tenant)).result
+            except Refusal as refusal:
+                if refusal.retry_after is None or self._queue.closing:
+                    raise
+                await asyncio.sleep(refusal.retry_after)
+                continue
+            if isinstance(result, Refusal):
+                raise result
+            return result
+        return served
+
+    def _write(self, name: str, blobs: Sequence[bytes]) -> PackFacts:
+        make_private(self.folder)
+        path = self.folder / name
+        write_pack(path, map(Artifact.from_bytes, blobs))
+        return sign_pack(path, self._signing.keys) if self._signing.keys else PackFacts.of(Pack.open(path))
+
+
+def suite_problems(suite: str) -> list[str]:
+    """The problems of a shape suite that ships; Refusal where there is none of the name."""
+    if suite not in (suites := shipped_suites()):
+        raise Refusal(422, "malformed", f"suite is {suite!r:.80}; there are {', '.join(suites)}")
+    try:
+        return [str(shape.problem) for shape in load_shapes(suites[suite]).shapes]
+    except GemmillError as error:
+        raise Refusal(422, "malformed", f"suite {suite}: {error}") from None
+
+
+def failure(task: asyncio.Task[None]) -> Refusal | None:
+    """Why a pack could not be built; None while it may still be."""
+    if not task.done() or task.cancelled():
+        return None
+    error = task.exception()
+    if isinstance(error, PackError):
+        return Refusal(507, "full", str(error))
+    return error if isinstance(error, Refusal) else Refusal(500, "internal", f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""The pages for people, rendered on the server; they need no scripts."""

@@ -1,0 +1,160 @@
+"""The pages: kernels, one kernel, where problems go, and what the server is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import asdict, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from gemmill.library.arch import GPUS, gpu_named
+from gemmill.library.errors import ProblemError
+from gemmill.library.problem import GemmProblem
+from gemmill.library.version import __version__
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.storage.artifact import Artifact
+from gemmill.service.handlers.kernels import named
+from gemmill.service.refusal import Refusal
+from gemmill.service.storage.kernels import required
+from gemmill.service.tokens import Caller
+
+if TYPE_CHECKING:
+    from gemmill.service.service import Service
+
+_PER_PAGE = 100
+_MAP = (16, 64, 256, 1024, 4096, 16384)
+"""Extents of the winner map."""
+_EXAMPLE = "4096x4096x4096 bf16 tn"
+_SAFE = {
+    "Content-Security-Policy": "; ".join(
+        ("default-src 'none'", "style-src 'self'", "img-src data:", "form-action 'self'", "frame-ancestors 'none'")
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""What the page says came from clients in part: names and problems. Nothing of it can run."""
+
+
+async def kernels(service: Service, request: Request, _: Caller) -> Response:
+    """The kernels that are here, with filters."""
+    asked = {name: request.query_params.get(name, "")[:200] for name in ("words", "arch", "types")}
+    rows, unread = await asyncio.to_thread(service.catalogue.rows, asked)
+    text = request.query_params.get("page", "1")
+    pages = max(1, math.ceil(len(rows) / _PER_PAGE))
+    page = min(pages, max(1, int(text))) if text.isdecimal() and len(text) < 9 else 1
+    choices = {field: service.catalogue.values(field) for field in ("arch", "types")}
+    shown = rows[(page - 1) * _PER_PAGE : page * _PER_PAGE]
+    more = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": asked, "choices": choices}
+    return _page("kernels", "Kernels", rows=shown, **more)
+
+
+async def kernel(service: Service, request: Request, _: Caller) -> Response:
+    """One kernel: what it uses, how it is launched, what it was made from, and its source."""
+    key = named(request, "key")
+    served = required(await service.kernels.find(key), key)
+    artifact = await asyncio.to_thread(Artifact.from_bytes, served.blob)
+    source = None
+    if not artifact.is_edited:
+        source = (await service.resolver.in_thread(lambda: service.resolver.source(artifact.name))).text
+    facts = {
+        "Resources": asdict(artifact.resources),
+        "Launch": {name: x for name, x in asdict(artifact.launch).items() if name != "boxes"},
+        "Made from": asdict(artifact.provenance),
+    }
+    return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source)
+
+
+async def problems(service: Service, request: Request, _: Caller) -> Response:
+    """Which kernel a problem goes to and why, and where problems like it go."""
+    text = request.query_params.get("problem", "")[:4096]
+    gpu = request.query_params.get("gpu", next(iter(GPUS)))[:100]
+    found: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
+    if text:
+        try:
+            row = gpu_named(gpu)
+            choice = await service.resolver.choice(text, row)
+            keyed = await service.resolver.keyed(choice.name)
+            found |= {
+                "choice": choice,
+                "key": keyed.key,
+                "here": await service.kernels.find(keyed.key) is not None,
+                "map": await service.resolver.in_thread(lambda: _map(service.resolver.registry(row), text)),
+            }
+        except LookupError as error:
+            found["error"] = str(error.args[0])
+        except Refusal as refusal:
+            found["error"] = refusal.message
+    return _page("problems", "Problems", **found)
+
+
+async def queue(service: Service, _request: Request, _caller: Caller) -> Response:
+    """What is compiled, what waits, and what the cache has come to."""
+    now = time.monotonic()
+    jobs = [
+        {"name": job.name, "key": job.key, "tenant": job.tenant, "state": job.state, "seconds": now - job.since}
+        for job in service.queue.jobs()
+    ]
+    metrics = service.metrics
+    count = metrics.value
+    hits, misses = count(metrics.kernels, "hit"), count(metrics.kernels, "miss")
+    figures = {
+        "Asked for": f"{hits + misses:,.0f}",
+        "Found": f"{hits / (hits + misses):.1%}" if hits + misses else "none yet",
+        "Compiled": f"{count(metrics.compiles, 'ok'):,.0f}",
+        "Failed": f"{count(metrics.compiles, 'failed'):,.0f}",
+        "Waits shared": f"{count(metrics.joined):,.0f}",
+        "Bytes sent": f"{count(metrics.sent_bytes):,.0f}",
+        "Kernels in the store": f"{count(metrics.store_kernels):,.0f}",
+        "Bytes of the store": f"{count(metrics.store_bytes):,.0f} of {service.store.max_bytes:,}",
+        "Connections": f"{count(metrics.connections):,.0f} of {service.options.connections:,}",
+        "Packs": ", ".join(service.packs.names()) or "none",
+    }
+    return _page("queue", "Queue and cache", jobs=jobs, figures=figures, problem=service.readiness())
+
+
+async def style(_service: Service, _request: Request, _caller: Caller) -> Response:
+    """The style sheet."""
+    return Response(_text("style.css"), headers={"Cache-Control": "max-age=3600"}, media_type="text/css")
+
+
+def _map(registry: Registry, text: str) -> list[tuple[int, list[tuple[int, Choice | None]]]]:
+    """Where problems go that differ in M and N alone: a row for each M."""
+    asked = GemmProblem.from_text(text)
+
+    def choice(m: int, n: int) -> Choice | None:
+        try:
+            return registry.select(replace(asked, m=m, n=n))
+        except ProblemError:
+            return None
+
+    return [(m, [(n, choice(m, n)) for n in _MAP]) for m in _MAP]
+
+
+def _page(template: str, title: str, **content: Any) -> Response:
+    page = _environment().get_template(f"{template}.html")
+    html = page.render(title=title, section=template, version=__version__, isnan=math.isnan, **content)
+    return HTMLResponse(html, headers=_SAFE)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_text),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _text(name: str) -> str:
+    return (resources.files("gemmill.service.pages") / "templates" / name).read_text(encoding="utf-8")

@@ -1,0 +1,120 @@
+"""One server: what it serves from, what compiles for it, who may ask, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from gemmill.library.errors import GemmillError, SettingError
+from gemmill.library.files import make_private, told
+from gemmill.runtime.compile.pool import WorkerPool
+from gemmill.runtime.storage.store import Store
+from gemmill.service.compiling.cluster import ClusterPool
+from gemmill.service.compiling.queue import CompileQueue
+from gemmill.service.compiling.quotas import Quotas
+from gemmill.service.compiling.resolve import Resolver
+from gemmill.service.learning.models import Models
+from gemmill.service.learning.records import Records
+from gemmill.service.metrics import Metrics
+from gemmill.service.options import Options
+from gemmill.service.packs.build import Packs
+from gemmill.service.pages.catalogue import Catalogue
+from gemmill.service.storage.bucket import Bucket
+from gemmill.service.storage.files import Files
+from gemmill.service.storage.kernels import Kernels
+from gemmill.service.storage.signing import Signing
+from gemmill.service.tokens import Tokens
+
+_SWEEP_SECONDS = 60.0
+_PROBE, _PROBE_BYTES = "0" * 64, 1 << 16
+"""An entry that is no kernel's, as large as one, for a moment."""
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """All parts of a server. GemmillError or OSError where an option does not go."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.metrics = Metrics()
+        self.draining = False
+        """Whether a signal has said to end."""
+        self._drained = 0.0
+        """When the time is over that work then has."""
+        self.body_bytes = 0
+        """Bytes of bodies that are being read."""
+        self.store = Store(options.store)
+        try:
+            make_private(options.state)
+        except OSError as error:
+            raise SettingError(f"--state {told(error)}") from None
+        self.files = Files(options.state, self.metrics)
+        self.tokens = Tokens(options.tokens)
+        self.signing = Signing.load(options.sign, options.trust)
+        self.models = Models(options.state)
+        self.resolver = Resolver(self.store, self.models)
+        bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
+        self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
+        cluster = ClusterPool(options.scheduler) if options.scheduler else None
+        self.queue = CompileQueue(
+            options.jobs,
+            options.queue,
+            lambda: cluster or WorkerPool(options.jobs, self.store),
+            Quotas(options.quota),
+            self.kernels,
+            self.metrics,
+        )
+        self.catalogue = Catalogue(self.store)
+        self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
+        self.records = Records(options.state)
+        self.training = asyncio.Lock()
+        """Held while a model is trained."""
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to work, in the loop that answers requests."""
+        self.queue.start()
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        """End all work: what is being compiled has until the end of the drain, what is on its way to the bucket as long
+        as that takes."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await self.queue.finish(max(0.0, self._drained - time.monotonic()))
+        await self.queue.close()
+        await self.kernels.settle()
+
+    def drain(self) -> None:
+        """A signal has said to end: refuse what is new."""
+        self.draining = True
+        self._drained = time.monotonic() + self.options.drain
+        self.metrics.draining.set(1)
+        self.queue.drop_waiting()
+
+    def readiness(self) -> str:
+        """Why the server is not ready for requests, as far as is known; empty where it is."""
+        if self.draining:
+            return "the server is about to end"
+        return f"the store cannot be written: {self.store.problem}" if self.store.problem is not None else ""
+
+    def try_store(self) -> None:
+        """Find out whether a store that could not be written can be now."""
+        self.store.problem = None
+        self.store.write(_PROBE, bytes(_PROBE_BYTES), "a probe")
+        with suppress(OSError):
+            self.store.drop(_PROBE)
+
+    async def _sweep(self) -> None:
+        """Count what the store holds, and remove what points to nothing, every minute."""
+        while True:
+            try:
+                stats = await asyncio.to_thread(self.store.stats)
+                self.metrics.store_bytes.set(stats.bytes)
+                self.metrics.store_kernels.set(stats.entries)
+                await asyncio.to_thread(self.kernels.sweep)
+            except (GemmillError, OSError) as error:
+                _log.error("sweep: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)

@@ -1,0 +1,1 @@
+"""What the service keeps: manifests and blobs on disk, in memory and in a bucket."""

@@ -1,0 +1,101 @@
+"""A bucket behind the disk: S3, GCS, Azure, or a folder, through obstore. What it does not answer is a miss.
+
+Objects have the paths of the protocol, ``v1/kernels/KEY`` and ``v1/blobs/SHA256``, so that a client can read a public
+bucket as it reads a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from gemmill.library.errors import SettingError
+from gemmill.runtime.storage.artifact import MAX_BYTES
+from gemmill.service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Kind = Literal["kernels", "blobs"]
+_SECONDS = 10.0
+"""An operation that takes longer, with what obstore repeats of it, has failed."""
+_MISSING_SECONDS = 5.0
+"""What was not there is not asked for again for this long."""
+_MISSING = 10_000
+"""Misses that are remembered."""
+_AT_ONCE = 32
+"""Operations that go on at a time."""
+_log = logging.getLogger(__name__)
+
+
+class Bucket:
+    """A bucket, or a part of one.
+
+    Args:
+        url: such as ``s3://bucket/prefix``; credentials come from the environment, as those of the provider's tools.
+
+    Raises:
+        SettingError: the URL means nothing.
+    """
+
+    def __init__(self, url: str, metrics: Metrics) -> None:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+
+        try:
+            self._store: ObjectStore = from_url(
+                url, retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_SECONDS)}
+            )
+        except (BaseError, ValueError) as error:
+            raise SettingError(f"--bucket {url}: {error}") from None
+        self.url = url
+        self._metrics = metrics
+        self._missing: OrderedDict[str, float] = OrderedDict()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def get(self, kind: Kind, name: str) -> bytes | None:
+        """An object; None where it is not there, or cannot be read."""
+        path = f"v1/{kind}/{name}"
+        if time.monotonic() - self._missing.get(path, -_MISSING_SECONDS) < _MISSING_SECONDS:
+            return None
+        try:
+            async with self._turns, asyncio.timeout(_SECONDS):
+                found = await self._store.get_async(path)
+                if found.meta["size"] > MAX_BYTES:
+                    raise ValueError(f"{found.meta['size']:,} bytes, more than {MAX_BYTES:,}")
+                data = bytes(await found.bytes_async())
+        except FileNotFoundError:
+            self._count("get", "missing")
+            self._missing[path] = time.monotonic()
+            if len(self._missing) > _MISSING:
+                self._missing.popitem(last=False)
+            return None
+        except Exception as error:  # noqa: BLE001 (whatever a network and its library come up with is a miss)
+            self._failed("get", path, error)
+            return None
+        self._count("get", "ok")
+        return data
+
+    async def put(self, kind: Kind, name: str, data: bytes) -> bool:
+        """Whether an object is there now."""
+        path = f"v1/{kind}/{name}"
+        try:
+            async with self._turns, asyncio.timeout(_SECONDS):
+                await self._store.put_async(path, data)
+        except Exception as error:  # noqa: BLE001
+            self._failed("put", path, error)
+            return False
+        self._count("put", "ok")
+        self._missing.pop(path, None)
+        return True
+
+    def _failed(self, operation: str, path: str, error: Exception) -> None:
+        self._count(operation, "failed")
+        _log.warning("bucket: %s %s: %s", operation, path, str(error).partition("\n")[0][:300] or type(error).__name__)
+
+    def _count(self, operation: str, outcome: str) -> None:
+        self._metrics.bucket.labels(operation, outcome).inc()

@@ -1,0 +1,76 @@
+"""Packs that a server builds, and models of what it was sent."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.library.test_records import MEASURED
+from tests.service.running import Running, serving, tokens_file
+
+from gemmill.runtime.storage.pack import Pack
+from gemmill.runtime.storage.trust.envelope import open_sealed
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.pack_index import PackIndex
+from gemmill.runtime.storage.trust.packs import check_signature
+
+pytestmark = pytest.mark.slow
+READ, MAKE, WRITE, ADMIN = (f"secret-of-{name}" for name in ("reader", "maker", "writer", "boss"))
+
+
+def test_a_pack_is_built_signed_listed_and_fetched(tmp_path: Path) -> None:
+    key = SigningKey.new()
+    key.save(tmp_path / "key")
+    trusted = TrustedKeys((key.public,))
+    problem = "64x64x64 f64 tn"
+    with serving(tmp_path / "server", "--sign", str(tmp_path / "key")) as server:
+        assert not PackIndex.open(server.ask("GET", "/v1/packs").body, trusted).packs
+        assert server.ask("POST", "/v1/packs", {"name": "small.pack", "problems": [problem]}).status == 202
+        assert server.ask("POST", "/v1/packs", {"name": "small.pack", "problems": [problem]}).code == "building"
+        while (pack := server.ask("GET", "/v1/packs/small.pack")).status != 200:
+            assert pack.code == "building", pack.json
+            time.sleep(0.2)
+        (tmp_path / "small.pack").write_bytes(pack.body)
+        (tmp_path / "small.pack.sig").write_bytes(server.ask("GET", "/v1/packs/small.pack.sig").body)
+        opened = Pack.open(tmp_path / "small.pack")
+        check_signature(opened, trusted)
+        assert not opened.verify()
+        chosen = server.ask("POST", "/v1/select", {"problem": problem}).json["kernel"]
+        assert opened.names() == [chosen]
+        PackIndex.open(server.ask("GET", "/v1/packs").body, trusted).check(opened, trusted)
+        assert server.ask("GET", "/v1/packs/small.pack", Range="bytes=0-7").body == pack.body[:8]
+
+
+def test_a_pack_that_cannot_be_built_says_why(server: Running) -> None:
+    assert server.ask("POST", "/v1/packs", {"name": "odd.pack", "problems": ["1x2"]}, MAKE).status == 202
+    while (found := server.ask("GET", "/v1/packs/odd.pack", token=MAKE)).code == "building":
+        time.sleep(0.05)
+    assert (found.status, found.code) == (422, "problem")
+    for body in ({"name": "../odd.pack"}, {"name": "odd.pack"}, {"name": "odd.pack", "suite": "nonsense"}):
+        assert server.ask("POST", "/v1/packs", body, MAKE).code == "malformed"
+    assert server.ask("GET", "/v1/packs/..%2Ftokens", token=MAKE).status in (404, 422)
+
+
+def test_records_are_kept_once_by_source(tmp_path: Path) -> None:
+    token = tokens_file(tmp_path / "tokens", lab="read,write")["lab"]
+    with serving(tmp_path / "server", "--tokens", str(tmp_path / "tokens")) as server:
+        line = MEASURED.model_dump_json().encode() + b"\n"
+        for status, new in ((201, True), (200, False)):
+            answer = server.ask("POST", "/v1/records", line * 2, token)
+            assert (answer.status, answer.json) == (status, {"records": 2, "new": new})
+        for odd in (b"nonsense\n", line[:-20], json.dumps({"kernel": "x"}).encode()):
+            assert server.ask("POST", "/v1/records", odd, token).code == "record"
+        kept = [*(tmp_path / "server" / "store-service" / "records").rglob("*.*")]
+        assert [(path.parent.name, path.read_bytes()) for path in kept] == [("lab", line * 2)]
+
+
+def test_models_go_out_signed_and_come_of_records_alone(server: Running) -> None:
+    model = server.ask("GET", "/v1/models/h200", token=READ)
+    content = json.loads(open_sealed(model.body, "gemmill.model/1", None))
+    assert (content["gpu"], content["number"]) == ("NVIDIA H200", 0)
+    assert {name.split(".")[1] for name in content["files"]} == {"trees", "measured"}
+    assert server.ask("GET", "/v1/models/nonsense", token=READ).code == "malformed"
+    assert server.ask("POST", "/v1/models/h200", token=WRITE).code == "scope"
+    assert server.ask("POST", "/v1/models/h200", token=ADMIN).code == "record"

@@ -1,0 +1,133 @@
+"""The pages for people: what they say, that nothing a client sends can run, and that they look right in Chromium."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.cases.browser import Browser, browser
+from tests.service.conftest import filled
+from tests.service.running import Running, serving
+
+from gemmill.runtime.storage.artifact import Artifact
+
+PAGES = {
+    "kernels": "/",
+    "kernel": "/kernels/{key}",
+    "problem": "/problems?problem=4096x4096x4096+bf16+tn&gpu=NVIDIA+H200",
+    "queue": "/queue",
+}
+PAIRS = {"html", "body", "main", "header", "footer", "nav", "form", "table", "thead", "tbody", "tr", "div", "dl", "ol"}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Artifact, Artifact]) -> Iterator[Running]:
+    with serving(filled(tmp_path_factory.mktemp("shown"), *artifacts)) as server:
+        yield server
+
+
+class Balance(HTMLParser):
+    """Elements that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in PAIRS:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in PAIRS:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_pages_are_whole_and_run_nothing(shown: Running, artifact: Artifact, page: str) -> None:
+    answer = shown.ask("GET", page.format(key=artifact.key))
+    assert (answer.status, "default-src 'none'" in answer.headers["content-security-policy"]) == (200, True)
+    html = answer.body.decode()
+    balance = Balance()
+    balance.feed(html)
+    assert not balance.open
+    assert not re.search(r"<script|style=|\son\w+=|https?://", html.partition("<pre")[0])
+
+
+@pytest.mark.slow
+def test_kernels_are_filtered_and_shown(shown: Running, artifacts: tuple[Artifact, Artifact]) -> None:
+    def listed(query: str) -> set[str]:
+        return set(re.findall(r'href="/kernels/(\w+)"', shown.ask("GET", f"/?{query}").body.decode()))
+
+    first, other = artifacts
+    assert listed("") == listed("arch=sm90&types=f32+f32+f32") == {first.key, other.key}
+    assert listed("words=f32mn16+simt") == {other.key}
+    assert listed("arch=sm90a") == listed("words=nothing") == set()
+    page = shown.ask("GET", f"/kernels/{first.key}").body.decode()
+    assert f"<dd>{first.resources.registers}</dd>" in page
+    assert "#include &lt;gemmill/" in page
+
+
+@pytest.mark.slow
+def test_problems_say_why_and_what_is_wrong(shown: Running) -> None:
+    page = shown.ask("GET", PAGES["problem"]).body.decode()
+    assert "fastest of" in page
+    assert page.count("<small>") == 36
+    wrong = shown.ask("GET", "/problems?problem=%3Cscript%3Ealert(1)%3C/script%3E&gpu=x").body.decode()
+    assert "<script" not in wrong
+    assert 'role="alert"' in wrong
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_pages_fit_and_can_be_read(
+    eyes: Browser, shown: Running, artifact: Artifact, page: str, tmp_path: Path
+) -> None:
+    """No width scrolls sideways, dark is dark, and text is told from what is behind it."""
+    del eyes.errors[:], eyes.fetched[:]
+    eyes.open(f"http://127.0.0.1:{shown.port}{page.format(key=artifact.key)}")
+    for width in (400, 1400):
+        for dark in (False, True):
+            eyes.show(width, dark=dark)
+            assert eyes.value("document.documentElement.scrollWidth") == width
+            assert eyes.value(_CONTRAST) == []
+            assert eyes.value("getComputedStyle(document.body).backgroundColor === 'rgb(20, 24, 28)'") is dark
+            (tmp_path / f"{width}-{dark}.png").write_bytes(eyes.picture())
+    assert not eyes.errors
+    assert all(f":{shown.port}/" in url or url.startswith("data:") for url in eyes.fetched)
+
+
+_CONTRAST = """
+(() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
+      .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = getComputedStyle(element).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  return [...document.querySelectorAll('main *, header *, footer *')]
+    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length)
+    .filter(e => {
+      const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+      return (a + 0.05) / (b + 0.05) < 4.5;
+    })
+    .map(e => e.outerHTML.slice(0, 100));
+})()
+"""
+"""Elements whose text has less contrast than WCAG 2 asks for (AA, 4.5)."""
