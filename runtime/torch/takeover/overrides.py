@@ -124,8 +124,8 @@ class Takeover:
 
     Once nobody is, they pass calls on to PyTorch's kernels, and are taken out of the dispatcher as soon as no other
     thread can be on its way into one, which PyTorch would free under it: when somebody leaves and no other thread has
-    a Python frame, as those have too that wait in C++, for a gradient perhaps, or at the end of the process. That
-    they must not outlive: PyTorch aborts where a kernel in Python returns a tensor while the interpreter is torn down.
+    a Python frame, as those have too that wait in C++, for a gradient perhaps; or at the end of the process, before
+    modules are torn down that they are made of.
     """
 
     def __init__(self, key: str = "CUDA", backend: Backend = kernels) -> None:
