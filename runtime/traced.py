@@ -104,6 +104,7 @@ def _watched() -> tuple[Any, Any, Any]:
     before = (
         "Python",
         "Functionalize",
+        "Negative",  # of a view that negates what lies in memory
         "FuncTorchDynamicLayerFrontMode",
         "FuncTorchBatched",
         "FuncTorchGradWrapper",

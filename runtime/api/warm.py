@@ -169,7 +169,7 @@ def _plain_once(entry: caches.Entry[WarmCall] | None, read: Read, *arguments: An
         return dispatched(read.__name__, *arguments, **keywords)
     call = read(*arguments, **keywords)
     prepared = launch(call)
-    if entry is not None and _is_on() and _is_torch(call) and not any(map(_may_be_negated, call.tensors.values())):
+    if entry is not None and _is_on() and _is_torch(call):
         entry.value = _warm(call, prepared)
     return call.out
 
@@ -290,13 +290,6 @@ def _is_torch(call: GemmCall) -> bool:
     """Whether all tensors of a call are PyTorch's."""
     views = [*call.tensors.values(), *(x for x in call.arguments.values.values() if isinstance(x, TensorView))]
     return all(is_torch(x.owner) for x in views)
-
-
-def _may_be_negated(tensor: TensorView) -> bool:
-    """Whether a tensor may be PyTorch's view of the imaginary parts of a conjugate: every stride is even. Its elements
-    are then negated on the way out of memory, if a bit says so that no key has; guards see it."""
-    steps = [step for extent, step in zip(tensor.shape, tensor.strides, strict=True) if extent > 1]
-    return tensor.dtype in ("f16", "f32", "f64") and bool(steps) and not any(step % 2 for step in steps)
 
 
 def _documented_by(read: Callable[_Call, GemmCall]) -> Callable[[Callable[..., Any]], Callable[_Call, Any]]:

@@ -166,15 +166,13 @@ def test_scales_and_signs_of_zero_are_told_apart() -> None:
             assert torch.signbit(d).all() == (str(times) == "-0.0")
 
 
-def test_a_view_that_negates_is_refused_behind_one_that_does_not() -> None:
+def test_a_view_that_negates_is_told_from_one_that_does_not() -> None:
     numbers = torch.randn(64, 64, device="cuda", dtype=torch.complex64)
     plain, negated = torch.view_as_real(numbers)[..., 1], numbers.conj().imag
     assert plain.stride() == negated.stride()
     b = torch.ones(64, 64, device="cuda")
     for _ in range(3):
-        gemmill.matmul(plain, b)
-        with pytest.raises(OperandError, match="resolve_neg"):
-            gemmill.matmul(negated, b)
+        torch.testing.assert_close(gemmill.matmul(plain, b), -gemmill.matmul(negated, b), rtol=1e-5, atol=1e-4)
 
 
 class Dlpack:

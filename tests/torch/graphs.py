@@ -32,6 +32,7 @@ class Graphs:
         GemmillPass(None)(module.graph)
         module.graph.lint()
         module.graph.eliminate_dead_code()
+        _copy_for_views(module.graph)
         module.recompile()
         self.graphs.append(module.graph)
 
@@ -53,6 +54,15 @@ class Graphs:
         names = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm")
         targets = [str(node.target) for graph in self.graphs for node in graph.nodes]
         return [x for x in targets if x.startswith("aten.") and x.split(".")[1] in names]
+
+
+def _copy_for_views(graph: Any) -> None:
+    """Have views copy where need be, as code of Inductor does, where it has put attention as one operator: what that
+    returns has strides of its own, of heads whose width is padded."""
+    if any("scaled_dot_product" in str(node.target) for node in graph.nodes):
+        for node in graph.nodes:
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
 
 
 def called(node: Any) -> str:

@@ -45,7 +45,7 @@ def linear(x: Any, bias: Any = BIAS) -> Any:
 
 Case = tuple[Callable[[Any], Any], Any, list[str]]
 CASES: dict[str, Case] = {
-    "linear": (linear, X, ["addmm"]),
+    "linear": (linear, X, ["d = acc + x1[n]"]),
     "gelu": (lambda x: functional.gelu(linear(x)), X, ["d = gelu(acc + x1[n])"]),
     "gelu (tanh)": (lambda x: functional.gelu(linear(x), approximate="tanh"), X, ["d = gelu_tanh(acc + x1[n])"]),
     "silu": (lambda x: functional.silu(x @ W), X, ["d = silu(acc)"]),
@@ -60,7 +60,7 @@ CASES: dict[str, Case] = {
         X,
         ["mm", "d = silu(x1[m, n]) * acc", "mm"],
     ),
-    "residual": (lambda x: x + functional.linear(linear(x), V.mT), X, ["addmm", "addmm"]),
+    "residual": (lambda x: x + functional.linear(linear(x), V.mT), X, ["d = acc + x1[n]", "addmm"]),
     "residual and bias": (lambda x: functional.linear(x, V[:32].mT, BIAS[:32]) + x, X, ["d = acc + x1[n] + x2[m, n]"]),
     "scale and cast": (lambda x: (x @ W * 0.125).float(), X, ["mm(alpha=0.125, out_dtype=float32)"]),
     "a row and a vector": (lambda x: (x @ W) * ROW * BIAS, X, ["d = acc * x1[m] * x2[n]"]),
@@ -81,7 +81,7 @@ CASES: dict[str, Case] = {
     "factors alone": (
         lambda x: torch.addmm(BIAS, x[0], W, beta=0.5, alpha=2),
         X,
-        ["addmm(alpha=2.0, beta=0.5)"],
+        ["d = 2 * acc + 0.5 * x1[n]"],
     ),
     "a batch": (lambda x: torch.baddbmm(MASK, x, x.mT, alpha=0.5), X, ["baddbmm(alpha=0.5)"]),
     "attention": (

@@ -61,11 +61,18 @@ def folded(product: Product, region: Region) -> Folded | None:
     return min(found, key=lambda x: x.bytes, default=None)  # of equals the first, which leaves less to others
 
 
+def with_vector(product: Product) -> Folded | None:
+    """The expression of a product whose C is a vector along N, which kernels read so once for all rows; else None."""
+    found = _folded(product, ()) if product.c is not None and product.takes_expressions else None
+    return found if found and all(x.place.kind == "column" for x in found.operands.values()) else None
+
+
 def _folded(product: Product, nodes: Sequence[Any]) -> Folded | None:
     maker = _Maker(product)
     root = maker.product()
-    root = None if root is None else maker.region(nodes, root)
-    if root is None or not _may_be_stored(nodes[-1], root, product):
+    if nodes:
+        root = None if root is None else maker.region(nodes, root)
+    if root is None or not _may_be_stored(nodes[-1] if nodes else product.node, root, product):
         return None
     if any(count > MOST[kind] for kind, count in Counter(x.place.kind for x in maker.operands.values()).items()):
         return None
@@ -235,7 +242,7 @@ def _is_sum(tree: Node) -> bool:
 
 
 def _is_term(tree: Node) -> bool:
-    return isinstance(tree, Operand) and tree.kind in ("matrix", "column")
+    return isinstance(tree, Operand) and tree.kind == "matrix"
 
 
 def _factor(tree: Node, wanted: Callable[[Node], bool]) -> tuple[float, Node] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gemmill.runtime.torch.inductor.choices import is_to_be_timed
-from gemmill.runtime.torch.inductor.expressions import Folded, Read, folded, linear
+from gemmill.runtime.torch.inductor.expressions import Folded, Read, folded, linear, with_vector
 from gemmill.runtime.torch.inductor.pointwise import VIEWS
 from gemmill.runtime.torch.inductor.products import Product, product
 from gemmill.runtime.torch.inductor.regions import regions
@@ -57,8 +57,9 @@ def _replace(graph: torch.fx.Graph, found: Product, part: Mapping[Any, int]) -> 
                     graph.erase_node(node)
             return
     if not is_to_be_timed(found):
-        maker = _Maker(graph, found, found.node)
-        _put(graph, maker.linear(found.alpha, found.c, found.beta), found.node)
+        maker, made = _Maker(graph, found, found.node), with_vector(found)
+        d = maker.epilogue(made) if made else maker.linear(found.alpha, found.c, found.beta)
+        _put(graph, d, found.node)
         graph.erase_node(found.node)
 
 

@@ -6,8 +6,10 @@ for what Python, C++, autograd and compiled programs call, and costs a call a mi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
@@ -31,13 +33,12 @@ _SIGNATURES = 1024
 class Override:
     """An operator with a kernel of ours, which recognises calls like one before by PyTorch's own guards."""
 
-    def __init__(self, name: str, row: Row, key: str, backend: Backend) -> None:
+    def __init__(self, name: str, row: Row, takeover: Takeover) -> None:
         schema = _overload(name)._schema
         self.name = name
         self._row = row
-        self._key = key
-        self._backend = backend
-        self._keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        self._takeover = takeover
+        self._keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, takeover.key))
         self._names = [x.name for x in schema.arguments]
         leading = [str(x.type) == "Tensor" for x in schema.arguments]
         self._tensors = leading.index(False) if False in leading else len(leading)
@@ -48,13 +49,16 @@ class Override:
 
     def register(self, library: torch.library.Library) -> None:
         """Take the place of the kernel that is there, and leave calls to it."""
-        self._original = torch.library.get_kernel(f"aten::{self.name}", self._key)
-        library.impl(self.name, self._kernel(), self._key, allow_override=True)
+        key = self._takeover.key
+        self._original = torch.library.get_kernel(f"aten::{self.name}", key)
+        library.impl(self.name, self._kernel(), key, allow_override=True)
 
     def _kernel(self) -> Callable[..., Any]:
-        known_of, leading, meet = self._known, self._tensors, self._meet
+        known_of, leading, meet, takeover = self._known, self._tensors, self._meet, self._takeover
 
         def kernel(*given: Any, **keywords: Any) -> Any:
+            if not takeover.entries:
+                return self._run_original(given, keywords)
             values: Hashable = None
             if not keywords and len(given) <= leading:
                 tensors = given
@@ -79,7 +83,7 @@ class Override:
         names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
         known = Known(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
         try:
-            compute, known.by = self._backend(self._row.read(self._row, named), named, names)
+            compute, known.by = self._takeover.backend(self._row.read(self._row, named), named, names)
             known.is_served, known.run = True, self._run_served(known, compute)
         except (Unserved, GemmillError) as error:
             known.by = _reason(error)
@@ -116,28 +120,34 @@ class Override:
 
 
 class Takeover:
-    """The overrides of one dispatch key, and how many are within them."""
+    """The overrides of one dispatch key, and how many are within them.
+
+    Once nobody is, they pass calls on to PyTorch's kernels, and are taken out of the dispatcher as soon as no other
+    thread can be on its way into one, which PyTorch would free under it: when somebody leaves and no other thread has
+    a Python frame, as those have too that wait in C++, for a gradient perhaps; or at the end of the process, before
+    modules are torn down that they are made of.
+    """
 
     def __init__(self, key: str = "CUDA", backend: Backend = kernels) -> None:
-        self._key = key
-        self._backend = backend
+        self.key = key
+        self.backend = backend
+        self.entries = 0
         self._lock = threading.Lock()
-        self._entries = 0
         self._library: torch.library.Library | None = None
 
     @functools.cached_property
     def _overrides(self) -> list[Override]:
         """Kept from one time to the next, with all signatures. Not of operators that this PyTorch lacks."""
         return [
-            Override(name, row, self._key, self._backend)
+            Override(name, row, self)
             for name, row in ROWS.items()
-            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", self._key)
+            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", self.key)
         ]
 
     def enter(self) -> None:
         """Override, unless somebody has."""
         with self._lock:
-            if not self._entries:
+            if self._library is None:
                 library = torch.library.Library("aten", "IMPL")
                 try:
                     with warnings.catch_warnings():
@@ -148,15 +158,26 @@ class Takeover:
                     library._destroy()
                     raise
                 self._library = library
-            self._entries += 1
+                atexit.register(self._end)
+            self.entries += 1
 
     def leave(self) -> None:
-        """Restore PyTorch's kernels, if nobody else is within."""
+        """Have PyTorch's kernels back, if nobody else is within."""
         with self._lock:
-            self._entries -= 1
-            if not self._entries and self._library is not None:
-                self._library._destroy()
-                self._library = None
+            self.entries -= 1
+            if not self.entries:
+                self._take_out()
+
+    def _end(self) -> None:
+        with self._lock:
+            self.entries = 0
+            self._take_out()
+
+    def _take_out(self) -> None:
+        if self._library is not None and len(sys._current_frames()) == 1:
+            self._library._destroy()
+            self._library = None
+            atexit.unregister(self._end)
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
@@ -180,8 +201,9 @@ def enabled() -> Iterator[None]:
     that kernels are slow for) runs as before, and :func:`stats` says why.
 
     It holds for all threads, and may be nested. The first entry and the last exit change PyTorch's dispatcher: that
-    takes a millisecond, so enter once, around a loop; and no other thread may be in an operator meanwhile, so enter
-    before threads start. A product that is new is selected, and compiled if need be, when it is first met: warm up
+    takes a millisecond, so enter once, around a loop, and for the first time before other threads call operators. An
+    exit while there are other threads leaves kernels behind that pass calls on, until an exit without, or the end of
+    the process. A product that is new is selected, and compiled if need be, when it is first met: warm up
     before a CUDA graph is captured, as what is first met in a capture is left to PyTorch.
     """
     from gemmill.runtime.torch.inductor.install import passes  # which takes a second to import
