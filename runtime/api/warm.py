@@ -38,7 +38,7 @@ from typing import Any, ParamSpec
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.outputs import allocate
+from gemmill.runtime.api.outputs import allocate, allocator
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import alpha_of, beta_of
 from gemmill.runtime.api.streams import Stream, stream_handle, torch_stream
@@ -79,6 +79,8 @@ class WarmCall:
     """Of a D to be allocated."""
     dtype: DTypeName
     """Of a D to be allocated."""
+    empty: Callable[[], Any]
+    """Allocates a D on the current stream."""
     places: tuple[str, ...]
     """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
     matches: Callable[..., bool] = never
@@ -173,7 +175,7 @@ def short_by_values(read: Read, seen: Seen | None) -> Callable[..., Any]:
         if entry is not None and bucket is not None:
             entry.value = _recognise(bucket, warm, given)
         if out is None:
-            out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
+            out = warm.empty() if stream is None else allocate(a, warm.shape, warm.dtype, warm.device, stream)
             pointers = (*pointers[:3], out.data_ptr())
         warm.launch(warm.stream() if stream is None else stream_handle(stream), pointers)
         return out
@@ -284,7 +286,7 @@ def _with_others(
             _recognise(bucket, _warm(call, prepared), guarded)
         return call.out
     if out is None:
-        out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
+        out = warm.empty() if stream is None else allocate(a, warm.shape, warm.dtype, warm.device, stream)
         pointers["out"] = out.data_ptr()
     handle = warm.stream() if stream is None else stream_handle(stream)
     warm.launch(handle, tuple([pointers.get(name, 0) for name in warm.places]))
@@ -294,7 +296,8 @@ def _with_others(
 def _warm(call: GemmCall, prepared: PreparedCall) -> WarmCall:
     d = call.tensors["out"]
     stream = functools.partial(torch_stream(), d.device)
-    return WarmCall(prepared.launcher.launch, stream, d.device, d.shape, d.dtype, call.places)
+    empty = allocator(tuple(call.out.shape), call.out.stride(), call.out.dtype, call.out)
+    return WarmCall(prepared.launcher.launch, stream, d.device, d.shape, d.dtype, empty, call.places)
 
 
 def _recognise(bucket: Hashable, warm: WarmCall, tensors: Collection[Any]) -> WarmCall:

@@ -145,11 +145,8 @@ class TestCalls:
 def operators_launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Operators of tensors in host memory launch."""
 
-    def allocate(a: Any, shape: tuple[int, ...], *_: Any) -> Any:
-        return on_gpu(*shape)
-
-    for module in (read, warm):
-        monkeypatch.setattr(module, "allocate", allocate)
+    monkeypatch.setattr(read, "allocate", lambda a, shape, *_: on_gpu(*shape))
+    monkeypatch.setattr(warm, "allocator", lambda shape, *_: lambda: on_gpu(*shape))
     library = torch.library.Library("gemmill", "IMPL")
     register_kernels(library, "CPU")
     yield
