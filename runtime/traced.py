@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.registry_arguments import kernel_named
@@ -55,6 +55,28 @@ def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
         ) from error
 
 
+def _matmul_recorded(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    from gemmill.runtime.torch.calls import recorded_matmul
+
+    if options.get("kernel") is not None:
+        options = options | {"kernel": kernel_named(options["kernel"])}
+    return recorded_matmul(a, b, c, options)
+
+
+class Seen(NamedTuple):
+    """What becomes of a call that PyTorch is to see before a kernel runs."""
+
+    call: Callable[..., Any]
+    """Takes all of its arguments."""
+    recorded: Callable[..., Callable[..., Any]] | None = None
+    """Where nothing but gradients is to be recorded: makes of A, B, C and options what takes A, B and C."""
+
+
+def as_operator(name: str) -> Seen:
+    """What becomes of the calls of a public function."""
+    return Seen(functools.partial(dispatched, name), _matmul_recorded if name == "matmul" else None)
+
+
 def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
     """Whether PyTorch has something to do with these arguments before a kernel runs, or instead of it: a mode that sees
     what is dispatched, a transform of functorch, a subclass, a gradient to be recorded, or, unless the call ``writes``
@@ -65,8 +87,7 @@ def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
     mine = [x for x in tensors if isinstance(x, torch.Tensor)]
     if not mine:
         return False
-    keys = functools.reduce(lambda x, y: x | y, map(torch._C._dispatch_keys, mine))
-    keys = (keys | torch._C._dispatch_tls_local_include_set()) - torch._C._dispatch_tls_local_exclude_set()
+    keys = _keys(mine)
     watched, autocast, autograd = _watched()
     if (keys & watched).raw_repr() or torch.overrides.has_torch_function(mine):
         return True
@@ -75,6 +96,13 @@ def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
     if not (keys & autograd).raw_repr():
         return False
     return needs_gradients(mine) or has_tangent(mine)
+
+
+def _keys(tensors: Iterable[Any]) -> Any:
+    """Keys of PyTorch's dispatcher that a call with these tensors has here and now."""
+    own = sys.modules["torch"]._C
+    keys = functools.reduce(lambda x, y: x | y, map(own._dispatch_keys, tensors))
+    return (keys | own._dispatch_tls_local_include_set()) - own._dispatch_tls_local_exclude_set()
 
 
 def needs_gradients(tensors: Iterable[Any]) -> bool:
@@ -100,7 +128,7 @@ def has_tangent(tensors: Iterable[Any]) -> bool:
 @functools.cache
 def _watched() -> tuple[Any, Any, Any]:
     """Keys of the dispatcher that come before a kernel; those of autocast; and those of gradients."""
-    keys = importlib.import_module("torch")._C
+    keys = sys.modules["torch"]._C
     before = (
         "Python",
         "Functionalize",
@@ -135,9 +163,15 @@ class State:
         """Whether nothing of this is to be heeded."""
         return not (self.modes() or self.records() or self.levels._current_level >= 0)
 
+    def only_records(self) -> bool:
+        """Whether nothing but gradients is."""
+        return self.records() and not (self.modes() or self.levels._current_level >= 0)
+
     @classmethod
-    def of(cls, tensors: Iterable[Any]) -> State:
-        """For calls with tensors like these."""
+    def of(cls, tensors: Collection[Any]) -> State:
+        """For calls with tensors like these, in a state like this of the dispatcher, of which guards tell: below
+        autograd nothing is recorded."""
         torch = importlib.import_module("torch")
-        records = torch.is_grad_enabled if any(x.requires_grad for x in tensors) else bool
+        may = any(x.requires_grad for x in tensors) and (_keys(tensors) & _watched()[2]).raw_repr()
+        records = torch.is_grad_enabled if may else bool
         return cls(torch._C._len_torch_dispatch_stack, records, torch.autograd.forward_ad)

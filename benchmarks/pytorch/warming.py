@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gemmill
 from gemmill.runtime.api import caches, prepare
+from gemmill.runtime.torch.launches import AT_KERNEL
 from gemmill.runtime.torch.operators import OPERATORS, _adapted, _positional
 
 _aten: Any = torch.ops.aten
@@ -70,21 +71,25 @@ def without_launches(device: str, names: set[str]) -> Iterator[None]:
 
     def noted(name: str, mutates: bool) -> Callable[..., Any]:
         row = OPERATORS[name]
+        launch = row.launch(AT_KERNEL)
 
         def instead(**given: Any) -> Any:
             with _noting(names):
-                row.launch(**given)
+                launch(**given)
             given.pop("out", None)
-            made = [] if mutates else [x.empty(given["a"]) for x in row.outputs(**given)]
-            return made if mutates or row.several else made[0]
+            if mutates:
+                return None
+            made = [x.empty(given["a"]) for x in row.outputs(**given)]
+            return made if row.several else made[0]
 
-        return _adapted(_positional(row.arguments_out if mutates else row.arguments), instead, returns=not mutates)
+        return _adapted(_positional(row.arguments_out if mutates else row.arguments), instead)
 
     library = torch.library.Library("gemmill", "IMPL")
     try:
-        for name in OPERATORS:
-            library.impl(name, noted(name, False), device.upper(), allow_override=True)
-            library.impl(f"{name}_out", noted(name, True), device.upper(), allow_override=True)
+        for name in OPERATORS:  # which launch at Autograd already; what is compiled records nothing there
+            for key in (device.upper(), f"Autograd{device.upper()}"):
+                library.impl(name, noted(name, False), key, allow_override=True)
+                library.impl(f"{name}_out", noted(name, True), key, allow_override=True)
         yield
     finally:
         library._destroy()

@@ -55,8 +55,8 @@ prepared: functools._lru_cache_wrapper[Entry[PreparedCall]] = entries()
 warm: functools._lru_cache_wrapper[Entry[WarmCall]] = entries()
 """Warm calls by the key of their tensors."""
 
-recognised: dict[Hashable, WarmCall] = {}
-"""By a bucket of calls, the last warm call in it, with what recognises it; at most :data:`CALLS`."""
+recognised: dict[Hashable, tuple[WarmCall, ...]] = {}
+"""By a bucket of calls, the last warm calls in it, with what recognises them; at most :data:`CALLS` buckets."""
 
 
 def forget_calls() -> None:

@@ -38,3 +38,21 @@ def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
     """``torch.empty`` of one dtype."""
     torch = importlib.import_module("torch")
     return functools.partial(torch.empty, dtype=getattr(torch, DTYPES[dtype].torch))
+
+
+def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like: Any) -> Callable[[], Any]:
+    """What allocates tensors of PyTorch beside one of them, on its current stream: by a function that is private to
+    PyTorch, in a third of the time of the public one, where there is one. It knows the current GPU alone."""
+    torch = importlib.import_module("torch")
+    device, ordinal = like.device, like.get_device()
+    guards = importlib.import_module("torch._C._dynamo.guards")
+    quick = getattr(guards, "_empty_strided_cuda" if like.is_cuda else "_empty_strided_cpu", None)
+    current = getattr(torch._C, "_cuda_getDevice" if like.is_cuda else "", lambda: ordinal)
+
+    def public() -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    def empty() -> Any:
+        return quick(shape, strides, dtype) if current() == ordinal else public()  # type: ignore[misc]
+
+    return public if quick is None else empty

@@ -13,12 +13,16 @@ was measured ("Host side of a call" in docs/performance):
   key of twelve properties takes 2.6, of which making it 1.9. They are private to PyTorch: where a version has none,
   keys do everything. Dispatch keys tell autocast, transforms, subclasses and modes; what they do not tell of what
   PyTorch's dispatcher would do first is asked in 0.1 us (:class:`~gemmill.runtime.traced.State`).
-- Which guards to ask is found by a handful of plain values that tell most calls apart, the call's bucket.
-- Keys serve what guards do not tell: signatures that alternate, or A and B the same tensor. They are flat, and the
+- Which guards to ask is found by a handful of plain values that tell most calls apart, the call's bucket. It holds a
+  few calls, such as those of a square matrix and its transpose, of a weight that requires gradients and one that does
+  not, and of one matrix in and out of inference mode or PyTorch's dispatcher.
+- Keys serve what guards do not tell: many signatures that alternate, or A and B the same tensor. They are flat, and the
   guards stay beside them: 2.5 us where making guards anew takes 3.8.
 - Few parameters, as Python fills in each that a call leaves out: 2.0 us where it took 2.4.
 - The current stream by a function private to PyTorch, in a 35th of the time of ``torch.cuda.current_stream``; which
   serves where there is none.
+- A call whose gradient is to be recorded is recognised too, and what records it is kept beside its guards: 13 us where
+  the way by the dispatcher takes 63.
 - Calls with other tensors, scales, offsets or an epilogue's, are recognised by guards and values: 7 us where reading
   them anew takes 35.
 """
@@ -30,13 +34,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import copysign
 from typing import Any, ParamSpec
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.outputs import allocate
+from gemmill.runtime.api.outputs import allocate, allocator
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import alpha_of, beta_of
 from gemmill.runtime.api.streams import Stream, stream_handle, torch_stream
@@ -45,7 +49,7 @@ from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.tensors import TensorView, is_torch
 from gemmill.runtime.settings import Settings
-from gemmill.runtime.traced import TRACED, State, dispatched, is_dispatched, trace_instead
+from gemmill.runtime.traced import TRACED, Seen, State, as_operator, is_dispatched, trace_instead
 
 _Call = ParamSpec("_Call")
 Read = Callable[..., GemmCall]
@@ -53,6 +57,10 @@ Read = Callable[..., GemmCall]
 
 _VALUES = frozenset(Options._fields)
 """Keywords that are plain values, and all that the shortest way takes beside A, B, C and D."""
+
+
+_ALIKE = 4
+"""Calls that a bucket holds; the one that is longest there goes first."""
 
 
 def never(*_: Any) -> bool:
@@ -73,12 +81,16 @@ class WarmCall:
     """Of a D to be allocated."""
     dtype: DTypeName
     """Of a D to be allocated."""
+    empty: Callable[[], Any]
+    """Allocates a D on the current stream."""
     places: tuple[str, ...]
     """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
     matches: Callable[..., bool] = never
     """Whether tensors, as many as it was made of, are like those."""
     state: State | None = None
     """What must be as usual besides; None where none are like those."""
+    recorded: Callable[[Any, Any, Any], Any] | None = None
+    """Of A, B and C, where gradients are recorded of calls like it; once there was one."""
 
     def is_for(self, tensors: Collection[Any], writes: bool) -> bool:
         """Whether a call of its key is one of a kernel alone; ``writes``: to a D that is given."""
@@ -101,15 +113,19 @@ def plainly(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
 
 def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     """:func:`plainly`, with the shortest way for what most calls are: A, B, perhaps C and D, and plain values."""
+    return _documented_by(read)(short_by_values(read, as_operator(read.__name__)))
+
+
+def short_by_values(read: Read, seen: Seen | None) -> Callable[..., Any]:
+    """The shortest way of calls, and what they become where PyTorch is to see them; None where it has."""
     named = frozenset(inspect.signature(read).parameters)
 
-    @_documented_by(read)
     def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Any = None, **options: Any) -> Any:
-        values = warm = entry = bucket = None
+        values = warm = entry = bucket = recording = None
         if options:
             options = {name: x for name, x in options.items() if name in _VALUES or x is not None or name not in named}
             if not options.keys() <= _VALUES:
-                return _with_others(read, a, b, out, c, stream, options)
+                return _with_others(read, seen, a, b, out, c, stream, options)
             values = _plain_values(options)
         try:
             pointers: Addresses = (
@@ -125,36 +141,28 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
             if not unaligned:  # which guards do not tell
                 bucket = a.numel(), b.numel(), c is None, out is None, c is out, values
-                found = caches.recognised.get(bucket)
-                if found is not None and found.matches(*given) and found.state.is_usual():  # type: ignore[union-attr]
-                    warm = found
-            if warm is None:
-                key = (
-                    (type(a), type(b)),  # a fake one of a real one's layout has no memory
-                    a.shape,
-                    a.stride(),
-                    a.dtype,
-                    a.get_device(),
-                    b.shape,
-                    b.stride(),
-                    b.dtype,
-                    b.get_device(),
-                    None if c is None else c is out or (type(c), c.shape, c.stride(), c.dtype, c.get_device()),
-                    None if out is None else (type(out), out.shape, out.stride(), out.dtype, out.get_device()),
-                    unaligned and tuple([pointer & 15 for pointer in pointers]),
-                    values,
-                )
-                entry = caches.warm(key)
-                if (known := entry.value) is not None and known.is_for(given, out is not None):
+                for found in caches.recognised.get(bucket, ()):
+                    if found.matches(*given):
+                        state: Any = found.state
+                        if state.is_usual():
+                            warm = found
+                        elif seen is not None and state.only_records():
+                            recording = found
+                        break
+            if warm is None and recording is None:
+                entry = caches.warm(_key(a, b, c, out, unaligned and tuple([x & 15 for x in pointers]), values))
+                if (known := entry.value) is not None and (seen is None or known.is_for(given, out is not None)):
                     warm = known
         except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
             entry = None
+        if recording is not None:
+            return _record(recording, seen, a, b, out, c, stream, options)
         if warm is None:
-            return _plain_once(entry, read, a, b, out=out, c=c, stream=stream, **options)
+            return _plain_once(entry, read, seen, a, b, out=out, c=c, stream=stream, **options)
         if entry is not None and bucket is not None:
-            _recognise(bucket, warm, given)
+            entry.value = _recognise(bucket, warm, given)
         if out is None:
-            out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
+            out = warm.empty() if stream is None else allocate(a, warm.shape, warm.dtype, warm.device, stream)
             pointers = (*pointers[:3], out.data_ptr())
         warm.launch(warm.stream() if stream is None else stream_handle(stream), pointers)
         return out
@@ -162,11 +170,41 @@ def by_values(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     return short
 
 
-def _plain_once(entry: caches.Entry[WarmCall] | None, read: Read, *arguments: Any, **keywords: Any) -> Any:
+def _key(a: Any, b: Any, c: Any, out: Any, offsets: Any, values: Any) -> tuple[Hashable, ...]:
+    """What tells calls from others: their tensors, how far addresses are from aligned ones, and options."""
+    return (
+        (type(a), type(b)),  # a fake one of a real one's layout has no memory
+        a.shape,
+        a.stride(),
+        a.dtype,
+        a.get_device(),
+        b.shape,
+        b.stride(),
+        b.dtype,
+        b.get_device(),
+        None if c is None else c is out or (type(c), c.shape, c.stride(), c.dtype, c.get_device()),
+        None if out is None else (type(out), out.shape, out.stride(), out.dtype, out.get_device()),
+        offsets,
+        values,
+    )
+
+
+def _record(warm: WarmCall, seen: Any, a: Any, b: Any, out: Any, c: Any, stream: Any, options: dict[str, Any]) -> Any:
+    """A call like one before it, but that its gradient is to be recorded."""
+    if seen.recorded is None or out is not None or stream is not None:
+        return seen.call(a, b, out=out, c=c, stream=stream, **options)
+    if warm.recorded is None:
+        warm.recorded = seen.recorded(a, b, c, options)
+    return warm.recorded(a, b, c)
+
+
+def _plain_once(
+    entry: caches.Entry[WarmCall] | None, read: Read, seen: Seen | None, *arguments: Any, **keywords: Any
+) -> Any:
     """Launch a call the plain way, and keep it in its entry of the cache, if it has one and may be kept; returns D."""
     tensors = (*arguments, keywords["c"], keywords["out"])
-    if is_dispatched(tensors, writes=keywords["out"] is not None):
-        return dispatched(read.__name__, *arguments, **keywords)
+    if seen is not None and is_dispatched(tensors, writes=keywords["out"] is not None):
+        return seen.call(*arguments, **keywords)
     call = read(*arguments, **keywords)
     prepared = launch(call)
     if entry is not None and _is_on() and _is_torch(call):
@@ -190,9 +228,13 @@ def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
 
 def by_tensors(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     """:func:`plainly`, with a short way for calls that have further tensors, offsets perhaps by position."""
+    return _documented_by(read)(short_by_tensors(read, as_operator(read.__name__)))
+
+
+def short_by_tensors(read: Read, seen: Seen | None) -> Callable[..., Any]:
+    """The short way of calls with further tensors; the rest as for :func:`short_by_values`."""
     named = frozenset(inspect.signature(read).parameters)
 
-    @_documented_by(read)
     def short(
         a: Any,
         b: Any,
@@ -205,12 +247,14 @@ def by_tensors(read: Callable[_Call, GemmCall]) -> Callable[_Call, Any]:
     ) -> Any:
         options["offsets"] = offsets
         given = {name: x for name, x in options.items() if x is not None or name not in named}
-        return _with_others(read, a, b, out, c, stream, given)
+        return _with_others(read, seen, a, b, out, c, stream, given)
 
     return short
 
 
-def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | None, options: dict[str, Any]) -> Any:
+def _with_others(
+    read: Read, seen: Seen | None, a: Any, b: Any, out: Any, c: Any, stream: Stream | None, options: dict[str, Any]
+) -> Any:
     """A call with tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of them
     and by all values, if the tensors are PyTorch's.
 
@@ -231,13 +275,16 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | 
             values = tuple([(name, x, type(x)) for name, x in options.items() if name not in others])
             signs = tuple([copysign(1, x) for _, x, _ in values if isinstance(x, float)])  # 0.0 and -0.0 are equal
             asked = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
-            found = caches.recognised.get(asked)
+            alike = caches.recognised.get(asked, ())
             bucket = asked
-            if found is not None and found.matches(*guarded) and found.state.is_usual():  # type: ignore[union-attr]
-                warm = found
+            for found in alike:
+                if found.matches(*guarded):
+                    if found.state.is_usual():  # type: ignore[union-attr]
+                        warm = found
+                    break
     if warm is None:
-        if is_dispatched(guarded, writes=out is not None):
-            return dispatched(read.__name__, a, b, out=out, c=c, stream=stream, **options)
+        if seen is not None and is_dispatched(guarded, writes=out is not None):
+            return seen.call(a, b, out=out, c=c, stream=stream, **options)
         remembers = bucket is not None and _is_on()
         call = read(a, b, out=out, c=c, stream=stream, **options)
         prepared = launch(call)
@@ -245,7 +292,7 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | 
             _recognise(bucket, _warm(call, prepared), guarded)
         return call.out
     if out is None:
-        out = allocate(a, warm.shape, warm.dtype, warm.device, stream)
+        out = warm.empty() if stream is None else allocate(a, warm.shape, warm.dtype, warm.device, stream)
         pointers["out"] = out.data_ptr()
     handle = warm.stream() if stream is None else stream_handle(stream)
     warm.launch(handle, tuple([pointers.get(name, 0) for name in warm.places]))
@@ -255,17 +302,23 @@ def _with_others(read: Read, a: Any, b: Any, out: Any, c: Any, stream: Stream | 
 def _warm(call: GemmCall, prepared: PreparedCall) -> WarmCall:
     d = call.tensors["out"]
     stream = functools.partial(torch_stream(), d.device)
-    return WarmCall(prepared.launcher.launch, stream, d.device, d.shape, d.dtype, call.places)
+    empty = allocator(tuple(call.out.shape), call.out.stride(), call.out.dtype, call.out)
+    return WarmCall(prepared.launcher.launch, stream, d.device, d.shape, d.dtype, empty, call.places)
 
 
-def _recognise(bucket: Hashable, warm: WarmCall, tensors: Collection[Any]) -> None:
-    """Have the next call like one of these tensors recognised by guards. They want each tensor once."""
-    if warm.matches is never and len(set(map(id, tensors))) == len(tensors) and (guards := _guards()):
-        warm.matches, warm.state = guards(*tensors).check, State.of(tensors)
+def _recognise(bucket: Hashable, warm: WarmCall, tensors: Collection[Any]) -> WarmCall:
+    """Have the next call like one of these tensors recognised by guards, which want each tensor once; returns it with
+    the guards. What it has already may be of another state of PyTorch, as in inference mode."""
+    is_known = warm.matches is not never and warm.matches(*tensors)
+    if not is_known and len(set(map(id, tensors))) == len(tensors) and (guards := _guards()):
+        warm = replace(warm, matches=guards(*tensors).check, state=State.of(tensors), recorded=None)
     if warm.matches is not never:
-        if len(caches.recognised) >= caches.CALLS and bucket not in caches.recognised:
+        alike = caches.recognised.get(bucket, ())
+        if not alike and len(caches.recognised) >= caches.CALLS:
             caches.recognised.clear()
-        caches.recognised[bucket] = warm
+        if warm not in alike:
+            caches.recognised[bucket] = (warm, *alike[: _ALIKE - 1])
+    return warm
 
 
 @functools.cache

@@ -5,15 +5,14 @@ Dynamo traces what is here, so it is plain Python on tensors and constants; what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
-from gemmill.runtime.torch import operators as operators  # registers them
-from gemmill.runtime.torch import outputs
+from gemmill.runtime.torch import operators, outputs
 from gemmill.runtime.torch.gradients.recorded import OF_CALLERS
 from gemmill.runtime.torch.options import NAMES, written
 
@@ -66,11 +65,31 @@ def _matrices(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.
     if any(name in values for name in _SCALES):
         tensors = [values.pop("a_scale", None), values.pop("b_scale", None), c]
         return _call("scaled_mm", (a, b), tensors, out, {**values, **options})
+    name, first = _plain(a, b, c)
+    if c is None:
+        values.pop("beta", None)  # there is nothing that it multiplies
+    return _call(name, first, [], out, {**values, **options})
+
+
+def _plain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> tuple[str, tuple[torch.Tensor, ...]]:
+    """The operator of a plain product of matrices, and its tensors."""
     are_two = a.dim() == b.dim() == 2
-    if c is not None:
-        return _call("addmm" if are_two else "baddbmm", (c, a, b), [], out, {**values, **options})
-    values.pop("beta", None)  # there is nothing that it multiplies
-    return _call("mm" if are_two else "bmm", (a, b), [], out, {**values, **options})
+    if c is None:
+        return "mm" if are_two else "bmm", (a, b)
+    return "addmm" if are_two else "baddbmm", (c, a, b)
+
+
+def recorded_matmul(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[[Any, Any, Any], Any]:
+    """What computes calls like this one, and records their gradients, while nothing else of PyTorch's is to see them:
+    plain products without asking its dispatcher."""
+    if min(a.dim(), b.dim()) < 2 or a.dtype.itemsize != b.dtype.itemsize:
+        return lambda a, b, c: matmul(a, b, c=c, **options)
+    values, _, text = _parted({name: x for name, x in options.items() if x is not None})
+    name, tensors = _plain(a, b, c)
+    if c is None:
+        values.pop("beta", None)
+    record = operators.RECORDERS[name].recorded(tensors, {**values, **text})
+    return (lambda a, b, c: record(a, b)) if c is None else (lambda a, b, c: record(c, a, b))
 
 
 def _vectors(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:

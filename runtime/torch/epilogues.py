@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api.grouped import grouped_matmul
-from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.torch.launches import Launches
 from gemmill.runtime.torch.outputs import of_epilogue
 
 
@@ -33,6 +32,7 @@ def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def launch_epilogue(
+    launches: Launches,
     expression: str,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -40,7 +40,8 @@ def launch_epilogue(
     out: list[torch.Tensor] | None = None,
     **others: Any,
 ) -> list[torch.Tensor]:
-    """D and what the expression writes beside it; ``out`` are these, to be written to."""
+    """D and what the expression writes beside it; ``out`` are these, to be written to. NotImplemented as ``launches``
+    give it."""
     beside = [x.name for x in read_epilogue(expression).outputs]
     if out is None and beside:
         shapes = of_epilogue(expression, a, b, named, **others)
@@ -48,6 +49,6 @@ def launch_epilogue(
     else:
         made = out[1:] if out else []
     written = dict(zip(beside, made, strict=True))
-    multiply: Callable[..., Any] = grouped_matmul if named.keys() & {"offsets", "counts"} else matmul
+    multiply = launches.grouped_matmul if named.keys() & {"offsets", "counts"} else launches.matmul
     d = multiply(a, b, out=out[0] if out else None, epilogue=expression, **named, **written, **others)
-    return [d, *made]
+    return NotImplemented if d is NotImplemented else [d, *made]

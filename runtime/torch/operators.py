@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from gemmill.runtime.api.grouped import grouped_matmul
-from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.torch import outputs, reference
 from gemmill.runtime.torch.epilogues import launch_epilogue, named_operands
 from gemmill.runtime.torch.gradients import epilogues, products, recorded
+from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches
 from gemmill.runtime.torch.options import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
 
@@ -34,8 +35,8 @@ class Operator(NamedTuple):
     """Of its schema, less dtype of D and options."""
     outputs: Callable[..., list[outputs.Output]]
     """What it returns; the fake is made of it."""
-    launch: Callable[..., Any]
-    """Computes it on a GPU."""
+    launch: Callable[[Launches], Callable[..., Any]]
+    """What computes it on a GPU."""
     reference: Callable[..., list[torch.Tensor]]
     """Computes it anywhere, by plain PyTorch."""
     gradient: recorded.Rule
@@ -57,56 +58,56 @@ OPERATORS: dict[str, Operator] = {
     "mm": Operator(
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_two,
-        matmul,
+        attrgetter("matmul"),
         reference.matmul,
         products.PRODUCT,
     ),
     "addmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_two,
-        matmul,
+        attrgetter("matmul"),
         reference.matmul,
         products.SUM,
     ),
     "bmm": Operator(
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_batch,
-        matmul,
+        attrgetter("matmul"),
         reference.matmul,
         products.PRODUCT,
     ),
     "baddbmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_batch,
-        matmul,
+        attrgetter("matmul"),
         reference.matmul,
         products.SUM,
     ),
     "scaled_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, {_C}",
         outputs.of_batch,
-        matmul,
+        attrgetter("matmul"),
         reference.matmul,
         products.SCALED,
     ),
     "mixed_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, Tensor? a_zero=None, Tensor? b_zero=None, {_C}, {_NARROW}",
         outputs.of_batch,
-        matmul,
+        attrgetter("matmul"),
         reference.matmul,
         products.SCALED,
     ),
     "grouped_mm": Operator(
         f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, {_C}",
         outputs.of_groups,
-        grouped_matmul,
+        attrgetter("grouped_matmul"),
         reference.grouped_matmul,
         products.GROUPED,
     ),
     "epilogue": Operator(
         f"str expression, Tensor a, Tensor b, Tensor[]? operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
-        named_operands(launch_epilogue),
+        lambda launches: named_operands(partial(launch_epilogue, launches)),
         named_operands(reference.epilogue),
         epilogues.RULE,
         returns="Tensor[]",
@@ -124,20 +125,23 @@ LIBRARY = torch.library.Library("gemmill", "DEF")
 """Keeps the operators alive."""
 
 
+RECORDERS: dict[str, recorded.Recorder] = {}
+"""What records gradients of operators by kernels, by name."""
+
+
 def _positional(arguments: str) -> list[str]:
     """Names of the positional arguments of a schema."""
     return [re.split(r"[ =]", part)[1] for part in arguments.partition(", *")[0].split(", ")]
 
 
-def _adapted(names: list[str], function: Callable[..., Any], returns: bool = True) -> Callable[..., Any]:
+def _adapted(names: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that takes all by keyword, as the dispatcher calls it. What is left at its default is not passed."""
 
     def called(*positional: Any, options: str = "", **keywords: Any) -> Any:
         keywords.update(zip(names, positional, strict=False))
         if options:
             keywords.update(read_options(options))
-        made = function(**keywords)
-        return made if returns else None
+        return function(**keywords)
 
     return called
 
@@ -155,15 +159,32 @@ def _register(name: str, row: Operator) -> None:
 
     LIBRARY.define(f"{name}({row.arguments}, {_TAIL}) -> {row.returns}", tags=TAGS)
     LIBRARY.define(f"{name}_out({row.arguments_out}, str options='') -> ()", tags=TAGS)
-    LIBRARY.impl(name, _adapted(names, row.launch), "CUDA")
-    LIBRARY.impl(f"{name}_out", _adapted(names_out, row.launch, returns=False), "CUDA")
     torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
-    torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked, returns=False), lib=LIBRARY)
-    recorded.register(LIBRARY, name, row.gradient)
+    torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked), lib=LIBRARY)
+    recorded.register(LIBRARY, name, "Autograd", row.gradient)
     batching.register(LIBRARY, name)
     if name in autocast.NAMES:
         autocast.register(LIBRARY, name)
-    recorded.register_mutating(LIBRARY, f"{name}_out")
+    recorded.register_mutating(LIBRARY, f"{name}_out", "Autograd")
+
+
+def register_kernels(library: torch.library.Library, device: str) -> None:
+    """Have the operators launch kernels on the tensors of a device, ``CUDA``: at once where gradients are recorded, if
+    nothing is to be, and in a mutating form without what it returns."""
+    for name, row in OPERATORS.items():
+        names, names_out = _positional(row.arguments), _positional(row.arguments_out)
+        early, late = row.launch(AT_AUTOGRAD), row.launch(AT_KERNEL)
+        library.impl(name, _adapted(names, late), device, allow_override=True)
+        library.impl(f"{name}_out", _without_result(_adapted(names_out, late)), device, allow_override=True)
+        RECORDERS[name] = recorded.register(library, name, f"Autograd{device}", row.gradient, _adapted(names, early))
+        recorded.register_mutating(library, f"{name}_out", f"Autograd{device}", _adapted(names_out, early))
+
+
+def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
+    def called(*positional: Any, **keywords: Any) -> None:
+        function(*positional, **keywords)
+
+    return called
 
 
 def run_on_cpu() -> None:
@@ -174,7 +195,7 @@ def run_on_cpu() -> None:
     for name, row in OPERATORS.items():
         functional, mutating = _on_cpu(row)
         LIBRARY.impl(name, _adapted(_positional(row.arguments), functional), "CPU")
-        LIBRARY.impl(f"{name}_out", _adapted(_positional(row.arguments_out), mutating, returns=False), "CPU")
+        LIBRARY.impl(f"{name}_out", _adapted(_positional(row.arguments_out), mutating), "CPU")
 
 
 def _on_cpu(row: Operator) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -194,3 +215,4 @@ def _on_cpu(row: Operator) -> tuple[Callable[..., Any], Callable[..., None]]:
 
 for _name, _row in OPERATORS.items():
     _register(_name, _row)
+register_kernels(LIBRARY, "CUDA")

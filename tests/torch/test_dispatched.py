@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import gemmill  # noqa: E402
-from gemmill.runtime.api import caches, streams, warm  # noqa: E402
+from gemmill.runtime.api import caches, read, streams, warm  # noqa: E402
 from gemmill.runtime.launch.launcher import Resets  # noqa: E402
+from gemmill.runtime.torch.operators import register_kernels  # noqa: E402
 
 
 class OnGpu(torch.Tensor):  # type: ignore[misc]
@@ -144,6 +145,56 @@ class TestCalls:
             for _ in range(3):
                 call()
         assert len(launches) == 3 * (2 if call is CALLS["of operands that alternate"] else 1)
+
+
+@pytest.fixture
+def operators_launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Operators of tensors in host memory launch."""
+
+    monkeypatch.setattr(read, "allocate", lambda a, shape, *_: on_gpu(*shape))
+    monkeypatch.setattr(warm, "allocator", lambda shape, *_: lambda: on_gpu(*shape))
+    library = torch.library.Library("gemmill", "IMPL")
+    register_kernels(library, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.usefixtures("operators_launch")
+@pytest.mark.parametrize("launches", ["guards"], indirect=True)
+def test_operators_and_gradients_are_recognised_too(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    operators, trained, c = torch.ops.gemmill, on_gpu(16, 8).requires_grad_(), on_gpu(0, 8)
+    recording: tuple[Call, ...] = (
+        lambda: gemmill.matmul(A, trained),
+        lambda: gemmill.matmul(A, trained, c=c, alpha=2.0),
+        lambda: operators.mm(A, trained),
+    )
+    plain: tuple[Call, ...] = (
+        *recording,
+        lambda: operators.mm(A, B),
+        lambda: operators.mm(A, B, options="quick=True"),
+        lambda: operators.addmm(c, A, trained),
+        lambda: operators.mm_out(A, trained, OUT),
+    )
+
+    def each() -> list[Any]:
+        made = [call() for call in recording]
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                for call in plain:
+                    call()
+        return made
+
+    each()
+    each()
+    asked: list[Any] = []
+    for name in ("is_dispatched", "launch"):  # what is not recognised, and the plain way
+        monkeypatch.setattr(warm, name, lambda *given, **_: asked.append(given))
+    launches.clear()
+    version = OUT._version
+    assert [x.grad_fn is not None for x in each()] == [True] * len(recording)
+    assert not asked
+    assert len(launches) == len(recording) + 2 * len(plain)
+    assert OUT._version == version + 1  # inference mode has none
 
 
 def test_deterministic_mode_refuses_sums_or_warns(launches: list[Any]) -> None:

@@ -13,6 +13,7 @@ from tests.torch.cases import CASES, FP8, Case, positional, wide  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import gemmill  # noqa: E402
+from gemmill.runtime.torch.launches import AT_KERNEL  # noqa: E402
 from gemmill.runtime.torch.operators import OPERATORS  # noqa: E402
 from gemmill.runtime.torch.options import NAMES  # noqa: E402
 
@@ -108,5 +109,5 @@ def test_arguments_are_those_of_the_function_that_launches(name: str) -> None:
     """Which takes any keyword, and would take a strange one for an epilogue's operand."""
     schema = getattr(torch.ops.gemmill, name).default._schema
     wanted = {x.name for x in schema.arguments} - {"options"}
-    assert wanted <= {*inspect.signature(OPERATORS[name].launch).parameters}
+    assert wanted <= {*inspect.signature(OPERATORS[name].launch(AT_KERNEL)).parameters}
     assert {*NAMES} <= {*inspect.signature(gemmill.matmul).parameters}

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from torch.autograd.function import _SingleLevelFunction
 from gemmill.library.errors import OperandError
 from gemmill.runtime.traced import has_tangent, needs_gradients
 
+Launch = Callable[..., Any]
 Given = dict[str, Any]
 """Arguments of an operator by name, defaults included; operands of an epilogue under their own names too."""
 
@@ -46,19 +47,48 @@ class Rule(NamedTuple):
     """Names of tensors in each of which it is linear with the others at rest, C aside; where forward mode has it."""
 
 
-@dataclass(frozen=True, slots=True)
+class Recorder:
+    """What is known of an operator once and for all."""
+
+    def __init__(self, operator: Any, rule: Rule, launch: Launch | None) -> None:
+        schema = operator._schema.arguments
+        self.operator, self.rule, self.launch = operator, rule, launch
+        self.arguments = [x.name for x in schema if not x.kwarg_only]
+        self.defaults = {x.name: x.default_value if x.has_default_value() else None for x in schema}
+        self._wanted: dict[Any, tuple[frozenset[str], list[bool]]] = {}
+
+    def wanted(self, names: tuple[str, ...], are_needed: tuple[bool, ...]) -> tuple[frozenset[str], list[bool]]:
+        """Of the tensors of a call: those whose gradients are wanted, and of each whether these read it."""
+        found = self._wanted.get((names, are_needed))
+        if found is None:
+            mine = frozenset(itertools.compress(names, are_needed))
+            reads = self.rule.reads
+            kept = {*names} if reads is None else {other for name in mine for other in reads[name]}
+            found = self._wanted[names, are_needed] = mine, [name in kept for name in names]
+        return found
+
+    def recorded(self, tensors: Sequence[Any], keywords: dict[str, Any]) -> Callable[..., Any]:
+        """Of tensors like these, by position: the result, whose gradient is recorded."""
+        keys = functools.reduce(lambda x, y: x | y, map(torch._C._dispatch_keys, tensors))
+        return functools.partial(
+            _Recorded.apply, _Call(self, keys & torch._C._after_autograd_keyset, tensors, keywords)
+        )
+
+
 class _Call:
     """A call of an operator, less its tensors."""
 
-    operator: Any
-    rule: Rule
-    keys: Any
-    """Of the dispatcher, of what comes after Autograd."""
-    positional: tuple[Any, ...]
-    """With None for tensors, and lists of it."""
-    keywords: dict[str, Any]
-    names: tuple[str, ...]
-    """Of tensors, in order."""
+    __slots__ = ("keys", "keywords", "names", "of", "positional")
+
+    def __init__(self, of: Recorder, keys: Any, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
+        self.of = of
+        self.keys = keys
+        """Of the dispatcher, of what comes after Autograd."""
+        self.positional = tuple(map(_hollow, positional))
+        """With stand-ins for tensors."""
+        self.keywords = keywords
+        self.names = tuple(_names(of.arguments, positional))
+        """Of tensors, in order."""
 
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
         """Its positional arguments with these tensors."""
@@ -70,11 +100,9 @@ class _Call:
 
     def given(self, tensors: Sequence[Any]) -> Given:
         """All its arguments by name, with these tensors."""
-        schema = self.operator._schema.arguments
-        values = {x.name: x.default_value if x.has_default_value() else None for x in schema}
-        values.update(zip([x.name for x in schema], self.filled(tensors), strict=False))
-        values.update(self.keywords)
-        return values | dict(zip(self.names, tensors, strict=True))
+        positional = zip(self.of.arguments, self.filled(tensors), strict=False)
+        named = zip(self.names, tensors, strict=True)
+        return {**self.of.defaults, **dict(positional), **self.keywords, **dict(named)}
 
 
 class _List(list[None]):
@@ -91,17 +119,17 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd(), _recorded_further_out():
-            made = call.operator.redispatch(call.keys, *call.filled(tensors), **call.keywords)
+        of, filled, made = call.of, call.filled(tensors), NotImplemented
+        if of.launch is not None and not torch._C._are_functorch_transforms_active():
+            made = of.launch(*filled, **call.keywords)
+        if made is NotImplemented:
+            with torch._C._AutoDispatchBelowAutograd(), _recorded_further_out():
+                made = of.operator.redispatch(call.keys, *filled, **call.keywords)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        wanted = [name for name, is_needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if is_needed]
-        reads = call.rule.reads
-        kept = {*call.names} if reads is None else {other for name in wanted for other in reads[name]}
-        ctx.save_for_backward(*[x if name in kept else None for name, x in zip(call.names, tensors, strict=True)])
-        ctx.others = [
-            None if name in kept else Shaped(x.shape, x.dtype) for name, x in zip(call.names, tensors, strict=True)
-        ]
+        _, kept = of.wanted(call.names, ctx.needs_input_grad[1:])
+        ctx.save_for_backward(*itertools.compress(tensors, kept))
+        ctx.others = [None if is_kept else Shaped(x.shape, x.dtype) for x, is_kept in zip(tensors, kept, strict=True)]
         return tuple(made) if isinstance(made, list | tuple) else made
 
     @staticmethod
@@ -109,9 +137,10 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
         call: _Call = ctx.call
         if all(g is None for g in grads):
             return (None,) * (1 + len(call.names))
-        tensors = [x if other is None else other for x, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        wanted = frozenset(x for x, is_needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if is_needed)
-        found = call.rule.backward(call.given(tensors), grads, wanted)
+        saved = iter(ctx.saved_tensors)
+        tensors = [next(saved) if other is None else other for other in ctx.others]
+        wanted, _ = call.of.wanted(call.names, ctx.needs_input_grad[1:])
+        found = call.of.rule.backward(call.given(tensors), grads, wanted)
         return (None, *[found.get(name) if name in wanted else None for name in call.names])
 
 
@@ -126,13 +155,17 @@ def _recorded_further_out() -> Iterator[None]:
         yield
 
 
-def register(library: torch.library.Library, name: str, rule: Rule) -> None:
-    """Register what records the gradient of an operator."""
-    operator = getattr(torch.ops.gemmill, name).default
-    arguments = [x.name for x in operator._schema.arguments if not x.kwarg_only]
+def register(library: torch.library.Library, name: str, key: str, rule: Rule, launch: Launch | None = None) -> Recorder:
+    """Register what records the gradient of an operator, under a key of the dispatcher. ``launch`` computes a call at
+    once, or gives NotImplemented."""
+    operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
+    recorder = Recorder(operator, rule, launch)
+    arguments = recorder.arguments
     returns_list = "[]" in str(operator._schema.returns[0].type) or "List" in str(operator._schema.returns[0].type)
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> Any:
+        if launch is not None and not modes() and (made := launch(*positional, **keywords)) is not NotImplemented:
+            return made
         if "torch.distributed.tensor" in sys.modules:
             shard()
         below = keys & torch._C._after_autograd_keyset
@@ -142,13 +175,16 @@ def register(library: torch.library.Library, name: str, rule: Rule) -> None:
         if not needs_gradients(tensors):
             with torch._C._AutoDispatchBelowAutograd():
                 return operator.redispatch(below, *positional, **keywords)
-        names = tuple(_names(arguments, positional))
-        call = _Call(operator, rule, below, tuple(map(_hollow, positional)), keywords, names)
-        with enable_single_level_autograd_function():
+        call = _Call(recorder, below, positional, keywords)
+        if torch._C._are_functorch_transforms_active():
+            with enable_single_level_autograd_function():
+                made = _Recorded.apply(call, *tensors)
+        else:
             made = _Recorded.apply(call, *tensors)
         return [*made] if returns_list else made
 
-    library.impl(name, kernel, "Autograd", with_keyset=True)
+    library.impl(name, kernel, key, with_keyset=True)
+    return recorder
 
 
 @functools.cache
@@ -157,19 +193,23 @@ def shard() -> None:
     importlib.import_module("gemmill.runtime.torch.transforms.sharding")
 
 
-def register_mutating(library: torch.library.Library, name: str) -> None:
+def register_mutating(library: torch.library.Library, name: str, key: str, launch: Launch | None = None) -> None:
     """Register what refuses to record gradients of an operator that writes to tensors of its caller, and tells
-    autograd that it wrote to them."""
-    operator = getattr(torch.ops.gemmill, name).default
+    autograd that it wrote to them. ``launch`` as for :func:`register`."""
+    operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
+    out = [x.name for x in operator._schema.arguments].index("out")
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> None:
+        if launch is not None and not modes() and launch(*positional, **keywords) is not NotImplemented:
+            torch.autograd.graph.increment_version(positional[out])
+            return
         tensors = [*_tensors(positional)]
         if has_tangent(tensors) or needs_gradients(tensors):
             raise OperandError(OF_CALLERS)
         with torch._C._AutoDispatchBelowAutograd():
             operator.redispatch(keys & torch._C._after_autograd_keyset, *positional, **keywords)
 
-    library.impl(name, kernel, "Autograd", with_keyset=True)
+    library.impl(name, kernel, key, with_keyset=True)
 
 
 OF_CALLERS = (

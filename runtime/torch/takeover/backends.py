@@ -13,6 +13,7 @@ from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
+from gemmill.runtime.api.outputs import allocator
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.streams import torch_stream
 from gemmill.runtime.operands.call import GemmCall
@@ -36,7 +37,7 @@ def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
     """By kernels: selected, compiled and loaded now, then nothing but an allocation and a launch."""
     if any(given[name].data_ptr() % _TMA_ALIGN for name in names):
         raise _unaligned()
-    ours = gemm_call(call, given, given[call.out] if call.out else _allocator(call, given[names[0]])())
+    ours = gemm_call(call, given, given[call.out] if call.out else _empty(call, given[names[0]])())
     if "any" in (ours.problem.a_major, ours.problem.b_major, ours.problem.c_major, ours.problem.d_major):
         raise Unserved("contiguous along neither extent")  # which PyTorch copies first, and kernels are slow for
     prepared = prepare(ours)
@@ -54,7 +55,7 @@ def launching(
 ) -> Compute:
     """What allocates a D, if none is given, and launches: an operand beside which D lies, the names of the call's
     tensors, what we call those at the addresses of a launch, a launcher and the current stream of a GPU."""
-    device, empty = like.get_device(), _allocator(call, like)
+    device, empty = like.get_device(), _empty(call, like)
     found = {ours: names.index(theirs) for ours, theirs in call.tensors.items()} | {"out": len(names)}
     given_out = names.index(call.out) if call.out else -1
     in_order = itemgetter(*[found.get(place, len(names) + 1) for place in places])
@@ -116,19 +117,5 @@ def _operands(call: Call, given: Given) -> dict[str, Any]:
     return found
 
 
-def _allocator(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Allocates a D: by a function that is private to PyTorch, in a third of the time of the public one, where there is
-    one. It knows the current GPU alone."""
-    shape, strides, dtype, device = call.shape, call.strides, call.dtype, like.device
-    ordinal = like.get_device()
-    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda" if like.is_cuda else "_empty_strided_cpu", None)
-    current = torch._C._cuda_getDevice if like.is_cuda else lambda: ordinal
-
-    def public() -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
-    def empty() -> torch.Tensor:
-        made: torch.Tensor = quick(shape, strides, dtype) if current() == ordinal else public()  # type: ignore[misc]
-        return made
-
-    return public if quick is None else empty
+def _empty(call: Call, like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return allocator(call.shape, call.strides, call.dtype, like)

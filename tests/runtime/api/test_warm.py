@@ -297,6 +297,34 @@ def test_the_third_call_is_recognised_unless_that_is_turned_off(
     warm._is_on.cache_clear()
 
 
+def test_kinds_that_alternate_in_one_bucket_are_recognised_each(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain weight, one that requires gradients, views of another stride, in inference mode and out of it."""
+    library = Torch()
+    torch, a, out = library.torch, library.tensor((0, N), "f16", ""), library.tensor((0, N), "f16", "")
+    plain, trained = (library.tensor((N, N), "f16", "") for _ in range(2))
+    trained.requires_grad_()
+
+    def each() -> None:
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                for weight in (plain, trained):
+                    gemmill.matmul(a, weight, out=out, stream=0)
+
+    each()
+    each()
+    asked: list[object] = []
+    for name in ("is_dispatched", "launch"):  # what is not recognised, and the plain way
+        monkeypatch.setattr(warm, name, lambda *given, **_: asked.append(given))
+    by_keys = caches.warm.cache_info()
+    launched.clear()
+    each()
+    assert not asked
+    assert caches.warm.cache_info() == by_keys
+    assert len(launched) == 4
+
+
 def test_no_call_keeps_a_tensor_alive(launched: list[Any]) -> None:
     torch = Torch()
     tensors = [torch.tensor(shape, "f16", "") for shape in ((0, K), (K, N), (0, N))]
