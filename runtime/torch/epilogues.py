@@ -17,9 +17,8 @@ def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:
     """What takes the lists ``operands``, ``numbers`` and ``names`` in place of a mapping ``named``."""
 
     def called(
-        operands: Sequence[torch.Tensor] | None, names: Sequence[str], numbers: Sequence[float] = (), **others: Any
+        operands: Sequence[torch.Tensor], names: Sequence[str], numbers: Sequence[float] = (), **others: Any
     ) -> Any:
-        operands = operands or ()  # None from a package of AOTInductor, in place of an empty list
         values = (*operands, *numbers)
         if len(values) != len(names):
             raise OperandError(

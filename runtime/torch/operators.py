@@ -105,7 +105,7 @@ OPERATORS: dict[str, Operator] = {
         products.GROUPED,
     ),
     "epilogue": Operator(
-        f"str expression, Tensor a, Tensor b, Tensor[]? operands, str[] names, *, float[] numbers=[], {_NARROW}",
+        f"str expression, Tensor a, Tensor b, Tensor[] operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
         lambda launches: named_operands(partial(launch_epilogue, launches)),
         named_operands(reference.epilogue),

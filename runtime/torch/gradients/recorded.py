@@ -159,11 +159,14 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
     """Register what records the gradient of an operator, under a key of the dispatcher. ``launch`` computes a call at
     once, or gives NotImplemented."""
     operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
+    has_lists = any(map(_is_list, operator._schema.arguments))
     recorder = Recorder(operator, rule, launch)
     arguments = recorder.arguments
     returns_list = "[]" in str(operator._schema.returns[0].type) or "List" in str(operator._schema.returns[0].type)
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> Any:
+        if has_lists:
+            positional = _with_lists(operator, positional)
         if launch is not None and not modes() and (made := launch(*positional, **keywords)) is not NotImplemented:
             return made
         if "torch.distributed.tensor" in sys.modules:
@@ -198,8 +201,11 @@ def register_mutating(library: torch.library.Library, name: str, key: str, launc
     autograd that it wrote to them. ``launch`` as for :func:`register`."""
     operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
     out = [x.name for x in operator._schema.arguments].index("out")
+    has_lists = any(map(_is_list, operator._schema.arguments))
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> None:
+        if has_lists:
+            positional = _with_lists(operator, positional)
         if launch is not None and not modes() and launch(*positional, **keywords) is not NotImplemented:
             torch.autograd.graph.increment_version(positional[out])
             return
@@ -240,6 +246,16 @@ def _with_tangents(operator: Any, rule: Rule, given: Given, keywords: dict[str, 
     if "c" in parts and parts["c"].tangent is not None:
         tangents.append((parts["c"].tangent * keywords.get("beta", 1.0)).to(made.dtype).expand(made.shape))
     return levels.make_dual(made, sum(tangents[1:], start=tangents[0]))
+
+
+def _is_list(argument: Any) -> bool:
+    return str(argument.type).startswith("List")
+
+
+def _with_lists(operator: Any, positional: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with empty lists for what packages of AOTInductor give in their place: None, which no schema takes."""
+    declared = zip(operator._schema.arguments, positional, strict=False)
+    return tuple([[] if x is None and _is_list(argument) else x for argument, x in declared])
 
 
 def _tensors(positional: Sequence[Any]) -> Iterator[Any]:
