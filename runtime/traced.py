@@ -134,6 +134,7 @@ def _watched() -> tuple[Any, Any, Any]:
         "Functionalize",
         "Negative",  # of a view that negates what lies in memory
         "FuncTorchDynamicLayerFrontMode",
+        "FuncTorchDynamicLayerBackMode",
         "FuncTorchBatched",
         "FuncTorchGradWrapper",
         "FuncTorchVmapMode",

@@ -50,7 +50,7 @@ class Override:
     def register(self, library: torch.library.Library) -> None:
         """Take the place of the kernel that is there, and leave calls to it."""
         key = self._takeover.key
-        self._original = torch.library.get_kernel(f"aten::{self.name}", key)
+        self._original = _original(self.name, key)
         library.impl(self.name, self._kernel(), key, allow_override=True)
 
     def _kernel(self) -> Callable[..., Any]:
@@ -117,6 +117,13 @@ class Override:
         """One call to PyTorch, for a reason that does not hold for all like it."""
         TALLY.count(self.name, known.by, known.flops)
         return self._run_original(given, keywords)
+
+
+@functools.cache
+def _original(name: str, key: str) -> Any:
+    """PyTorch's own kernel, as it was when first overridden: what stands there later may be one of ours that passes
+    calls on, and two of these would pass them to each other."""
+    return torch.library.get_kernel(f"aten::{name}", key)
 
 
 class Takeover:
