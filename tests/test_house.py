@@ -56,7 +56,8 @@ def code() -> list[Path]:
 
 def texts() -> list[Path]:
     """Code, tests and pages of docs."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    alone = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md")]
+    pages = [*alone, *(ROOT / "docs").rglob("*.md")]
     found = [*code(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "manifests").rglob("*.yaml"), *pages]
     return sorted(path for path in found if path != Path(__file__).resolve())
 

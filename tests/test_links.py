@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "profiler/results/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("deploy/README.md", "profiler/results/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 

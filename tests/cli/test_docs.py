@@ -54,7 +54,7 @@ def test_the_way_of_an_edited_kernel_is_as_the_page_says(tmp_path: Path) -> None
 
 def test_every_command_and_option_in_the_docs_exists() -> None:
     known = typer.main.get_command(application())
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for file in (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in re.findall(r"^ {4}gemmill (.*)|`gemmill ([^`]+)`", file.read_text(), re.MULTILINE):
             words = "".join(line).partition("#")[0].split()
             command: Any = known
