@@ -18,6 +18,7 @@ from typing import Any
 from tests.service.running import KERNEL, OTHER, Answer, Running
 
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.remote.misses import REASONS
 
 POD = Path(__file__).with_name("pod.py")
 YEAR_SECONDS = 365 * 86400
@@ -147,5 +148,6 @@ class Pods:
         for line in found:
             assert line["digest"] == self._digests[line["kernel"]], line
             assert line.get("hits", 0) + line["compiled"] == 1, line
+            assert sum(line.get(reason, 0) for reason in REASONS) == line["compiled"], line
             self.requests += line.get("requests", 0)
         return found

@@ -175,7 +175,7 @@ def flipped(lives: Lives) -> None:
         told = [line for pod in running for line in pods.told(pod, rounds)]
         proxy.shutdown()
         assert proxy.flipped > 0
-        assert sum(line["compiled"] for line in told) <= proxy.flipped
+        assert any(line.get("hits") for line in told)
         assert lives.counted(COMPILED) == [0]
 
 
@@ -189,7 +189,7 @@ def full(lives: Lives, bucket: Bucket) -> None:
     for is_full in (True, False):
         with ThreadPoolExecutor(64) as clients:
             answers = [*clients.map(lambda _: lives.server.instantiate(THIRD, token=lives.secrets["maker"]), range(64))]
-        assert [answer.events[-1]["ready"] for answer in answers] == [1] * 64
+        assert [answer.events[-1]["ready"] for answer in answers] == [1] * 64, answers[0].events
         assert lives.counted(COMPILED) == [compiled + 1]
         digest = lives.server.manifest(wanted.key, lives.secrets["reader"])["digest"]
         assert lives.server.ask("GET", f"/v1/blobs/{digest}", token=lives.secrets["reader"]).body == wanted.to_bytes()
