@@ -113,7 +113,7 @@ def killed(lives: Lives, other: Artifact) -> None:
     while not lives.holds(other):
         time.sleep(0.05)
     for _ in range(KILLS):
-        while not storm.count(200, "blob"):
+        while lives.counted(COMPILED) < [expected] or not storm.count(200, "blob"):
             time.sleep(0.05)
         time.sleep(1)
         assert lives.counted(COMPILED) == [expected], "one compile over all lives that ended one"
