@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.service.bucket import Bucket
 from tests.service.running import KERNEL, OTHER, Running, serving, tokens_file
 
 from gemmill.library.config.names import parse_name
@@ -58,3 +60,18 @@ def server(
 @pytest.fixture(scope="session")
 def digest(artifact: Artifact) -> str:
     return hashlib.sha256(artifact.to_bytes()).hexdigest()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    with Bucket() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in (
+            ("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_port}"),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_SKIP_SIGNATURE", "true"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        yield server
+        server.shutdown()

@@ -35,6 +35,7 @@ class Metrics:
         self.request_seconds = histogram("request_seconds", "Time until a request was answered whole.", "route")
         self.sent_bytes = counter("blob_bytes", "Bytes of kernels sent.")
         self.kernels = counter("kernels", "Kernels asked for: hit (memory, disk, bucket) or miss.", "result")
+        self.hits, self.misses = self.kernels.labels("hit"), self.kernels.labels("miss")
         self.compiles = counter("compiles", "Kernels compiled: ok, failed; found: another process had.", "outcome")
         self.compile_seconds = histogram("compile_seconds", "Time that a worker took for a kernel.")
         self.joined = counter("joined", "Requests that waited for a compilation which another had asked for.")

@@ -58,6 +58,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who connects is of no account here
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(options.drain),
         ssl_certfile=options.certificate,

@@ -82,7 +82,7 @@ async def ask(service: Service, names: list[str], problems: list[str], machine: 
             asked.failed.append(({"kernel": name} if problem is None else {"problem": problem}, refusal))
     for kernel in {kernel.name: kernel for _, kernel in asked.resolved}.values():
         served = await service.kernels.find(kernel.key)
-        service.metrics.kernels.labels("miss" if served is None else "hit").inc()
+        (service.metrics.misses if served is None else service.metrics.hits).inc()
         if served is not None:
             asked.ready[kernel.name] = served
             continue

@@ -35,7 +35,7 @@ async def get_kernel(service: Service, request: Request, _: Caller) -> Response:
     """The signed manifest of a key."""
     key = named(request, "key")
     served = service.kernels.recent(key) or await service.kernels.find(key)
-    service.metrics.kernels.labels("miss" if served is None else "hit").inc()
+    (service.metrics.misses if served is None else service.metrics.hits).inc()
     served = required(served, key)
     etag = f'"{served.manifest.digest}"'
     if etag in request.headers.get("if-none-match", ""):

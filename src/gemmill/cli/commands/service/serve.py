@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -131,6 +132,8 @@ def serve(
         from gemmill.service.options import Options
         from gemmill.service.server import run
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Where the log is on the disk that is full, a line of it is lost; a warning that cannot be shown would be an error.
+    warnings.showwarning = lambda message, *_, **__: logging.getLogger("gemmill").warning("%s", message)
     place = Store(store).path
     state = state or place.with_name(f"{place.name}-service")
     tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
