@@ -159,14 +159,14 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
     """Register what records the gradient of an operator, under a key of the dispatcher. ``launch`` computes a call at
     once, or gives NotImplemented."""
     operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
-    has_lists = any(map(_is_list, operator._schema.arguments))
+    lists = _places_of_lists(operator)
     recorder = Recorder(operator, rule, launch)
     arguments = recorder.arguments
     returns_list = "[]" in str(operator._schema.returns[0].type) or "List" in str(operator._schema.returns[0].type)
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> Any:
-        if has_lists:
-            positional = _with_lists(operator, positional)
+        if lists:
+            positional = _with_lists(positional, lists)
         if launch is not None and not modes() and (made := launch(*positional, **keywords)) is not NotImplemented:
             return made
         if "torch.distributed.tensor" in sys.modules:
@@ -201,11 +201,11 @@ def register_mutating(library: torch.library.Library, name: str, key: str, launc
     autograd that it wrote to them. ``launch`` as for :func:`register`."""
     operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
     out = [x.name for x in operator._schema.arguments].index("out")
-    has_lists = any(map(_is_list, operator._schema.arguments))
+    lists = _places_of_lists(operator)
 
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> None:
-        if has_lists:
-            positional = _with_lists(operator, positional)
+        if lists:
+            positional = _with_lists(positional, lists)
         if launch is not None and not modes() and launch(*positional, **keywords) is not NotImplemented:
             torch.autograd.graph.increment_version(positional[out])
             return
@@ -248,14 +248,17 @@ def _with_tangents(operator: Any, rule: Rule, given: Given, keywords: dict[str, 
     return levels.make_dual(made, sum(tangents[1:], start=tangents[0]))
 
 
-def _is_list(argument: Any) -> bool:
-    return str(argument.type).startswith("List")
+def _places_of_lists(operator: Any) -> list[int]:
+    """Where among its positional arguments an operator takes lists."""
+    arguments = enumerate(operator._schema.arguments)
+    return [place for place, x in arguments if not x.kwarg_only and str(x.type).startswith("List")]
 
 
-def _with_lists(operator: Any, positional: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_lists(positional: tuple[Any, ...], lists: Sequence[int]) -> tuple[Any, ...]:
     """Arguments with empty lists for what packages of AOTInductor give in their place: None, which no schema takes."""
-    declared = zip(operator._schema.arguments, positional, strict=False)
-    return tuple([[] if x is None and _is_list(argument) else x for argument, x in declared])
+    if all(positional[place] is not None for place in lists):
+        return positional
+    return tuple([[] if x is None and place in lists else x for place, x in enumerate(positional)])
 
 
 def _tensors(positional: Sequence[Any]) -> Iterator[Any]:

@@ -45,13 +45,11 @@ class Override:
         """How many tensors come first."""
         self._known: dict[Hashable, tuple[Known, ...]] = {}
         self._lock = threading.Lock()
-        self._original: Any = None
+        self._original = _original(name, takeover.key)
 
     def register(self, library: torch.library.Library) -> None:
         """Take the place of the kernel that is there, and leave calls to it."""
-        key = self._takeover.key
-        self._original = _original(self.name, key)
-        library.impl(self.name, self._kernel(), key, allow_override=True)
+        library.impl(self.name, self._kernel(), self._takeover.key, allow_override=True)
 
     def _kernel(self) -> Callable[..., Any]:
         known_of, leading, meet, takeover = self._known, self._tensors, self._meet, self._takeover
