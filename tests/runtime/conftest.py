@@ -1,4 +1,4 @@
-"""Kernels that tests of the runtime share: compiled once, kept in the store of the test run."""
+"""Kernels that tests of the runtime share, compiled once and kept in the store of the test run; and a signing key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
 
 NAMES = (
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear",
@@ -29,3 +30,13 @@ def artifacts(configs: tuple[GemmConfig, ...]) -> tuple[Artifact, ...]:
 @pytest.fixture(scope="session")
 def artifact(artifacts: tuple[Artifact, ...]) -> Artifact:
     return artifacts[0]
+
+
+@pytest.fixture(scope="session")
+def key() -> SigningKey:
+    return SigningKey.new()
+
+
+@pytest.fixture(scope="session")
+def trusted(key: SigningKey) -> TrustedKeys:
+    return TrustedKeys((key.public,))

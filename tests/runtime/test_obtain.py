@@ -41,16 +41,6 @@ print(registry.remote.counters())
 """
 
 
-@pytest.fixture(scope="module")
-def key() -> SigningKey:
-    return SigningKey.new()
-
-
-@pytest.fixture(scope="module")
-def trusted(key: SigningKey) -> TrustedKeys:
-    return TrustedKeys((key.public,))
-
-
 def requests(remote: Remote | None) -> dict[str, int]:
     assert remote is not None
     return {name: count for name, count in remote.counters().items() if name != "bytes"}

@@ -7,17 +7,6 @@ import pytest
 from gemmill.emitters.emit import emit
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.wanted import Machine, Wanted
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-
-
-@pytest.fixture(scope="session")
-def key() -> SigningKey:
-    return SigningKey.new()
-
-
-@pytest.fixture(scope="session")
-def trusted(key: SigningKey) -> TrustedKeys:
-    return TrustedKeys((key.public,))
 
 
 @pytest.fixture(scope="session")

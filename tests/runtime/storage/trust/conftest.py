@@ -8,24 +8,14 @@ import pytest
 
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.keys import SigningKey
 from gemmill.runtime.storage.trust.packs import sign_pack
-
-
-@pytest.fixture(scope="session")
-def key() -> SigningKey:
-    return SigningKey.new()
 
 
 @pytest.fixture(scope="session")
 def foreign() -> SigningKey:
     """A key that nobody trusts."""
     return SigningKey.new()
-
-
-@pytest.fixture(scope="session")
-def trusted(key: SigningKey) -> TrustedKeys:
-    return TrustedKeys((key.public,))
 
 
 @pytest.fixture
