@@ -67,7 +67,8 @@ def _noting(names: set[str]) -> Iterator[None]:
 
 @contextmanager
 def without_launches(device: str, names: set[str]) -> Iterator[None]:
-    """Have our operators note their kernels and launch nothing: what they return is not initialised."""
+    """Have our operators, and the calls in code of Inductor, note their kernels and launch nothing: what they return is
+    not initialised."""
 
     def noted(name: str, mutates: bool) -> Callable[..., Any]:
         row = OPERATORS[name]
@@ -84,14 +85,29 @@ def without_launches(device: str, names: set[str]) -> Iterator[None]:
 
         return _adapted(_positional(row.arguments_out if mutates else row.arguments), instead)
 
+    def called(function: str) -> Callable[..., Any]:
+        launch = getattr(AT_KERNEL, function)
+
+        def instead(*given: Any, out: Any, **keywords: Any) -> Any:
+            with _noting(names):
+                launch(*given, out=out, **keywords)
+            return out
+
+        return instead
+
     library = torch.library.Library("gemmill", "IMPL")
+    public = {name: getattr(gemmill, name) for name in AT_KERNEL._fields}
     try:
+        for name in public:
+            setattr(gemmill, name, called(name))
         for name in OPERATORS:  # which launch at Autograd already; what is compiled records nothing there
             for key in (device.upper(), f"Autograd{device.upper()}"):
                 library.impl(name, noted(name, False), key, allow_override=True)
                 library.impl(f"{name}_out", noted(name, True), key, allow_override=True)
         yield
     finally:
+        for name, function in public.items():
+            setattr(gemmill, name, function)
         library._destroy()
 
 

@@ -5,6 +5,8 @@ Dynamo traces what is here, so it is plain Python on tensors and constants; what
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,9 +30,17 @@ def _epilogue_facts(expression: str) -> tuple[tuple[str, ...], bool]:
     return tuple(x.name for x in epilogue.outputs), epilogue.gated
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _lower_if_compiling() -> None:
+    """Have Inductor know the operators, if it is what may compile this."""
+    if "torch._inductor" in sys.modules:
+        importlib.import_module("gemmill.runtime.torch.inductor.lowering")
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
     """:func:`gemmill.matmul` by operators. OperandError where a call has what they do not take: a stream, a registry,
     vectors beside an epilogue, scales or narrow operands."""
+    _lower_if_compiling()
     given = {name: x for name, x in keywords.items() if x is not None}
     if a.dim() > 1 and b.dim() > 1:
         return _matrices(a, b, given)
@@ -43,6 +53,7 @@ def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, **keywords: Any
 ) -> torch.Tensor:
     """:func:`gemmill.grouped_matmul` by operators; OperandError as for :func:`matmul`."""
+    _lower_if_compiling()
     given = {name: x for name, x in keywords.items() if x is not None}
     counts = given.pop("counts", None)
     if offsets is None and counts is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,55 @@ def test_inductor_calls_the_operator_and_its_caches_know_it(autograd_cache: bool
                 assert hits >= again
                 for code in codes:
                     assert ("d = gelu(acc) + 1" in code) == on
+
+
+def grouped(x: Any, w: Any) -> Any:
+    return gemmill.grouped_matmul(x, w.expand(3, -1, -1), torch.tensor([2, 2, 16], dtype=torch.int32))
+
+
+def scaled(x: Any, w: Any) -> Any:
+    narrow = [y.to(torch.float8_e4m3fn) for y in (x, w.mT.contiguous().mT)]
+    scales = {"a_scale": x[:, :1].float(), "b_scale": torch.ones(1, 64)}
+    return gemmill.matmul(*narrow, **scales, out_dtype=torch.bfloat16, fast_accumulation=True)
+
+
+CALLS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "plain": (lambda x, w: gemmill.matmul(x, w), ".matmul(arg0_1, arg1_1, "),
+    "C": (lambda x, w: gemmill.matmul(x, w, c=x[:, :1] * w[:1], alpha=2.0, beta=0.5), "alpha=2.0, beta=0.5, out="),
+    "batch": (lambda x, w: gemmill.matmul(x.view(2, 8, 32), w.expand(2, -1, -1)), ".matmul("),
+    "epilogue": (lambda x, w: gemmill.matmul(x, w, epilogue="d = acc * s", s=2.0), "epilogue='d = acc * s', s=2.0"),
+    "gated": (lambda x, w: gemmill.matmul(x, w, epilogue="d = silu(gate) * up"), "d = silu(gate) * up"),
+    "scaled": (scaled, "a_scale="),
+    "grouped": (grouped, ".grouped_matmul("),
+}
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("name", CALLS)
+def test_code_of_inductor_is_the_call_of_a_user(name: str) -> None:
+    """No operator of the dispatcher is in it, and D is memory that Inductor plans."""
+    call, part = CALLS[name]
+    x, w = operands()
+    found, (code,) = run_and_get_code(torch.compile(call, fullgraph=True), x, w)
+    assert part in code
+    assert "torch.ops.gemmill" not in code
+    wanted = torch.compile(call, backend="aot_eager")(x, w)
+    torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_what_is_written_beside_d_comes_by_the_operator() -> None:
+    def both(x: Any, w: Any) -> Any:
+        aux = x.new_zeros((16, 64))
+        return gemmill.matmul(x, w, epilogue="aux.bf16[m, n] = acc; d = relu(acc)", aux=aux), aux
+
+    x, w = operands()
+    (d, aux), (code,) = run_and_get_code(torch.compile(both, fullgraph=True), x, w)
+    assert "torch.ops.gemmill.epilogue_out" in code
+    torch.testing.assert_close(aux, x @ w, rtol=2**-6, atol=2**-6)
+    torch.testing.assert_close(d, torch.relu(aux))
 
 
 @pytest.mark.slow

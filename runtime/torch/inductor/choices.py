@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch._inductor import config
 
+from gemmill.runtime.api.matmul import matmul
+from gemmill.runtime.torch import calls
 from gemmill.runtime.torch.inductor.products import Product, is_served_on
 
 
 def gemmill_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = a @ b``, by gemmill's operator where it has a kernel for the device, else by PyTorch's."""
+    """``out = a @ b``, by gemmill where it has a kernel for the device, else by PyTorch."""
     if is_served_on(a.device):
         tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-        torch.ops.gemmill.mm_out(a, b, out, options="tf32=True" if tf32 else "")
+        (matmul if a.is_cuda else calls.matmul)(a, b, out=out, tf32=tf32)
     else:
         torch.mm(a, b, out=out)
 

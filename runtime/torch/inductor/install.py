@@ -15,7 +15,7 @@ from torch._inductor import config, custom_graph_pass
 
 from gemmill.library import epilogues
 from gemmill.library.version import __version__
-from gemmill.runtime.torch import operators as operators  # registers them
+from gemmill.runtime.torch.inductor import lowering as lowering  # registers operators and their lowerings
 from gemmill.runtime.torch.inductor.choices import gemmill_mm
 from gemmill.runtime.torch.inductor.replace import replace_products
 

@@ -1,0 +1,88 @@
+"""Code of Inductor for the operators: the call of ``gemmill.matmul`` that a user would write, into memory that Inductor
+plans. Registered when this module is imported.
+
+An operator without a lowering is called by PyTorch's dispatcher and allocates what it returns; what either costs is in
+docs/performance/programs.md. Ahead-of-time code, which is C++, calls the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.lowering import fallback_handler, register_lowering
+from torch._inductor.virtualized import V
+
+from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.torch.operators import OPERATORS
+from gemmill.runtime.torch.options import read as read_options
+
+_MODULES = {"cuda": "gemmill", "cpu": "gemmill.runtime.torch.calls"}
+"""Where code finds the functions, by the device of tensors: on the CPU those that run references, in tests."""
+
+
+class Call(ir.ExternKernelOut):  # type: ignore[misc]
+    """``module.function(a, b, c=buf0, alpha=2.0, out=buf1)``.
+
+    Args:
+        layout: of D.
+        function: ``matmul`` or ``grouped_matmul``.
+        operands: buffers by name, A and B first.
+        values: constants by name.
+    """
+
+    def __init__(self, layout: Any, function: str, operands: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        module = _MODULES[layout.device.type]
+        super().__init__(layout, [*operands.values()], python_kernel_name=f"{module}.{function}")
+        self._imported = f"import {module}"
+        self._names = [*operands]
+        self._values = [f"{name}={value!r}" for name, value in values.items()]
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call, and once the import of its function."""
+        wrapper.add_import_once(self._imported)
+        super().codegen(wrapper)
+
+    def codegen_args(self) -> list[str]:
+        """All of its arguments but ``out``."""
+        references = [x.codegen_reference() for x in self.inputs]
+        named = zip(self._names[2:], references[2:], strict=True)
+        return [*references[:2], *(f"{name}={x}" for name, x in named), *self._values]
+
+
+def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
+    """What the lowering of an operator gives: D as a buffer that a :class:`Call` fills, in a list where the operator
+    returns one; the operator itself where code is C++, writes beside D, or has a number that is known when it runs."""
+    overload = getattr(torch.ops.gemmill, name).default
+    given = dict(zip((x.name for x in overload._schema.arguments), positional, strict=False)) | keywords
+    function = "grouped_matmul" if given.get("offsets") is not None or given.get("counts") is not None else "matmul"
+    values: dict[str, Any] = {}
+    if "expression" in given:
+        values["epilogue"] = expression = given.pop("expression")
+        named = dict(zip(given.pop("names"), [*given.pop("operands"), *given.pop("numbers", ())], strict=True))
+        function = "grouped_matmul" if named.keys() & {"offsets", "counts"} else "matmul"
+        given |= named
+        beside = bool(read_epilogue(expression).outputs)
+    else:
+        beside = False
+    given.pop("out_dtype", None)  # D has it
+    values |= read_options(given.pop("options", ""))
+    a_and_b = {x: given.pop(x) for x in ("a", "b")}
+    operands = a_and_b | {x: value for x, value in given.items() if isinstance(value, ir.IRNode)}
+    values |= {x: value for x, value in given.items() if x not in operands and value is not None}
+    plain = all(isinstance(x, bool | int | float | str) for x in values.values())
+    if V.graph.cpp_wrapper or beside or not plain:
+        return fallback_handler(overload, add_to_fallback_set=False)(*positional, **keywords)
+    made = V.graph.current_node.meta["val"]
+    several = OPERATORS[name].several
+    layout = ir.FallbackKernel.tensor_to_layout(made[0] if several else made)
+    realized = {x: ir.ExternKernel.realize_input(value) for x, value in operands.items()}
+    d = ir.TensorBox.create(Call(layout, function, realized, values))
+    return [d] if several else d
+
+
+for _name in OPERATORS:
+    register_lowering(getattr(torch.ops.gemmill, _name).default, type_promotion_kind=None)(partial(_lower, _name))
