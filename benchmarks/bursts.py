@@ -15,7 +15,6 @@ import argparse
 import random
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ TYPES = ("bf16", "e4m3", "e4m3-scaled", "s8")
 """Of A and B; with scales in blocks."""
 SHAPES = ((4096, 7168, 16384), (8192, 8192, 8192), (4096, 14336, 4096))
 """M, N, K."""
-HANDFUL = 8
-"""Replays between two readings, of a millisecond or more each."""
 
 
 def main() -> None:
@@ -66,6 +63,7 @@ def measure(
     from gemmill.library.problem import GemmProblem
     from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, PER_TENSOR
     from gemmill.profiler.measure.operands import make_operands
+    from gemmill.profiler.measure.sustained import turn
     from gemmill.profiler.measure.telemetry import summarise as summarise_readings
     from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
@@ -88,7 +86,7 @@ def measure(
     for _ in range(arguments.bursts):
         order.shuffle(names)
         for name in names:
-            bursts[name].append(burst(graphs[name], count, arguments.seconds, telemetry))
+            bursts[name].append(turn(graphs[name], count, arguments.seconds, telemetry))
     us = {name: [us for us, _ in own] for name, own in bursts.items()}
     readings = {name: summarise_readings([reading for _, reading in own]) for name, own in bursts.items()}
     return [
@@ -112,32 +110,6 @@ def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[floa
 
     found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
     return found.median, found.low, found.high
-
-
-def burst(graph: Any, launches: int, seconds: float, telemetry: Any) -> tuple[float, Any]:
-    """Microseconds of a launch and the GPU's state, medians over the second half of a burst.
-
-    Replays are timed by the handful, so that what the host takes for a reading does not count.
-    """
-    import torch
-
-    from gemmill.profiler.measure.telemetry import summarise
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times: list[float] = []
-    readings = []
-    begun = time.monotonic()
-    while (passed := time.monotonic() - begun) < seconds or not times:
-        start.record()
-        for _ in range(HANDFUL):
-            graph.replay()
-        end.record()
-        reading = telemetry.read()  # while the GPU is at work
-        end.synchronize()
-        if passed >= seconds / 2:
-            times.append(start.elapsed_time(end) * 1000 / (HANDFUL * launches))
-            readings.append(reading)
-    return statistics.median(times), summarise(readings)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
     """Measure a kernel set at suites of shapes and return what the records come to, also of a run that is cut short."""
     from gemmill.library.records import read_records
     from gemmill.profiler.baselines.baseline import BASELINES
-    from gemmill.profiler.measure.worker import Options
+    from gemmill.profiler.measure.messages import Options
     from gemmill.profiler.sweep.cluster import Cluster, local_gpus
     from gemmill.profiler.sweep.sweep import sweep
     from gemmill.profiler.sweep.units import units

@@ -26,7 +26,12 @@ METHOD = 3
 statistics or descriptors raises it, and older records no longer count as measured. (1: candidates had the same
 neighbours in every round. 2: L2 fetched two lines also of rows that begin within sectors.)"""
 
-_DERIVED = ("key", "tflops", "ratio")
+Regime = Literal["burst", "sustained"]
+"""How the GPU was kept at work: ``burst``, a millisecond of one candidate and then of the next, so that all share a
+clock; ``sustained``, each alone for a fraction of a second, whose second half counts, at the clock that its own power
+allows. Times of two regimes do not compare."""
+
+_DERIVED = ("key", "tflops", "ratio", "joules")
 
 
 class Measurement(Frozen):
@@ -75,9 +80,8 @@ class Measurement(Frozen):
     """Replays that median and quartiles are of: one in each round, so many rounds."""
     launches: int = Field(default=0, ge=0)
     """Launches in a replay, of which a sample is the mean; 0 where that was not noted."""
-    regime: Literal["burst"] = "burst"
-    """How the GPU was kept at work: ``burst``, a millisecond of one candidate and then of the next, so that all share a
-    clock. Times of two regimes do not compare."""
+    regime: Regime = "burst"
+    """How the GPU was kept at work; clocks and power are this kernel's own where it is ``sustained``."""
     baseline_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
     verified: bool
@@ -101,7 +105,7 @@ class Measurement(Frozen):
     @property
     def key(self) -> str:
         """What makes a measurement the same measurement: :func:`measurement_key`."""
-        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes)
+        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes, self.regime)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -120,6 +124,14 @@ class Measurement(Frozen):
         """Speed relative to cuBLAS: above 1 is faster."""
         return None if self.us is None or self.baseline_us is None else self.baseline_us / self.us
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def joules(self) -> float | None:
+        """Energy of a launch: watts by its time; None where candidates shared a clock."""
+        if self.regime != "sustained" or self.us is None or self.watts is None:
+            return None
+        return self.watts * self.us / 1e6
+
     @model_validator(mode="before")
     @classmethod
     def _without_derived(cls, data: Any) -> Any:
@@ -127,10 +139,13 @@ class Measurement(Frozen):
         return {name: data[name] for name in data if name not in _DERIVED} if isinstance(data, dict) else data
 
 
-def measurement_key(digest: str, problem: GemmProblem, gpu: str, method: int = METHOD, sizes: str = "") -> str:
-    """SHA-256 in hex over cubin digest, problem, GPU, method, and sizes of groups that are not balanced: nothing else
-    makes a kernel worth measuring again."""
+def measurement_key(
+    digest: str, problem: GemmProblem, gpu: str, method: int = METHOD, sizes: str = "", regime: Regime = "burst"
+) -> str:
+    """SHA-256 in hex over cubin digest, problem, GPU, method, sizes of groups that are not balanced, and a regime other
+    than bursts: nothing else makes a kernel worth measuring again."""
     others = [] if sizes in ("", BALANCED) else [sizes]
+    others += [] if regime == "burst" else [regime]
     text = json.dumps([digest, asdict(problem), gpu, method, *others], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

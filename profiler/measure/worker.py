@@ -10,20 +10,26 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
-from gemmill.library.arch import DEFAULT_GPU
-from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import as_full, sizes_of
-from gemmill.library.problem import GemmProblem
-from gemmill.library.version import __version__
 from gemmill.profiler.baselines.baseline import BASELINES, absent
+from gemmill.profiler.measure.messages import (
+    Fault,
+    Machine,
+    Options,
+    Outcome,
+    Refusal,
+    Report,
+    Running,
+    Stage,
+    Unit,
+)
 from gemmill.profiler.measure.operands import (
     BETA,
     OperandSet,
@@ -33,12 +39,11 @@ from gemmill.profiler.measure.operands import (
     poison,
     torch,
 )
+from gemmill.profiler.measure.sustained import time_turns
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
 from gemmill.profiler.measure.timing import (
-    ROUNDS,
     Launch,
-    Timing,
     capture,
     launches_per_replay,
     replay_seconds,
@@ -52,43 +57,6 @@ from gemmill.runtime.storage.artifact import Artifact
 
 READ_EVERY = 4
 """Rounds between two readings of clocks and power."""
-
-Stage = Literal["failed", "screen", "final"]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How thoroughly to measure."""
-
-    screen_rounds: int = 4
-    """Replays of every kernel's graph in the first stage."""
-    finalists: int | None = 8
-    """Kernels that the last stage measures again, beside the baselines; None: all."""
-    final_rounds: int = ROUNDS
-    """Replays of each in the last stage."""
-    seed: int = 0
-    """Seed of the operands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The GPU that is measured."""
-
-    gpu: str
-    """Name that the driver reports."""
-    uuid: str
-    driver: str
-    """Version of the driver."""
-    cuda: str
-    """CUDA version of torch and its cuBLAS."""
-    torch: str
-    """Version of torch."""
-    gemmill: str = __version__
-    """Version of gemmill in the process that measures."""
-    capability: tuple[int, int] = DEFAULT_GPU.capability
-    """Compute capability."""
-    absent: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Baselines that cannot be had there, and why."""
 
 
 def this_machine() -> tuple[Machine, Telemetry]:
@@ -105,94 +73,6 @@ def this_machine() -> tuple[Machine, Telemetry]:
     versions = telemetry.driver(), str(torch().version.cuda), str(torch().__version__)
     capability = properties.major, properties.minor
     return Machine(properties.name, uuid, *versions, capability=capability, absent=absent()), telemetry
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One problem and the kernels to be measured on it, side by side."""
-
-    problem: GemmProblem
-    configs: tuple[GemmConfig, ...]
-    """The likely best first, where time is limited."""
-    pinned: tuple[str, ...] = ()
-    """Names of kernels that are finalists however slow they look at first."""
-    seconds: float | None = None
-    """Time for all of it; None: as long as it takes."""
-    artifacts: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
-    """The compiled kernels by name, in their form on disk: what is measured is what the sweep knows the digest of,
-    whatever compilers and stores there are where it is measured."""
-    baselines: tuple[str, ...] = tuple(BASELINES)
-    """What they are compared with: names of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
-    sizes: str = ""
-    """Sizes of its groups (library/input/group_sizes.py); empty where it has none."""
-
-    edited: tuple[str, ...] = ()
-    """Names of kernels besides, which no config emits (:mod:`gemmill.library.config.edited`)."""
-
-    @property
-    def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels."""
-        return (*map(kernel_name, self.configs), *self.edited)
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Names of the kernels, then of the baselines."""
-        return (*self.kernels, *self.baselines)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one kernel, or of a baseline, on a problem."""
-
-    kernel: str
-    """Kernel name, or one of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
-    stage: Stage
-    """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
-    timing: Timing | None = None
-    """None where it failed."""
-    verified: bool = False
-    """Whether every element of D was within its bound."""
-    error: float | None = None
-    """Largest error in multiples of an element's bound; None where it was not verified."""
-    says: str = ""
-    """Why it failed."""
-
-    @property
-    def us(self) -> float:
-        """Microseconds of a launch; 0 where it was not timed."""
-        return self.timing.median if self.timing else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All outcomes of a unit, and the state of the GPU meanwhile."""
-
-    outcomes: tuple[Outcome, ...]
-    reading: Reading | None
-    """None where nothing was timed."""
-    untried: int = 0
-    """Kernels for which there was no time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """Word of which kernel is about to run; its name is empty while none is."""
-
-    kernel: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The worker cannot start: no GPU, no torch. Nothing can be measured."""
-
-    says: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """The GPU or the host gave an error that this process cannot go on from."""
-
-    says: str
 
 
 def serve(descriptor: int) -> None:
@@ -282,6 +162,14 @@ class _Bench:
                 outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values, launches_each))
             return sorted(samples, key=lambda name: statistics.median(samples[name]))
 
+        def sustained(graphs: dict[str, Any]) -> None:
+            """Time candidates each alone, and note their outcomes."""
+            options, always = self.options, frozenset(baselines)
+            found = time_turns(graphs, launches_each, options.seconds, options.turns, self.telemetry, always, self.runs)
+            for name, (values, reading) in found.items():
+                timing = summarise(values, launches_each)
+                outcomes[name] = replace(outcomes[name], stage="final", timing=timing, reading=reading)
+
         def seconds(names: Iterable[str]) -> float:
             """What a round of these takes."""
             return sum(outcomes[name].us for name in names) * launches_each / 1e6
@@ -301,7 +189,7 @@ class _Bench:
             each = seconds(graphs) * (1 + len(baselines) / len(graphs))
             rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / each)))
         graphs |= captured(baselines)
-        timed(graphs, rounds, "final")
+        sustained(graphs) if self.options.regime == "sustained" else timed(graphs, rounds, "final")
         return Report(
             tuple(outcomes.values()),
             summarise_readings(readings) if graphs else None,

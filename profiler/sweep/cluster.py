@@ -26,7 +26,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install
 from gemmill.library.version import __version__
-from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
+from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.certificates import own_certificate, refuse_open
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
 from gemmill.profiler.sweep.worker_pool import Done, measure

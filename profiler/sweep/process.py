@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 
 from gemmill.library.errors import DeviceError
-from gemmill.profiler.measure.worker import Fault, Machine, Options, Refusal, Report, Running, Unit
+from gemmill.profiler.measure.messages import Fault, Machine, Options, Refusal, Report, Running, Unit
 from gemmill.runtime import interpreter
 
 START_SECONDS = 120.0

@@ -27,8 +27,8 @@ from gemmill.library.records import Measurement, measurement_key, read_records
 from gemmill.profiler.analysis.records import Appender, source_commit
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 from gemmill.profiler.baselines.cublas import lacking
-from gemmill.profiler.measure.worker import Machine, Options, Report, Unit
-from gemmill.profiler.sweep.units import MAX_PARTIAL_BYTES, likely_first, too_large
+from gemmill.profiler.measure.messages import Machine, Options, Report, Unit
+from gemmill.profiler.sweep.units import MAX_PARTIAL_BYTES, likely_first, power_binds, too_large
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.compile import pool
 from gemmill.runtime.select import gpus
@@ -114,6 +114,8 @@ def sweep(
                 f"{large} measurements of split kernels are left out: partial sums of over {MAX_PARTIAL_BYTES:,} bytes"
             )
         todo = _due(chosen, kernels, past)
+        if options.regime == "sustained":
+            todo = _held_by_power(todo, kernels, listener)
         if workers.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
             todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
         shares = Shares(budget, workers.gpus)
@@ -141,13 +143,18 @@ class _Past:
 
     known: frozenset[str]
     failed: frozenset[str]
+    sustained: frozenset[GemmProblem]
+    """Problems measured under sustained load, by whichever kernels got so far."""
 
     @classmethod
     def read(cls, records: Path, options: Options) -> _Past:
         past = [r for r in (read_records(records) if records.exists() else ()) if r.digest]
         at_length = options.finalists is None
+        failed = frozenset(r.key for r in past if r.us is None)
+        if options.regime == "sustained":  # a brief look says which kernels get so far, and is taken again
+            return cls(frozenset(), failed, frozenset(r.problem for r in past if r.regime == "sustained"))
         known = (r.key for r in past if r.us is not None and (r.stage == "final" or not at_length))
-        return cls(frozenset(known), frozenset(r.key for r in past if r.us is None))
+        return cls(frozenset(known), failed, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +207,17 @@ class _Kernels:
 def _due(chosen: Iterable[Unit], kernels: _Kernels, past: _Past) -> list[Unit]:
     """The units with the kernels that are due; those without any are left out."""
     todo = (replace(u, configs=tuple(c for c in u.configs if kernels.is_due(c, u, past))) for u in chosen)
-    return [unit for unit in todo if unit.configs]
+    return [unit for unit in todo if unit.configs and unit.problem not in past.sustained]
+
+
+def _held_by_power(todo: Iterable[Unit], kernels: _Kernels, listener: Listener) -> list[Unit]:
+    """The units in which a long run is held by the power limit: others run as in bursts."""
+    selector = Selector(dict(kernels.configs), gpus.figures(kernels.gpu))
+    units = [*todo]
+    held = [unit for unit in units if power_binds(unit.problem, selector)]
+    if len(held) < len(units):
+        listener.left_out(f"{len(units) - len(held)} problems are left out: power does not hold them, by the model")
+    return held
 
 
 def _handed_out(
@@ -276,7 +293,8 @@ def measurements(
         choosers[name] = (*choosers.get(name, ()), who)
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
     baseline = next((timings[name] for name in THROUGH_TORCH if name in timings), None)
-    state = asdict(report.reading) if report.reading else {}
+    shared = asdict(report.reading) if report.reading else {}
+    alone = any(outcome.reading for outcome in report.outcomes)
     now = datetime.now(UTC)
     return [
         Measurement(
@@ -298,11 +316,12 @@ def measurements(
             high_us=timing.high if timing else None,
             samples=timing.samples if timing else 0,
             launches=timing.launches if timing else 0,
-            baseline_us=baseline.median if baseline and timing else None,
+            regime="sustained" if outcome.reading else "burst",
+            baseline_us=baseline.median if baseline and timing and (outcome.reading or not alone) else None,
             verified=outcome.verified,
             error=outcome.error if outcome.error is not None and math.isfinite(outcome.error) else None,
             says=outcome.says,
-            **state,
+            **(asdict(outcome.reading) if outcome.reading else shared),
         )
         for outcome in report.outcomes
         for timing in (outcome.timing,)

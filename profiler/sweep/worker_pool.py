@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from gemmill.library.config.names import kernel_name
-from gemmill.profiler.measure.worker import Machine, Options, Outcome, Report, Unit
+from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.process import WorkerError, WorkerProcess
 
 

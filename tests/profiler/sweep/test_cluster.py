@@ -24,7 +24,7 @@ from gemmill.library.errors import DeviceError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
-from gemmill.profiler.measure.worker import Options
+from gemmill.profiler.measure.messages import Options
 from gemmill.profiler.sweep import cluster
 from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
@@ -50,7 +50,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from gemmill.library.config.names import kernel_name
 from gemmill.profiler.measure.timing import Timing
-from gemmill.profiler.measure.worker import Machine, Outcome, Report, Running
+from gemmill.profiler.measure.messages import Machine, Outcome, Report, Running
 from gemmill.runtime.storage.artifact import Artifact
 
 def serve(descriptor):

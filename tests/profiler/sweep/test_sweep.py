@@ -22,7 +22,7 @@ from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
-from gemmill.profiler.measure.worker import Options, Unit
+from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import Listener, sweep
@@ -114,7 +114,7 @@ def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatc
 BODY = """
 import os, signal, time
 from multiprocessing.connection import Connection
-from gemmill.profiler.measure.worker import Fault, Machine, Outcome, Report, Running
+from gemmill.profiler.measure.messages import Fault, Machine, Outcome, Report, Running
 
 def serve(descriptor):
     connection = Connection(descriptor)

@@ -37,9 +37,9 @@ from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, upconverts_a
-from gemmill.library.records import Measurement
+from gemmill.library.records import Measurement, Regime
 from gemmill.profiler.baselines.baseline import BASELINES
-from gemmill.profiler.measure.worker import Options, Unit
+from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
@@ -153,6 +153,9 @@ def profile(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
     ] = False,
+    regime: Annotated[
+        Regime, typer.Option(help="How the GPU is kept at work: `sustained`, each kernel alone, held by its power.")
+    ] = "burst",
     gpus: Annotated[
         str | None, typer.Option(metavar="N|all", help="GPUs of this machine to measure on; default: 1.")
     ] = None,
@@ -172,6 +175,8 @@ def profile(
     With --budget, each shape gets its share of that time: kernels are tried in the selector's order (what ships as
     measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
     the next sweep.
+    With --regime sustained the best of a brief look run for a while each, on the problems that the power limit holds:
+    at that speed a program runs that multiplies for seconds.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
     Several GPUs measure a shape each at a time; they must be of one model, and need gemmill's extra cluster.
     Workers of other machines are started for each GPU, one with every i, as
@@ -186,6 +191,7 @@ def profile(
       gemmill profile bf16 --shapes large
       gemmill profile bf16 --shapes large --budget 10m --gpus all
       gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
+      gemmill profile bf16 --shapes large --regime sustained
       gemmill profile bf16 --shapes moe
       gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
@@ -197,7 +203,7 @@ def profile(
     chosen = units(configs, sized, varies=True)
     if exhaustive and budget is not None:
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
-    options = Options(finalists=None) if exhaustive else DEFAULT_OPTIONS
+    options = Options(finalists=None if exhaustive else DEFAULT_OPTIONS.finalists, regime=regime)
     workers = _workers(gpus, scheduler)
     if others := {*configs} - {config for unit in chosen for config in unit.configs}:
         output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")

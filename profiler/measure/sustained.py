@@ -1,0 +1,86 @@
+"""Timing under sustained load: each candidate alone for a while, at the clock that its own power allows.
+
+In rounds (:mod:`~gemmill.profiler.measure.timing`) candidates share a clock. A program that runs for seconds is held by
+the power limit, and a kernel that spends less energy then runs at a higher clock: what counts is joules a call.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gemmill.profiler.measure.operands import torch
+from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
+
+HANDFUL = 8
+"""Replays between two readings, of a millisecond or more each."""
+OPEN = 0.02
+"""How far behind the fastest so far a candidate may be and get another turn; wider after the first, whose order may
+have been unlucky."""
+
+
+def turn(graph: Any, launches: int, seconds: float, telemetry: Telemetry) -> tuple[float, Reading]:
+    """Microseconds of a launch and the GPU's state, medians over the second half of a turn.
+
+    Replays are timed by the handful, so that what the host takes for a reading does not count.
+
+    Args:
+        graph: a captured graph.
+        launches: launches in it.
+        seconds: that it is replayed for.
+        telemetry: of the GPU.
+    """
+    start, end = (torch().cuda.Event(enable_timing=True) for _ in range(2))
+    times: list[float] = []
+    readings: list[Reading] = []
+    begun = time.monotonic()
+    while (passed := time.monotonic() - begun) < seconds or not times:
+        start.record()
+        for _ in range(HANDFUL):
+            graph.replay()
+        end.record()
+        reading = telemetry.read()  # while the GPU is at work
+        end.synchronize()
+        if passed >= seconds / 2:
+            times.append(start.elapsed_time(end) * 1000 / (HANDFUL * launches))
+            readings.append(reading)
+    return statistics.median(times), summarise(readings)
+
+
+def time_turns(
+    graphs: Mapping[str, Any],
+    launches: int,
+    seconds: float,
+    turns: int,
+    telemetry: Telemetry,
+    always: frozenset[str] = frozenset(),
+    before: Callable[[str], None] = lambda name: None,
+) -> dict[str, tuple[list[float], Reading]]:
+    """Microseconds of a launch, one for each turn that a candidate had, and the GPU's state under it.
+
+    All have a first turn, in an order drawn anew each time, as the heat of one is the next one's. Those that are behind
+    the fastest by more than :data:`OPEN`, twice as much after the first turn, have no further one.
+
+    Args:
+        graphs: captured graphs by candidate.
+        launches: launches in each graph.
+        seconds: of a turn.
+        turns: of each, at most.
+        telemetry: of the GPU.
+        always: candidates that have all turns, such as baselines.
+        before: told which candidate is about to run.
+    """
+    found: dict[str, list[tuple[float, Reading]]] = {name: [] for name in graphs}
+    left, order = list(graphs), random.Random(0)
+    for index in range(turns):
+        order.shuffle(left)
+        for name in left:
+            before(name)
+            found[name].append(turn(graphs[name], launches, seconds, telemetry))
+        middle = {name: statistics.median(us for us, _ in found[name]) for name in left}
+        limit = min(middle[name] for name in left) * (1 + OPEN * (2 if index == 0 else 1))
+        left = [name for name in left if middle[name] <= limit or name in always]
+    return {name: ([us for us, _ in own], summarise([reading for _, reading in own])) for name, own in found.items()}
