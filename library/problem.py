@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
@@ -17,6 +17,13 @@ from gemmill.library.input.problem_words import MAX_EXTENT as MAX_EXTENT
 
 MIN_US, MAX_US = 1e-3, 1e12
 """Microseconds between which measured times of a launch are."""
+Regime = Literal["sustained", "burst"]
+"""How a GPU is kept at work, in what is measured and in what a kernel is to be the fastest in. ``burst``: a lone launch
+at full clock, measured as a millisecond of one candidate and then of the next, so that all share a clock.
+``sustained``: a program that runs for seconds, which the power limit may hold, measured as each candidate alone for a
+fraction of a second, whose second half counts. Times of two regimes do not compare."""
+REGIMES: tuple[Regime, ...] = get_args(Regime)
+"""Both."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 

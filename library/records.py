@@ -19,17 +19,12 @@ from pydantic import AwareDatetime, Field, ValidationError, computed_field, mode
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, flops_of
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
-from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
+from gemmill.library.problem import MAX_US, MIN_US, GemmProblem, Regime
 
 METHOD = 3
 """Version of how times are taken, and of what a launch is besides its cubin. A change of operands, rotation, graphs,
 statistics or descriptors raises it, and older records no longer count as measured. (1: candidates had the same
 neighbours in every round. 2: L2 fetched two lines also of rows that begin within sectors.)"""
-
-Regime = Literal["burst", "sustained"]
-"""How the GPU was kept at work: ``burst``, a millisecond of one candidate and then of the next, so that all share a
-clock; ``sustained``, each alone for a fraction of a second, whose second half counts, at the clock that its own power
-allows. Times of two regimes do not compare."""
 
 _DERIVED = ("key", "tflops", "ratio", "joules")
 

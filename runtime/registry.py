@@ -28,7 +28,7 @@ from gemmill.library.errors import (
     UnsupportedProblemError,
 )
 from gemmill.library.input.keywords import strict
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import REGIMES, GemmProblem, Regime
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.registry_arguments import (
     check_files,
@@ -210,26 +210,31 @@ class Registry:
         sm_count: int | None = None,
         invariant_to: Rows | None = None,
         quick: bool = False,
+        objective: Regime = "sustained",
     ) -> Choice:
         """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
 
         With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
         depends on neither that extent nor the batch; nor does the order in which it sums K. With ``quick`` and neither
         of these, a decision tree may decide in place of the model, where no measurement does:
-        :mod:`gemmill.runtime.select.decision_tree`.
+        :mod:`gemmill.runtime.select.decision_tree`. By default it is the fastest in a program that runs for seconds,
+        where measurements say how the power limit holds it; with the ``objective`` ``burst`` in a lone launch.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         if invariant_to not in (None, "m", "n"):
             raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
+        if objective not in REGIMES:
+            raise ProblemError(f"objective is {objective!r:.80}; it must be {' or '.join(map(repr, REGIMES))}")
         asked = checked_problem(problem)
         problem = asked.with_narrow_a
+        options = sm_count, invariant_to, quick, objective
         try:
-            choice = self._selector_for(problem).select(problem, sm_count, invariant_to, quick)
+            choice = self._selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
             # which says what the nearest of all kernels wants
-            choice = self.selector.select(problem, sm_count, invariant_to, quick)
+            choice = self.selector.select(problem, *options)
         return choice if problem is asked else choice.of_transposed
 
     @strict

@@ -60,6 +60,7 @@ RESERVED = frozenset(
             "batch_invariant",
             "autotune",
             "quick",
+            "objective",
             "offsets",
             "counts",
             "batching",

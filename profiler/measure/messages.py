@@ -9,8 +9,7 @@ from typing import Literal
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.problem import GemmProblem
-from gemmill.library.records import Regime
+from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.version import __version__
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.telemetry import Reading

@@ -162,14 +162,6 @@ class _Bench:
                 outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values, launches_each))
             return sorted(samples, key=lambda name: statistics.median(samples[name]))
 
-        def sustained(graphs: dict[str, Any]) -> None:
-            """Time candidates each alone, and note their outcomes."""
-            options, always = self.options, frozenset(baselines)
-            found = time_turns(graphs, launches_each, options.seconds, options.turns, self.telemetry, always, self.runs)
-            for name, (values, reading) in found.items():
-                timing = summarise(values, launches_each)
-                outcomes[name] = replace(outcomes[name], stage="final", timing=timing, reading=reading)
-
         def seconds(names: Iterable[str]) -> float:
             """What a round of these takes."""
             return sum(outcomes[name].us for name in names) * launches_each / 1e6
@@ -189,12 +181,26 @@ class _Bench:
             each = seconds(graphs) * (1 + len(baselines) / len(graphs))
             rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / each)))
         graphs |= captured(baselines)
-        sustained(graphs) if self.options.regime == "sustained" else timed(graphs, rounds, "final")
+        timed(graphs if self.options.regime == "burst" else {}, rounds, "final")
+        outcomes |= self.alone(graphs, launches_each, frozenset(baselines), outcomes)
         return Report(
             tuple(outcomes.values()),
             summarise_readings(readings) if graphs else None,
             len(set(unit.kernels) - set(outcomes)),
         )
+
+    def alone(
+        self, graphs: dict[str, Any], launches: int, always: frozenset[str], outcomes: dict[str, Outcome]
+    ) -> dict[str, Outcome]:
+        """Outcomes of candidates timed each alone, ``always`` those that have all turns; none where not asked for."""
+        options = self.options
+        if options.regime == "burst":
+            return {}
+        found = time_turns(graphs, launches, options.seconds, options.turns, self.telemetry, always, self.runs)
+        return {
+            name: replace(outcomes[name], stage="final", timing=summarise(values, launches), reading=reading)
+            for name, (values, reading) in found.items()
+        }
 
     def verified(
         self, unit: Unit, operands: list[OperandSet], clock: _Clock

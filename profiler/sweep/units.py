@@ -8,13 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import UnsupportedProblemError
@@ -22,7 +19,7 @@ from gemmill.library.input.problem_words import aligns as packed_aligns
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shapes import Shape
-from gemmill.runtime.select.cost.roofline import power_ns
+from gemmill.runtime.select.cost.sustained import HELD, power_us
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.selector import Selector
@@ -31,9 +28,6 @@ MAX_PARTIAL_BYTES = 1 << 30
 """Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
 TRANSPOSED_ROWS = 1024
 """Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
-
-HELD = 0.6
-"""A long run is held by the power limit from this share on of the time that the model says of a lone launch."""
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
@@ -205,8 +199,7 @@ def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] =
 def power_binds(problem: GemmProblem, selector: Selector) -> bool:
     """Whether a long run of a problem is held by the power limit, by the model."""
     times = selector.times(problem)
-    widest = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype)) / 8
-    return bool(times) and bool(power_ns(problem, np.array(widest), selector.gpu) > 1000 * HELD * min(times.values()))
+    return bool(times) and power_us(problem, selector.gpu) > HELD * min(times.values())
 
 
 def too_large(config: GemmConfig, problem: GemmProblem) -> bool:

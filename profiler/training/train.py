@@ -6,18 +6,21 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gemmill.library.arch import gpu_called
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
+from gemmill.library.problem import Regime
 from gemmill.library.records import Measurement, read_records
-from gemmill.profiler.training import judge, residual, tables
+from gemmill.profiler.training import judge, residual, sustained, tables
 from gemmill.profiler.training.decision_trees import decision_trees
 from gemmill.profiler.training.rows import rows_of
 from gemmill.runtime.select import decision_tree, gpus, measured
 from gemmill.runtime.select.cost import residual as residual_model
+from gemmill.runtime.select.cost import sustained as sustained_law
 from gemmill.runtime.select.models import path_of
 
 Runs = Mapping[tuple[str, str], Sequence[Measurement]]
@@ -27,7 +30,9 @@ Runs = Mapping[tuple[str, str], Sequence[Measurement]]
 def train(
     records: Iterable[Path], gpu: str | None, folder: Path, *, listener: Callable[[str], None] = lambda says: None
 ) -> str:
-    """Fit and judge the residual model of a GPU, rank the fastest kernels, and write both to a folder.
+    """Fit and judge the residual model of a GPU, rank the fastest kernels, and write both to a folder; where there are
+    records of sustained load its law as well, fitted beside the model of that folder or, without other records, of the
+    one that ships.
 
     A model of a GPU with few records learns from those of its kin as well, which weigh less; it is judged, and the
     tables are made, by its own alone.
@@ -45,8 +50,39 @@ def train(
         RecordError: a file cannot be read, nothing in them is of the GPU, or CatBoost is missing.
         OSError: the folder cannot be written.
     """
-    runs = read_runs(records)
-    gpu = _row(gpu, runs)
+    every = read_runs(records)
+    gpu = _row(gpu, every)
+    runs = _of_regime("burst", every)
+    folder.mkdir(parents=True, exist_ok=True)
+    held = _of_regime("sustained", every)
+    if not held or any(m.stage == "final" for (name, _), own in runs.items() if name == gpu for m in own):
+        _train_bursts(runs, gpu, folder, listener)
+    if held:
+        _train_sustained(held, gpu, folder, listener)
+    return gpu
+
+
+def _of_regime(regime: Regime, runs: Runs) -> Runs:
+    """The measurements of one regime."""
+    return {key: own for key, every in runs.items() if (own := [m for m in every if m.regime == regime])}
+
+
+def _train_sustained(runs: Runs, gpu: str, folder: Path, listener: Callable[[str], None]) -> None:
+    """Fit the law of sustained load; RecordError where there are too few records of it."""
+    row = gpus.figures(gpu)
+    trained = replace(row, model=folder if path_of(gpu, "trees", folder).exists() else None)
+    found = sustained.laws((own, trained) for (name, _), own in runs.items() if name == gpu)
+    for dtype, own in found["types"].items():
+        listener(f"{dtype} under sustained load: {own['problems']} problems, {own['held out by K']}")
+    if not found["types"]:
+        raise RecordError(
+            f"{gpu}: of no type {sustained.FEWEST} problems were measured under sustained load, which a law needs; "
+            "sweep more shapes with --regime sustained, or leave these records out"
+        )
+    _write(gpu, folder, "sustained", sustained_law.VERSION, found)
+
+
+def _train_bursts(runs: Runs, gpu: str, folder: Path, listener: Callable[[str], None]) -> None:
     rows = [row for (name, _), own in runs.items() for row in rows_of(own, gpus.figures(name))]
     if not any(row.gpu == gpu for row in rows):
         raise RecordError(f"{gpu}: no kernel was timed at length on a problem that the model is for; sweep more shapes")
@@ -59,10 +95,8 @@ def train(
         "fitted to": list(dict.fromkeys(run for _, run in runs)),
         "held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best": judged,
     }
-    folder.mkdir(parents=True, exist_ok=True)
     _write(gpu, folder, "trees", residual_model.VERSION, origin | residual.content(booster, rows))
     _write(gpu, folder, "measured", measured.VERSION, tables.fastest(own for (g, _), own in runs.items() if g == gpu))
-    return gpu
 
 
 def train_quick(gpu: str, folder: Path, problems: int, jobs: int, listener: Callable[[str], None]) -> None:

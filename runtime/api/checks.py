@@ -9,6 +9,7 @@ from math import isfinite
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
 from gemmill.library.errors import OperandError
+from gemmill.library.problem import REGIMES
 from gemmill.runtime.api.invariance import refuse_atomic_sums
 from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.registry import Registry
@@ -21,6 +22,9 @@ def check_options(options: Options) -> None:
     for name in _FLAGS:
         if (value := getattr(options, name)) not in (True, False):
             raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
+    if options.objective not in REGIMES:
+        words = " or ".join(map(repr, REGIMES))
+        raise OperandError(f"objective is {options.objective!r:.80}; it must be {words}")
     if not isinstance(options.kernel, str | GemmConfig | None):
         raise OperandError(f"kernel is {options.kernel!r:.80}; it must be the name of a kernel or a GemmConfig")
     if not isinstance(options.registry, Registry | None):

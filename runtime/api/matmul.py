@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.problem import Regime
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.api.streams import Stream, stream_to_follow
@@ -42,6 +43,7 @@ def matmul(
     batch_invariant: bool = False,
     autotune: int | None = None,
     quick: bool = False,
+    objective: Regime = "sustained",
     explain: bool = False,
     epilogue: str | None = None,
     **operands: Tensor | float,
@@ -93,7 +95,9 @@ def matmul(
     kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
     outputs are written elsewhere meanwhile. ``quick`` is for problems that are launched a few times only, such as
     prompts with an M of their own: where nothing was measured, the kernel is selected in some 10 us, not half a
-    millisecond or more, and is 1 to 2% slower on average (docs/tuning.md).
+    millisecond or more, and is 1 to 2% slower on average (docs/tuning.md). ``objective`` says what the kernel is to be
+    the fastest in: a program that runs for seconds, which the power limit may hold, or, ``"burst"``, a lone launch at
+    full clock (docs/performance/sustained.md).
 
     ``explain`` prints the problem, its kernel and why that was selected, each time. Where an operand's dtype, layout or
     alignment makes a call much slower than one like it, that says what it costs and what to change; so do
@@ -140,6 +144,7 @@ def plan(
     batch_invariant: bool = False,
     autotune: int | None = None,
     quick: bool = False,
+    objective: Regime = "sustained",
     explain: bool = False,
     epilogue: str | None = None,
     **operands: Tensor | float,

@@ -137,7 +137,7 @@ def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_c
     if options.kernel is not None:
         return needs_swap(parse_name(plain_name(kernel_named(options.kernel))), problem) is not None
     try:
-        registry.select(problem, sm_count, None, options.quick)
+        registry.select(problem, sm_count, None, options.quick, options.objective)
     except UnsupportedProblemError:
         return False
     return True
@@ -146,7 +146,7 @@ def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_c
 def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:
     rows: Rows = "n" if gemm.is_transposed else "m"
     invariant_to = rows if call.options.batch_invariant else None
-    return registry.select(gemm.problem, sm_count, invariant_to, call.options.quick)
+    return registry.select(gemm.problem, sm_count, invariant_to, call.options.quick, call.options.objective)
 
 
 def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:

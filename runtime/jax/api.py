@@ -19,7 +19,7 @@ from gemmill.runtime.operands.reading import dtype_named
 _TENSORS = ("c", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "out")
 _DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
 _FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick", "explain")
-_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "kernel", "sm_count", "epilogue")
+_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "kernel", "sm_count", "objective", "epilogue")
 
 
 def matmul(
@@ -47,6 +47,7 @@ def matmul(
     deterministic: bool = False,
     batch_invariant: bool = False,
     quick: bool = False,
+    objective: str = "sustained",
     explain: bool = False,
     epilogue: str | None = None,
     **operands: jax.Array | float,

@@ -18,7 +18,7 @@ from gemmill.runtime.jax.described import Array, nowhere
 from gemmill.runtime.jax.description import Description
 from gemmill.runtime.jax.reference import expression, operands_in_full
 
-_KEPT = ("accumulator", "tf32", "deterministic", "quick")
+_KEPT = ("accumulator", "tf32", "deterministic", "quick", "objective")
 """Options that hold for the products of a gradient too."""
 
 Arrays = tuple[Any, ...]

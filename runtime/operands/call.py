@@ -18,7 +18,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator
 from gemmill.library.epilogues.parse import spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.library.problem import GemmProblem, Regime, is_mixed
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
@@ -67,6 +67,8 @@ class Options(NamedTuple):
     """How many of the best kernels are timed; None: none."""
     quick: bool = False
     """Whether the kernel is selected in some 10 us where nothing was measured."""
+    objective: Regime = "sustained"
+    """What the kernel is to be the fastest in."""
 
 
 DEFAULTS = Options()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ class Decision:
 
 def read_decisions(paths: Iterable[Path]) -> list[Decision]:
     """The verified times in files of measurements; of a kernel measured again, the last that is not brief. Those of
-    which nothing holds any more, as the kernel has changed since, are passed over.
+    which nothing holds any more, as the kernel has changed since, are passed over, and those of bursts where a problem
+    was measured under sustained load.
 
     Raises:
         RecordError: a file cannot be read, or a line is no record.
@@ -34,12 +36,18 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
     from gemmill.library.records import read_records  # a program that reads none starts faster
 
     decisions: dict[tuple[GemmProblem, str, str], Decision] = {}
+    sustained: dict[tuple[GemmProblem, str], set[str]] = defaultdict(set)
     for path in paths:
         for record in read_records(path):
             if record.holds == "nothing":
                 continue
             if record.verified and record.us is not None and record.digest:  # without a cubin it is cuBLAS
                 key = record.problem, record.gpu, record.kernel
+                kernels = sustained[key[:2]]
+                if record.regime == "sustained":
+                    kernels.add(record.kernel)
+                elif record.kernel in kernels:
+                    continue
                 if record.stage != "final" and key in decisions and decisions[key].final:
                     continue
                 decisions[key] = Decision(
@@ -49,4 +57,4 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
                     us=record.us,
                     final=record.stage == "final",
                 )
-    return list(decisions.values())
+    return [x for x in decisions.values() if not (alone := sustained[x.problem, x.gpu]) or x.kernel in alone]

@@ -1,6 +1,6 @@
 """The selector: which kernel a problem goes to, and why. It asks its deciders in turn; the first that names a kernel is
-heard: measurements, for quick selection a decision tree, and the model, which for a batch-invariant choice looks at
-every M.
+heard: measurements that were given, the law of sustained load, measurements that ship, for quick selection a decision
+tree, and the model, which for a batch-invariant choice looks at every M.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from math import inf
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
 from gemmill.runtime.select.deciders.decider import Decider
 from gemmill.runtime.select.deciders.invariant import ForAnyRows
 from gemmill.runtime.select.deciders.measurements import ByMeasurement
 from gemmill.runtime.select.deciders.model import ByModel, ForNothing
 from gemmill.runtime.select.deciders.quick import ByDecisionTree
+from gemmill.runtime.select.deciders.sustained import UnderPower
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.slow_path import SlowPath, slow_path
@@ -56,6 +57,7 @@ class Selector:
         self._measured = ByMeasurement(kernels, gpu, decisions)
         self._model = ByModel(kernels, gpu)
         self._invariant = ForAnyRows(kernels, gpu)
+        self._under_power = UnderPower(kernels, gpu)
         self._deciders: tuple[Decider, ...] = (
             self._measured,
             ByDecisionTree(kernels, gpu),
@@ -71,21 +73,24 @@ class Selector:
         sm_count: int | None = None,
         invariant_to: Rows | None = None,
         quick: bool = False,
+        objective: Regime = "sustained",
     ) -> Choice:
         """The kernel for a problem, on at most ``sm_count`` SMs. Measured times are of all SMs, and only count there.
 
         ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; nor does it on the batch.
         ``quick`` has a decision tree decide where there is one for a problem without either, in place of the model.
+        With the ``objective`` ``burst``, or any of these three, it is the fastest for a lone launch.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
+        choice = None
+        if objective == "sustained" and (sm_count, invariant_to, quick) == (None, None, False):
+            choice = None if self._measured.was_given(problem) else self._under_power.decide(problem)
         for decider in self._deciders:
-            if (choice := decider.decide(problem, sm_count, invariant_to, quick)) is not None:
-                break
-        else:
-            choice = self._model.decide(problem, sm_count, invariant_to, quick)
+            choice = choice or decider.decide(problem, sm_count, invariant_to, quick)
+        choice = choice or self._model.decide(problem, sm_count, invariant_to, quick)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
 
     def _slow_path(

@@ -22,6 +22,7 @@ NAMES = (
     "batch_invariant",
     "autotune",
     "quick",
+    "objective",
     "explain",
 )
 """Options that such a text may hold."""

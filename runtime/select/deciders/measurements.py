@@ -55,6 +55,10 @@ class ByMeasurement:
         reason += in_words(config, problem, swap_ab)
         return Choice(best, config, reason, us, runners_up, "measured", swap_ab)
 
+    def was_given(self, problem: GemmProblem) -> bool:
+        """Whether measurements of a problem were given, and not only ship."""
+        return problem in self._own
+
     def candidates(self, problem: GemmProblem) -> list[Candidate]:
         """The kernels that were measured on a problem, the fastest first."""
         return [Candidate(n, runs_transposed(self._config(n), problem), us) for us, n in self.times(problem)]

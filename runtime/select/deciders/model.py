@@ -41,13 +41,13 @@ class ByModel:
             UnsupportedProblemError: no kernel serves the problem.
         """
         group, serving, figures = self._asked(problem, sm_count)
-        ranked = _fastest(group, serving, figures, 1 + RUNNERS_UP)
+        ranked = fastest(group, serving, figures, 1 + RUNNERS_UP)
         return chosen(group, ranked, figures, problem, with_at_most(self._gpu, sm_count))
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first."""
         group, serving, figures = self._asked(problem, sm_count)
-        ranked = _fastest(group, serving, figures, count)
+        ranked = fastest(group, serving, figures, count)
         return [Candidate(group.names[i], bool(group.table.swap_ab[i]), float(figures.us[i])) for i in ranked]
 
     def times(self, problem: GemmProblem) -> dict[str, float]:
@@ -101,7 +101,7 @@ class ForNothing:
         )
 
 
-def _fastest(group: Group, serving: Integers, figures: Estimate, count: int) -> list[int]:
+def fastest(group: Group, serving: Integers, figures: Estimate, count: int) -> list[int]:
     """The fastest of some kernels by the model, each once, as indices.
 
     Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.

@@ -36,8 +36,8 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
-from gemmill.library.problem import GemmProblem, upconverts_a
-from gemmill.library.records import Measurement, Regime
+from gemmill.library.problem import GemmProblem, Regime, upconverts_a
+from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus

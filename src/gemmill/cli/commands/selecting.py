@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from math import isnan
@@ -19,10 +19,9 @@ from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problems
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
-from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem, Regime
 from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.runtime.api.invariance import packed_rows
-from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice, Rows
 
 
@@ -42,6 +41,9 @@ def select(
             "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
         ),
     ] = False,
+    objective: Annotated[
+        Regime, typer.Option(help="Fastest in a program that runs for seconds, or in a lone launch at full clock.")
+    ] = "sustained",
     gpu: OnGpu = None,
     model: Model = None,
     top: Top = 1,
@@ -57,6 +59,7 @@ def select(
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
       gemmill select --mnkl 1234,4096,4096 --quick --why
+      gemmill select --mnkl 8192,8192,8192 --objective burst --why
       gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
       gemmill select --mnkl 4096,4096,4096 --model models --why
       gemmill select --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128"
@@ -73,10 +76,10 @@ def select(
     invariant_to: Rows | None = "m" if batch_invariant else None
     chosen = registry(manifest, pack, records, gpu, model)
     if len(problems) > 1:
-        _select_many(problems, chosen, invariant_to, quick, as_json)
+        _select_many(problems, lambda x: chosen.select(x, None, invariant_to, quick, objective), as_json)
         return
     [problem] = problems
-    choice = chosen.select(problem, None, invariant_to, quick)
+    choice = chosen.select(problem, None, invariant_to, quick, objective)
     if as_json:
         output.print_json("select", _report(problem, choice, top))
         return
@@ -92,14 +95,12 @@ def select(
         typer.echo(choice.why)
 
 
-def _select_many(
-    problems: Sequence[GemmProblem], chosen: Registry, invariant_to: Rows | None, quick: bool, as_json: bool
-) -> None:
+def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem], Choice], as_json: bool) -> None:
     """Print the kernel of each problem; exits with 1 if one has none."""
     choices: list[Choice | UnsupportedProblemError] = []
     for problem in problems:
         try:
-            choices.append(chosen.select(problem, None, invariant_to, quick))
+            choices.append(chosen(problem))
         except UnsupportedProblemError as error:
             choices.append(error)
     failed = [error for error in choices if isinstance(error, UnsupportedProblemError)]

@@ -1,0 +1,136 @@
+"""The law of sustained load fitted (runtime/select/cost/sustained.py), to records of the regime ``sustained``."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.names import parse_name
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement
+from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
+from gemmill.profiler.training.rows import is_realigned, us_of
+from gemmill.runtime.select.cost.model import FeatureTable, estimate
+from gemmill.runtime.select.cost.sustained import Law, bytes_moved, power_us
+from gemmill.runtime.select.kernels.faults import needs_swap
+
+FOLDS = 8
+SHARPNESS = 8.0
+"""How much less a kernel weighs the slower it is: the choice is among the fast ones."""
+FEWEST = 12
+"""Problems that a law is fitted to, at least."""
+
+
+class Held(NamedTuple):
+    """The kernels of a problem under sustained load."""
+
+    problem: GemmProblem
+    model_us: Any
+    """What the model says of a lone launch."""
+    power_us: float
+    """Least time under the power limit."""
+    moved: Any
+    """Bytes to shared memory for a product."""
+    us: Any
+    """Measured."""
+    baseline_us: float | None
+    """Of PyTorch's cuBLAS."""
+
+
+def held(measurements: Iterable[Measurement], gpu: Gpu) -> list[Held]:
+    """The problems of one run that the law is for."""
+    times: dict[GemmProblem, dict[str, Measurement]] = defaultdict(dict)
+    for m in measurements:
+        if m.regime == "sustained" and m.us is not None and m.holds == "time":
+            times[m.problem][m.kernel] = m
+    found = []
+    for problem, own in times.items():
+        of_kernels = {name: m for name, m in own.items() if name not in BASELINES}
+        if not of_kernels or not _is_learnt_from(problem):
+            continue
+        configs = {name: parse_name(name) for name in of_kernels}
+        model_us: dict[str, float] = {}
+        for swap_ab in (False, True):
+            members = [name for name, config in configs.items() if needs_swap(config, problem) is swap_ab]
+            if members:
+                table = FeatureTable.of([configs[name] for name in members], swap_ab)
+                model_us.update(zip(members, estimate(table, problem, gpu).us.tolist(), strict=True))
+        tiles = np.array([(configs[name].tile.m, configs[name].tile.n) for name in model_us], np.float64)
+        found.append(
+            Held(
+                problem,
+                np.array([*model_us.values()]),
+                power_us(problem, gpu),
+                bytes_moved(tiles[:, 0], tiles[:, 1], DTYPES[problem.a_dtype].bits / 8),
+                np.array([us_of(of_kernels[name]) for name in model_us]),
+                next((us_of(own[name]) for name in THROUGH_TORCH if name in own), None),
+            )
+        )
+    return found
+
+
+def _is_learnt_from(problem: GemmProblem) -> bool:
+    alike = problem.a_dtype == problem.b_dtype and problem.batching == "strided"
+    return alike and problem.epilogue == LINEAR and not is_realigned(problem)
+
+
+def fit(problems: Sequence[Held]) -> Law:
+    """Least squares of logarithms: the two weights by what differs between kernels of a problem, then the scale."""
+    rows, wanted = [], []
+    for x in problems:
+        weights = np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
+        columns = np.stack([np.log(x.model_us), x.moved], axis=1)
+        rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
+        wanted.append((np.log(x.us) - np.log(x.us).mean()) * weights)
+    (burst, per_byte), *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
+    law = Law(float(burst), float(per_byte), 1.0)
+    best = [int(x.us.argmin()) for x in problems]
+    scale = geometric_mean(
+        [float(x.us[i] / law.us(x.model_us, x.power_us, x.moved)[i]) for x, i in zip(problems, best, strict=True)]
+    )
+    return law._replace(scale=scale)
+
+
+def judge(problems: Sequence[Held]) -> dict[str, Any]:
+    """What the kernel that is first reaches, held out by K: of the best measured and of cuBLAS, geometric means, by the
+    model of a lone launch and by the law."""
+    extents = sorted({x.problem.k for x in problems})
+    fold = {k: i % FOLDS for i, k in enumerate(extents)}
+    found: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
+    for which in range(min(FOLDS, len(extents))):
+        law = fit([x for x in problems if fold[x.problem.k] != which] or problems)
+        for x in problems:
+            if fold[x.problem.k] == which:
+                for name, us in (("model", x.model_us), ("law", law.us(x.model_us, x.power_us, x.moved))):
+                    chosen = float(x.us[int(np.argmin(us))])
+                    found[name].append((float(x.us.min()) / chosen, x.baseline_us and x.baseline_us / chosen))
+    return {
+        name: {
+            "of the best": round(geometric_mean([best for best, _ in own]), 4),
+            "of cuBLAS": round(geometric_mean([x for _, x in own if x]), 4) if any(x for _, x in own) else None,
+        }
+        for name, own in found.items()
+    }
+
+
+def laws(runs: Iterable[tuple[Sequence[Measurement], Gpu]]) -> dict[str, Any]:
+    """The content of a file of laws: of each type of A and B with problems enough; empty where there is none."""
+    found: dict[str, list[Held]] = defaultdict(list)
+    for measurements, gpu in runs:
+        for x in held(measurements, gpu):
+            found[x.problem.a_dtype].append(x)
+    return {
+        "types": {
+            dtype: {"law": [round(x, 5) for x in fit(own)], "problems": len(own), "held out by K": judge(own)}
+            for dtype, own in sorted(found.items())
+            if len(own) >= FEWEST
+        }
+    }

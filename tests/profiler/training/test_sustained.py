@@ -1,0 +1,100 @@
+"""The law of sustained load fitted: to records made by a law, which it finds again."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gemmill.library.arch import gpu_named
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import RecordError
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement
+from gemmill.profiler.training.train import train
+from gemmill.runtime.select.cost.model import FeatureTable, estimate
+from gemmill.runtime.select.cost.sustained import Law, bytes_moved, laws, power_us
+from gemmill.runtime.select.decisions import read_decisions
+
+H200 = gpu_named("H200")
+TRUE = Law(0.6, 5.0, 0.9)
+WHERE = "a.major == 'k' and b.major == 'k' and tile.m == 128 and tile.n >= 128 and scheduler.splits == 1"
+KERNELS = [c for c in load_manifest(shipped_manifest("bf16")).expand(where=WHERE) if c.d.major == "n"][:12]
+
+
+def record(problem: GemmProblem, kernel: str, us: float, regime: str = "sustained", stage: str = "final") -> str:
+    m = Measurement.model_validate(
+        {
+            "kernel": kernel,
+            "digest": "" if kernel == "cublas" else "d" * 64,
+            "problem": problem,
+            "gpu": H200.name,
+            "driver": "",
+            "cuda": "",
+            "torch": "",
+            "gemmill": "",
+            "commit": "",
+            "time": datetime.now(UTC),
+            "stage": stage,
+            "us": us,
+            "regime": regime,
+            "verified": True,
+            "watts": 690.0,
+            "sm_mhz": 1400,
+        }
+    )
+    return m.model_dump_json() + "\n"
+
+
+def written(path: Path, problems: int) -> Path:
+    table = FeatureTable.of(KERNELS)
+    m, n = (np.array([getattr(c.tile, x) for c in KERNELS], np.float64) for x in "mn")
+    moved = bytes_moved(m, n, 2)
+    with path.open("w") as file:
+        for i in range(problems):
+            problem = GemmProblem(m=4096, n=4096 + 512 * i, k=2048 + 1024 * (i % 9))
+            us = TRUE.us(estimate(table, problem, H200).us, power_us(problem, H200), moved)
+            for config, value in zip(KERNELS, us.tolist(), strict=True):
+                file.write(record(problem, kernel_name(config), value / 2, "burst", "screen"))
+                file.write(record(problem, kernel_name(config), value))
+            file.write(record(problem, "cublas", float(us.min())))
+    return path
+
+
+def test_a_law_is_found_again(tmp_path: Path) -> None:
+    says: list[str] = []
+    folder = tmp_path / "models"
+    assert train([written(tmp_path / "records.jsonl", 16)], None, folder, listener=says.append) == H200.name
+    assert [path.name for path in folder.iterdir()] == ["nvidia-h200.sustained.json"]
+    assert laws(H200.name, folder)["bf16"] == pytest.approx(TRUE, rel=1e-3)
+    [said] = says
+    assert "bf16 under sustained load: 16 problems" in said
+    assert "'law': {'of the best': 1.0, 'of cuBLAS': 1.0}" in said
+
+
+def test_too_few_problems_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="of no type 12 problems were measured under sustained load"):
+        train([written(tmp_path / "records.jsonl", 3)], None, tmp_path / "models")
+
+
+def test_where_a_problem_was_measured_under_sustained_load_bursts_do_not_count(tmp_path: Path) -> None:
+    path = written(tmp_path / "records.jsonl", 1)
+    problem = GemmProblem(m=4096, n=4096, k=2048)
+    other = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x64x64_1x1_pingpong_s8_m8_k1_linear"
+    with path.open("a") as file:
+        file.write(record(problem, other, 0.5, "burst"))
+        file.write(record(problem, kernel_name(KERNELS[0]), 0.5, "burst"))
+    found = {decision.kernel: decision.us for decision in read_decisions([path])}
+    assert other not in found
+    assert len(found) == len(KERNELS)
+    assert min(found.values()) > 1
+
+
+def test_energy_of_a_launch_is_told_of_what_ran_alone() -> None:
+    lines = [json.loads(record(GemmProblem(m=64, n=64, k=64), "k", 100.0, x)) for x in ("sustained", "burst")]
+    assert [line["joules"] for line in lines] == [pytest.approx(0.069), None]
+    assert lines[0]["key"] != lines[1]["key"]

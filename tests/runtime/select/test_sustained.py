@@ -1,0 +1,100 @@
+"""Selection for programs that the power limit holds: the law, when it decides, and what it gives way to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmill.library.arch import gpu_named
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import ProblemError, RecordError
+from gemmill.library.manifest.load import load_manifest, shipped_manifest
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select import models
+from gemmill.runtime.select.cost import sustained
+from gemmill.runtime.select.decisions import Decision
+from gemmill.runtime.select.selector import Selector
+
+H200 = gpu_named("H200")
+LARGE = GemmProblem(m=16384, n=4096, k=7168)
+SMALL = GemmProblem(m=64, n=4096, k=7168)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, GemmConfig]:
+    return {kernel_name(config): config for config in load_manifest(shipped_manifest("bf16")).expand()}
+
+
+@pytest.fixture(scope="module")
+def selector(kernels: Mapping[str, GemmConfig]) -> Selector:
+    return Selector(kernels, H200)
+
+
+def test_under_the_limit_fewer_bytes_for_a_product_win(selector: Selector) -> None:
+    held, alone = selector.select(LARGE), selector.select(LARGE, objective="burst")
+    assert held.reason.startswith("in a long run, which the power limit holds: ")
+    assert moved(held.config) < moved(alone.config)
+    assert held.predicted_us > 0
+
+
+def moved(config: GemmConfig) -> float:
+    return (config.tile.m + config.tile.n) / (config.tile.m * config.tile.n)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        SMALL,
+        replace(LARGE, m=0),
+        LARGE.but(a_dtype="e4m3", b_dtype="e4m3"),
+        LARGE.but(a_dtype="f16", b_dtype="f16", d_dtype="f16"),
+        replace(LARGE, batching="grouped"),
+    ],
+)
+def test_elsewhere_it_is_as_for_a_lone_launch(problem: GemmProblem) -> None:
+    registry = Registry(gpu=H200)
+    assert registry.select(problem) == registry.select(problem, objective="burst")
+
+
+@pytest.mark.parametrize("options", [{"sm_count": 100}, {"invariant_to": "m"}, {"quick": True}])
+def test_what_is_asked_for_besides_decides_as_for_a_lone_launch(options: dict[str, object], selector: Selector) -> None:
+    assert selector.select(LARGE, **options) == selector.select(LARGE, **options, objective="burst")
+
+
+def test_on_another_gpu_there_is_no_law(kernels: Mapping[str, GemmConfig]) -> None:
+    selector = Selector(kernels, gpu_named("H100 80GB HBM3"))
+    assert selector.select(LARGE) == selector.select(LARGE, objective="burst")
+
+
+def test_a_measurement_that_was_given_comes_first(kernels: Mapping[str, GemmConfig]) -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x224x64_1x1_cooperative_s4_m8_k1_linear"
+    assert name in kernels
+    given = Decision(problem=LARGE, gpu=H200.name, kernel=name, us=1.0)
+    assert Selector(kernels, H200, [given]).select(LARGE).name == name
+
+
+def test_an_objective_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ProblemError, match="objective is 'energy'; it must be 'sustained' or 'burst'"):
+        Registry(gpu=H200).select(LARGE, objective="energy")  # type: ignore[arg-type]
+
+
+def test_a_damaged_law_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "FOLDER", tmp_path)
+    path = models.path_of("NVIDIA Next", "sustained")
+    path.write_text(json.dumps({"version": 1, "gpu": "NVIDIA Next", "types": {"bf16": {"law": [0.5]}}}))
+    with pytest.raises(RecordError, match="is damaged, or no model of a GPU"):
+        sustained.laws("NVIDIA Next")
+
+
+def test_the_law_that_ships_names_kernels_of_the_set(selector: Selector) -> None:
+    assert [*sustained.laws(H200.name)] == ["bf16"]
+    for m, n, k in ((2048, 8192, 28672), (8192, 128256, 2048), (4096, 4096, 4096)):
+        choice = selector.select(GemmProblem(m=m, n=n, k=k))
+        assert choice.name == kernel_name(parse_name(choice.name))
+        assert choice.name not in {name for name, _ in choice.runners_up}
