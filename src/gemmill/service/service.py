@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from gemmill.library.errors import GemmillError, SettingError
 from gemmill.library.files import make_private, told
+from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.runtime.compile.pool import WorkerPool
 from gemmill.runtime.storage.store import Store
-from gemmill.service.compiling.cluster import ClusterPool
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Resolver
@@ -57,14 +57,15 @@ class Service:
         self.resolver = Resolver(self.store, self.models)
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
-        cluster = ClusterPool(options.scheduler) if options.scheduler else None
+        self.cluster = ClusterCompilers(options.scheduler) if options.scheduler else None
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
-            lambda: cluster or WorkerPool(options.jobs, self.store),
+            lambda: self.cluster or WorkerPool(options.jobs, self.store),
             Quotas(options.quota),
             self.kernels,
             self.metrics,
+            self._nothing_compiles,
         )
         self.catalogue = Catalogue(self.store)
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
@@ -98,7 +99,13 @@ class Service:
         """Why the server is not ready for requests, as far as is known; empty where it is."""
         if self.draining:
             return "the server is about to end"
-        return f"the store cannot be written: {self.store.problem}" if self.store.problem is not None else ""
+        if self.store.problem is not None:
+            return f"the store cannot be written: {self.store.problem}"
+        return self._nothing_compiles()
+
+    def _nothing_compiles(self) -> str:
+        """Why nothing can be compiled now; empty where it can."""
+        return self.cluster.problem if self.cluster is not None else ""
 
     def try_store(self) -> None:
         """Find out whether a store that could not be written can be now."""

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import GemmillError
+from gemmill.library.errors import DeviceError, GemmillError
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.metrics import Metrics
@@ -32,8 +32,8 @@ _WEIGHT = 0.1
 _FAILED_SECONDS = 60.0
 _FAILED = 1000
 """Failures that are remembered."""
-_DIED = ("died", "cannot be started")
-"""Words of failures that are the process's, not the kernel's: the job is tried once more."""
+_AGAIN_SECONDS = 5.0
+"""When to ask again where nothing compiles."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +41,11 @@ class Compilers(Protocol):
     """What compiles, called from as many threads as kernels are compiled at a time."""
 
     def compile(self, config: GemmConfig, seconds: float) -> Outcome:
-        """What becomes of one kernel, which may take so many seconds."""
+        """What becomes of one kernel, which may take so many seconds; what is lost with a process is tried once more.
+
+        Raises:
+            DeviceError: nothing compiles now.
+        """
 
     def close(self) -> None:
         """End it, whatever it is doing."""
@@ -68,6 +72,7 @@ class CompileQueue:
         most: jobs that wait at most.
         workers: makes the processes, when the first kernel is to be compiled.
         kernels: where compiled kernels go.
+        problem: says why nothing can be compiled now; empty where it can.
     """
 
     def __init__(
@@ -78,9 +83,10 @@ class CompileQueue:
         quotas: Quotas,
         kernels: Kernels,
         metrics: Metrics,
+        problem: Callable[[], str] = str,
     ) -> None:
         self._jobs, self._most, self._make, self._quotas = jobs, most, workers, quotas
-        self._kernels, self._metrics = kernels, metrics
+        self._kernels, self._metrics, self._problem = kernels, metrics, problem
         self._by_key: dict[str, Job] = {}
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         """By tenant; the first is the next to have a turn."""
@@ -105,8 +111,8 @@ class CompileQueue:
         """The job of a key, which others may have submitted.
 
         Raises:
-            Refusal: it failed a moment ago, the tenant's quota is spent (429), too much waits already, or the server is
-                about to end (503).
+            Refusal: it failed a moment ago, the tenant's quota is spent (429), too much waits already, nothing compiles
+                now, or the server is about to end (503).
         """
         if (job := self._by_key.get(key)) is not None:
             self._metrics.joined.inc()
@@ -117,6 +123,8 @@ class CompileQueue:
             del self._failed[key]
         if self.closing:
             raise _ending()
+        if why := self._problem():
+            raise Refusal(503, "workers", why, retry_after=_AGAIN_SECONDS)
         waiting = self.waiting
         if waiting >= self._most:
             raise Refusal(
@@ -170,6 +178,8 @@ class CompileQueue:
             taken = 0.0
             try:
                 result, taken = await self._compiled(job)
+            except DeviceError as error:
+                result = Refusal(503, "workers", f"{job.name}: {error}", retry_after=_AGAIN_SECONDS)
             except Exception as error:  # noqa: BLE001 (the worker goes on, and who waits is told)
                 _log.exception("%s", job.name)
                 result = Refusal(500, "internal", f"{job.name}: {type(error).__name__}: {error}")
@@ -195,15 +205,11 @@ class CompileQueue:
         if (served := await self._kernels.find(job.key)) is not None:  # since it was asked for
             return served, 0.0
         outcome = await self._outcome(job.config)
-        if _has_died(outcome) and not self.closing:
-            _log.warning("%s; it is tried once more", outcome.error)
-            outcome = await self._outcome(job.config)
-        if _has_died(outcome):
-            self._metrics.compiles.labels("failed").inc()
-            return Refusal(503, "workers", str(outcome.error), retry_after=30), outcome.seconds
         if outcome.artifact is None:
             self._metrics.compiles.labels("failed").inc()
             refusal = Refusal(422, "compile", str(outcome.error))
+            if outcome.lost:
+                refusal = Refusal(503, "workers", str(outcome.error), retry_after=_FAILED_SECONDS)
             self._failed[job.key] = time.monotonic(), refusal
             if len(self._failed) > _FAILED:
                 self._failed.popitem(last=False)
@@ -237,11 +243,6 @@ class CompileQueue:
         job.started.set()
         if not job.result.done():
             job.result.set_result(result)
-
-
-def _has_died(outcome: Outcome) -> bool:
-    """Whether a kernel failed for what has befallen the process, which another may be spared."""
-    return outcome.artifact is None and any(word in str(outcome.error) for word in _DIED)
 
 
 def _ending() -> Refusal:

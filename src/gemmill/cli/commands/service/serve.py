@@ -20,6 +20,7 @@ from gemmill.cli.options import Jobs, StorePath
 from gemmill.library.errors import InstallationError, SettingError
 from gemmill.library.extras import install
 from gemmill.library.files import told
+from gemmill.profiler.sweep.compilers import AT_A_TIME
 from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
 
@@ -53,10 +54,6 @@ token_app = typer.Typer(
     rich_markup_mode=None,
 )
 serve_app.add_typer(token_app, name="token")
-
-
-_AT_A_CLUSTER = 64
-"""Kernels that a cluster is given at a time, unless --jobs says otherwise; with fewer threads it has them wait."""
 
 
 def _file(says: str) -> Any:
@@ -137,7 +134,7 @@ def serve(
     place = Store(store).path
     state = state or place.with_name(f"{place.name}-service")
     tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
-    jobs = jobs or (_AT_A_CLUSTER if scheduler else default_jobs())
+    jobs = jobs or (AT_A_TIME if scheduler else default_jobs())
     limits: dict[str, Any] = {"jobs": jobs, "queue": queue, "quota": quota, "connections": connections}
     places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket}
     places |= {"scheduler": scheduler, **tls}
