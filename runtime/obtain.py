@@ -141,7 +141,7 @@ class Obtainer:
 
     def _compiler(self) -> Compiler:
         if self._remote is not None and self._remote.mode == "only":
-            raise RemoteError("the mode of the remote is only")
+            raise RemoteError("the mode of the remote is only, which forbids it; GEMMILL_REMOTE_MODE=read allows it")
         return Compiler(store=self._store)
 
     def _by_key(self, source: EmittedSource, key: str) -> Artifact | Miss | None:
