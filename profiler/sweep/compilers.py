@@ -110,6 +110,7 @@ class ClusterCompilers:
                 said, cached, pch, data = self._attempt(worker, name, seconds)
                 artifact = None if said else self._made(data, key)
             except CancelledError:  # the scheduler has gone, and the worker is not to blame
+                self._closed.wait(LOOK_SECONDS)
                 continue
             except _LostError as error:
                 _log.warning("%s: %s: %s", name, worker.address, error)
@@ -208,7 +209,10 @@ class ClusterCompilers:
         # Never the result of a job before: the store knows what there is. Other clients may be before this one there.
         until = time.monotonic() + 2 * seconds + SILENT_SECONDS
         bound = {"workers": [worker.address], "allow_other_workers": False, "pure": False, "retries": 0}
-        future = self._client.submit(compiled, name, seconds, worker.folder, **bound)
+        try:
+            future = self._client.submit(compiled, name, seconds, worker.folder, **bound)
+        except Exception as error:  # of a client that has just been closed
+            raise CancelledError from error
         try:
             while True:
                 with suppress(TimeoutError):
