@@ -15,6 +15,7 @@ from gemmill.service.compiling.cluster import ClusterPool
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Resolver
+from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.learning.models import Models
 from gemmill.service.learning.records import Records
 from gemmill.service.metrics import Metrics
@@ -57,11 +58,16 @@ class Service:
         self.resolver = Resolver(self.store, self.models)
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
+        self.sources = SourceCompiler(self.store, options.state / "empty")
+        """Compiles what clients send, where the options allow it."""
+        if options.accept_source:
+            self.sources.check()
         cluster = ClusterPool(options.scheduler) if options.scheduler else None
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
             lambda: cluster or WorkerPool(options.jobs, self.store),
+            self.sources,
             Quotas(options.quota),
             self.kernels,
             self.metrics,
