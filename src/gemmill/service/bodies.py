@@ -24,7 +24,7 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
         ClientDisconnect: the client has gone.
     """
     too_large = Refusal(413, "too_large", f"the body has more than {most:,} bytes", "send it in parts")
-    service = request.app.state.service
+    service = request.scope["service"]
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and (len(stated) > 15 or int(stated) > most):
         raise too_large
