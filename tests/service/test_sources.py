@@ -110,6 +110,13 @@ def test_no_file_is_read(server: Running, leak: Path, attempt: str) -> None:
     assert "it is seen" not in str(failed)
 
 
+def test_what_failed_is_shown(server: Running) -> None:
+    sent(server, f"{PAGE}<script>\n")
+    page = server.ask("GET", "/queue", token="secret-of-editor").body.decode()
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+
+
 ENDLESS = "\n".join(("#define A0 1 +", *(f"#define A{i} {f'A{i - 1} ' * 64}" for i in range(1, 8)), "int bomb = A7 1;"))
 """Four trillion terms."""
 BOMBS = {

@@ -21,6 +21,7 @@ from gemmill.service.learning.records import Records
 from gemmill.service.metrics import Metrics
 from gemmill.service.options import Options
 from gemmill.service.packs.build import Packs
+from gemmill.service.pages.asked import AskedProblems
 from gemmill.service.pages.catalogue import Catalogue
 from gemmill.service.storage.bucket import Bucket
 from gemmill.service.storage.files import Files
@@ -73,6 +74,7 @@ class Service:
             self.metrics,
         )
         self.catalogue = Catalogue(self.store)
+        self.asked = AskedProblems()
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import GemmillError
@@ -33,6 +33,8 @@ _WEIGHT = 0.1
 _FAILED_SECONDS = 60.0
 _FAILED = 1000
 """Failures that are remembered."""
+_ENDED = 50
+"""Jobs that are remembered after their end."""
 _DIED = ("died", "cannot be started")
 """Words of failures that are the process's, not the kernel's: the job is tried once more."""
 _log = logging.getLogger(__name__)
@@ -59,6 +61,20 @@ class Job:
         """When it came into its state."""
         self.started = asyncio.Event()
         self.result: asyncio.Future[Served | Refusal] = asyncio.get_running_loop().create_future()
+
+
+class Ended(NamedTuple):
+    """What became of a job."""
+
+    name: str
+    key: str
+    tenant: str
+    error: str
+    """Why it failed; empty where it did not."""
+    seconds: float
+    """That it was compiled for."""
+    at: float
+    """When, by the monotonic clock."""
 
 
 class CompileQueue:
@@ -95,6 +111,8 @@ class CompileQueue:
         self._expected = _FIRST_GUESS
         self._tasks: list[asyncio.Task[None]] = []
         self.closing = False
+        self.ended: deque[Ended] = deque(maxlen=_ENDED)
+        """The last jobs that ended, the most recent last."""
 
     def start(self) -> None:
         """Begin to work."""
@@ -241,6 +259,10 @@ class CompileQueue:
         return self._pool.compile(kernel.config, COMPILE_SECONDS)
 
     def _finish(self, job: Job, result: Served | Refusal) -> None:
+        now = time.monotonic()
+        seconds = now - job.since if job.state == "compiling" else 0.0
+        error = result.message if isinstance(result, Refusal) else ""
+        self.ended.append(Ended(job.name, job.key, job.tenant, error, seconds, now))
         job.state = "done"
         self._by_key.pop(job.key, None)
         job.started.set()

@@ -120,7 +120,9 @@ async def ask(service: Service, wanted: list[dict[str, str]], machine: Target, c
 async def _keyed(service: Service, one: dict[str, str], machine: Target) -> Keyed:
     """The kernel that is meant by a problem, a source, or a name."""
     if (problem := one.get("problem")) is not None:
-        return await service.resolver.keyed((await service.resolver.choice(problem, machine.gpu)).name)
+        choice = await service.resolver.choice(problem, machine.gpu)
+        service.asked.note(machine.gpu.name, choice)
+        return await service.resolver.keyed(choice.name)
     if (source := one.get("source")) is not None:
         return await service.resolver.sent(one["kernel"], source)
     return await service.resolver.keyed(one["kernel"])
