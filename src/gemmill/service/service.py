@@ -15,11 +15,13 @@ from gemmill.runtime.storage.store import Store
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Resolver
+from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.learning.models import Models
 from gemmill.service.learning.records import Records
 from gemmill.service.metrics import Metrics
 from gemmill.service.options import Options
 from gemmill.service.packs.build import Packs
+from gemmill.service.pages.asked import AskedProblems
 from gemmill.service.pages.catalogue import Catalogue
 from gemmill.service.storage.bucket import Bucket
 from gemmill.service.storage.files import Files
@@ -58,16 +60,22 @@ class Service:
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
         self.cluster = ClusterCompilers(options.scheduler) if options.scheduler else None
+        self.sources = SourceCompiler(self.store, options.state / "empty")
+        """Compiles what clients send, where the options allow it."""
+        if options.accept_source:
+            self.sources.check()
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
             lambda: self.cluster or WorkerPool(options.jobs, self.store),
+            self.sources,
             Quotas(options.quota),
             self.kernels,
             self.metrics,
             self._nothing_compiles,
         )
         self.catalogue = Catalogue(self.store)
+        self.asked = AskedProblems()
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()

@@ -81,6 +81,14 @@ Scheduler = Annotated[
     str,
     typer.Option(metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."),
 ]
+AcceptSource = Annotated[
+    bool,
+    typer.Option(
+        "--accept-source",
+        help="Compile edited source, too, for tokens with the scope source, in processes that are confined: needs "
+        "Linux with Landlock.",
+    ),
+]
 Queue = Annotated[int, _count("Kernels that may wait to be compiled.")]
 Quota = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")]
 Connections = Annotated[int, _count("Connections at a time.")]
@@ -109,6 +117,7 @@ def serve(
     bucket: BucketUrl = "",
     jobs: Jobs = None,
     scheduler: Scheduler = "",
+    accept_source: AcceptSource = False,
     queue: Queue = 1000,
     quota: Quota = 36_000,
     connections: Connections = 1000,
@@ -125,6 +134,10 @@ def serve(
         raise typer.BadParameter("--tls-cert and --tls-key go together, and --client-ca needs both")
     if tokens is None and not _is_loopback(host):
         raise typer.BadParameter(f"--host {host} can be reached by others: name who may do what with --tokens")
+    if accept_source and tokens is None:
+        raise typer.BadParameter("--accept-source: name who may send source, the scope source, with --tokens")
+    if accept_source and scheduler:
+        raise typer.BadParameter("--accept-source compiles on this machine, in confinement, and --scheduler on others")
     with _needing_the_extra():
         from gemmill.service.options import Options
         from gemmill.service.server import run
@@ -135,7 +148,13 @@ def serve(
     state = state or place.with_name(f"{place.name}-service")
     tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
     jobs = jobs or (AT_A_TIME if scheduler else default_jobs())
-    limits: dict[str, Any] = {"jobs": jobs, "queue": queue, "quota": quota, "connections": connections}
+    limits: dict[str, Any] = {
+        "jobs": jobs,
+        "accept_source": accept_source,
+        "queue": queue,
+        "quota": quota,
+        "connections": connections,
+    }
     places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket}
     places |= {"scheduler": scheduler, **tls}
     trusts: dict[str, Any] = {"tokens": tokens, "sign": tuple(sign), "trust": trust}
@@ -149,7 +168,7 @@ def serve(
 def new(
     name: Annotated[str, typer.Argument(help="Whose it is; quotas are by name.")],
     scopes: Annotated[
-        str, typer.Option(metavar="SCOPE,...", help="Of read, compile, write and admin.")
+        str, typer.Option(metavar="SCOPE,...", help="Of read, compile, source, write and admin.")
     ] = "read,compile",
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
 ) -> None:
