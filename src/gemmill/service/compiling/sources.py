@@ -60,7 +60,7 @@ class SourceCompiler:
         try:
             self._said("--accept-source", None)
         except CompileError as error:
-            raise SettingError(f"{error}; what is sent would not be compiled safely here") from None
+            raise SettingError(f"{error}; no source can be accepted here") from None
 
     def compile(self, kernel: Keyed) -> Outcome:
         """A kernel that has a source; whatever is wrong with it is an outcome with an error."""
