@@ -50,7 +50,7 @@ class Gone:
 
 
 def child(extents: tuple[int, int, int], has_gpu: bool, is_served: bool) -> dict[str, float]:
-    """Milliseconds from a word of the parent on until each step is done."""
+    """Milliseconds until each step is done, from a line of the parent on, which has more of the environment."""
     m, n, k = extents
     if has_gpu:
         import torch
@@ -61,7 +61,7 @@ def child(extents: tuple[int, int, int], has_gpu: bool, is_served: bool) -> dict
     if is_served:
         sys.meta_path.insert(0, Gone())
     print("ready", flush=True)
-    sys.stdin.readline()
+    os.environ.update(json.loads(sys.stdin.readline()))
     start = time.perf_counter()
     import gemmill
 
@@ -89,6 +89,19 @@ def measured_round(folder: Path, options: list[str]) -> dict[str, dict[str, floa
 
     stores = {"compiled": "own", "server, cold": "first", "server, warm": "second", "store": "own"}
     with ExitStack() as stack:
+        processes = {}
+        for name in FROM:
+            command = [
+                sys.executable,
+                __file__,
+                "--child",
+                "served" if name.startswith("server") else "alone",
+                *options,
+            ]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            process = subprocess.Popen(command, env=environment(folder / stores[name]), **pipes)
+            processes[name] = stack.enter_context(process)
+            stack.callback(process.kill)
         server = stack.enter_context(service(folder, "--jobs", "1"))
         remote = {
             "GEMMILL_REMOTE": f"http://127.0.0.1:{server.port}",
@@ -97,20 +110,12 @@ def measured_round(folder: Path, options: list[str]) -> dict[str, dict[str, floa
             "GEMMILL_REMOTE_DEADLINE": "300",
             "GEMMILL_TRUSTED_KEYS": str(SigningKey.load(folder / "server.key").public),
         }
-        processes = {}
-        for name in FROM:
-            is_served = name.startswith("server")
-            command = [sys.executable, __file__, "--child", "served" if is_served else "alone", *options]
-            environ = environment(folder / stores[name], **(remote if is_served else {}))
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            processes[name] = stack.enter_context(subprocess.Popen(command, env=environ, **pipes))
-            stack.callback(processes[name].kill)
         for process in processes.values():
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n", "see what the process printed"
         told = {}
         for name, process in processes.items():
-            out, _ = process.communicate("go\n")
+            out, _ = process.communicate(json.dumps(remote if name.startswith("server") else {}) + "\n")
             assert not process.returncode, "see what the process printed"
             told[name] = json.loads(out)
     return told
