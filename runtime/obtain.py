@@ -141,7 +141,10 @@ class Obtainer:
 
     def _compiler(self) -> Compiler:
         if self._remote is not None and self._remote.mode == "only":
-            raise RemoteError("the mode of the remote is only")
+            raise RemoteError(
+                "the mode of the remote is only, in which nothing is compiled; GEMMILL_REMOTE_MODE=read compiles what "
+                "it lacks"
+            )
         return Compiler(store=self._store)
 
     def _by_key(self, source: EmittedSource, key: str) -> Artifact | Miss | None:

@@ -101,7 +101,7 @@ def check_remote(remote: object) -> None:
 
 def remote_of(remote: Remote | str | None) -> Remote | None:
     """A remote, that of a URL, or that of the environment; SettingError where a variable means nothing."""
-    if remote is None and Settings.read().remote is None:
+    if remote is None and Settings.read().url_of(None) is None:
         return None  # and nothing of HTTP is imported
     from gemmill.runtime.storage.remote.client import Remote
 

@@ -68,6 +68,19 @@ class Settings:
     remote_sign: Path | None = None
     """``GEMMILL_REMOTE_SIGN``: the private key (`gemmill key new`) that signs what is uploaded."""
 
+    def url_of(self, url: str | None) -> str | None:
+        """The URL of a remote, or that of the environment; None where neither names one.
+
+        Raises:
+            SettingError: neither does, and nothing is to be compiled here.
+        """
+        if (named := url or self.remote) is None and self.remote_mode == "only":
+            raise SettingError(
+                "GEMMILL_REMOTE_MODE=only has nothing compiled here, and GEMMILL_REMOTE names no remote that serves "
+                "kernels: set it to a URL, or unset the mode"
+            )
+        return named
+
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
         """Read the environment.

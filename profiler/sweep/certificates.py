@@ -12,9 +12,16 @@ from typing import Any
 
 from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install
+from gemmill.library.files import told
 
 _SETTINGS = "DASK_DISTRIBUTED__COMM__"
 """What dask's settings of connections are called as environment variables."""
+_OWN = {
+    "tls_ca_file": f"{_SETTINGS}TLS__CA_FILE",
+    "tls_client_cert": f"{_SETTINGS}TLS__CLIENT__CERT",
+    "tls_client_key": f"{_SETTINGS}TLS__CLIENT__KEY",
+}
+"""What names the certificate of a client: members of dask's ``Security``, and environment variables."""
 
 
 @contextmanager
@@ -47,6 +54,28 @@ def refuse_open(scheduler: str) -> None:
         raise DeviceError(
             f"the dask scheduler at {scheduler} runs what anyone sends it who reaches it: give it and its workers "
             "certificates (dask scheduler --tls-ca-file CA --tls-cert CERT --tls-key KEY, dask worker likewise), name "
-            f"those of this process in {_SETTINGS}TLS__CA_FILE, {_SETTINGS}TLS__CLIENT__CERT and "
-            f"{_SETTINGS}TLS__CLIENT__KEY, and pass its address, tls://..."
+            f"those of this process in {', '.join(_OWN.values())}, and pass its address, tls://..."
         )
+
+
+def check_certificate() -> None:
+    """DeviceError where dask's settings do not name a certificate of this process that is one, and which variable
+    does."""
+    security = importlib.import_module("distributed.security").Security()
+    files = []
+    for attribute, variable in _OWN.items():
+        if not (value := getattr(security, attribute)):
+            says = "the dask scheduler asks who talks to it by certificates"
+            raise DeviceError(f"{says}: name this process's in {', '.join(_OWN.values())}; {variable} is not set")
+        if "\n" in value:  # it is what a file would hold
+            continue
+        files.append(f"{variable}={value}")
+        try:
+            Path(value).read_bytes()
+        except OSError as error:
+            raise DeviceError(f"{variable}: {told(error)}") from error
+    try:
+        security.get_connection_args("client")
+    except OSError as error:
+        which = f": {', '.join(files)}" if files else ""
+        raise DeviceError(f"not an authority, a certificate and its key, in PEM ({error}){which}") from error

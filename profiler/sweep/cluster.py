@@ -15,27 +15,29 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
-from gemmill.library.extras import install
 from gemmill.library.version import __version__
 from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
-from gemmill.profiler.sweep.certificates import own_certificate, refuse_open
+from gemmill.profiler.sweep.certificates import own_certificate
+from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
+from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask
 from gemmill.profiler.sweep.worker_pool import Done, measure
 from gemmill.runtime import driver
+from gemmill.runtime.compile import pool
+from gemmill.runtime.storage.store import Store
 
 POLL_SECONDS = 30.0
 """How often a sweep whose units take long looks whether there are workers left."""
-RESOURCE = "GPU"
-"""What a dask worker that measures has one of; units ask for it, so that one runs at a time."""
 
 
 def local_gpus(count: int | None) -> tuple[str, ...]:
@@ -73,23 +75,16 @@ class Cluster:
         self._stack = ExitStack()
 
     def _connect(self) -> None:
-        try:
-            self._dask: Any = importlib.import_module("distributed")
-        except ImportError as error:
-            raise DeviceError(f"a cluster needs dask distributed ({error}); {install('cluster')}") from error
+        self._dask: Any = dask()
         if self._scheduler:
-            refuse_open(self._scheduler)
+            self._client = self._stack.enter_context(connected(self._scheduler))
+            return
         try:
-            if self._scheduler:  # a client that fails to connect to what is no address cannot be closed
-                self._dask.comm.get_address_host_port(self._scheduler, strict=True)
-            cluster = self._scheduler or self._stack.enter_context(self._local(self._gpus))
+            cluster = self._stack.enter_context(self._local(self._gpus))
             self._client = self._stack.enter_context(self._dask.Client(cluster, set_as_default=False))
-            if self._gpus:
-                self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
-        except (OSError, ValueError, TypeError) as error:  # the last: there is no certificate
-            _failed.append(error)
-            where = f"no dask scheduler answers at {self._scheduler}" if self._scheduler else "dask does not start here"
-            raise DeviceError(f"{where}: {error}") from error
+            self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
+        except (OSError, ValueError, TypeError) as error:
+            raise DeviceError(f"dask does not start here: {error}") from error
 
     def _local(self, gpus: Sequence[str]) -> Any:
         """A cluster of this machine. Fresh interpreters again, which do not run the caller's main module."""
@@ -97,6 +92,7 @@ class Cluster:
         psutil = importlib.import_module("psutil")  # which distributed needs
         security, environ = self._stack.enter_context(own_certificate())
         environ |= {"PYTHONSAFEPATH": "1"}  # modules of the working directory are none of dask's
+        environ |= {"DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]"}  # pages that would tell anyone who asks
 
         class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
             """Has the certificate; closes also where its processes end just before they are killed (distributed 2026.8
@@ -114,7 +110,7 @@ class Cluster:
                         return
                     await asyncio.sleep(0.01)  # the end of one may take a moment to be known
 
-        common = {"host": "127.0.0.1", "dashboard": False, "protocol": "tls://"}
+        common = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
         worker = common | {
             "nthreads": 1,
             "resources": {RESOURCE: 1},
@@ -132,7 +128,8 @@ class Cluster:
             "cls": self._dask.Scheduler,
             "options": common | {"port": 0, "allowed_failures": 1, "security": security},
         }
-        return self._dask.SpecCluster(workers, scheduler, security=security, silence_logs=logging.ERROR)
+        with importlib.import_module("dask").config.set({"distributed.scheduler.http.routes": []}):
+            return self._dask.SpecCluster(workers, scheduler, security=security, silence_logs=logging.ERROR)
 
     @property
     def gpus(self) -> int:
@@ -179,6 +176,21 @@ class Cluster:
                     f"{other} and {worker} share {machine.uuid}: start each with CUDA_VISIBLE_DEVICES, one for each GPU"
                 )
         return self._machine
+
+    def compile_many(
+        self,
+        configs: Iterable[GemmConfig],
+        *,
+        jobs: int | None,
+        store: Store,
+        on_done: Callable[[pool.Outcome], None] | None,
+    ) -> list[pool.Outcome]:
+        """Compile by those workers of the scheduler that have no GPU; where there are none, on this machine."""
+        if self._scheduler:
+            with ClusterCompilers(self._scheduler) as compilers:
+                if not compilers.problem:
+                    return compilers.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
+        return pool.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
 
     def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
         """Measure units, as many at a time as there are workers.
@@ -273,11 +285,6 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-_failed: list[BaseException] = []
-"""Why clients could not connect, which keeps these clients: where one is collected while another starts, dask (2026.8)
-holds a lock that it then waits for."""
 
 
 # What follows runs in dask workers, one task at a time.

@@ -108,7 +108,7 @@ def sweep(
         workers = stack.enter_context(workers or OneGpu())
         machine = workers.start(options)  # first: without a GPU nothing need be compiled
         appender = stack.enter_context(Appender(records))
-        kernels = _Kernels.compiled(dict.fromkeys(configs), machine, store or Store(), jobs, listener)
+        kernels = _Kernels.compiled(dict.fromkeys(configs), machine, workers, store or Store(), jobs, listener)
         if large := sum(too_large(config, unit.problem) for unit in chosen for config in unit.configs):
             listener.left_out(
                 f"{large} measurements of split kernels are left out: partial sums of over {MAX_PARTIAL_BYTES:,} bytes"
@@ -173,7 +173,13 @@ class _Kernels:
 
     @classmethod
     def compiled(
-        cls, configs: Iterable[GemmConfig], machine: Machine, store: Store, jobs: int | None, listener: Listener
+        cls,
+        configs: Iterable[GemmConfig],
+        machine: Machine,
+        workers: WorkerPool,
+        store: Store,
+        jobs: int | None,
+        listener: Listener,
     ) -> _Kernels:
         configs = list(configs)
         targets = serving(machine.capability)
@@ -181,7 +187,7 @@ class _Kernels:
         for arch, count in foreign.items():
             listener.left_out(f"{count} kernels are not measured: they are for {arch}, which {machine.gpu} is not")
         configs = [config for config in configs if config.arch not in foreign]
-        outcomes = pool.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
+        outcomes = workers.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
         artifacts = {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact}
         return cls(
             machine.gpu,

@@ -6,14 +6,17 @@ Those are in :mod:`gemmill.profiler.sweep.cluster`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.process import WorkerError, WorkerProcess
+from gemmill.runtime.compile import pool
+from gemmill.runtime.storage.store import Store
 
 
 class Done(NamedTuple):
@@ -38,6 +41,16 @@ class WorkerPool(Protocol):
             DeviceError: nothing can be measured.
         """
 
+    def compile_many(
+        self,
+        configs: Iterable[GemmConfig],
+        *,
+        jobs: int | None,
+        store: Store,
+        on_done: Callable[[pool.Outcome], None] | None,
+    ) -> list[pool.Outcome]:
+        """As :func:`~gemmill.runtime.compile.pool.compile_many`, wherever kernels are compiled."""
+
     def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
         """Measure units, each taken only when a GPU is free for it; they come back as they are done.
 
@@ -60,6 +73,7 @@ class OneGpu:
     """GPU 0 of this machine."""
 
     gpus = 1
+    compile_many = staticmethod(pool.compile_many)
 
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None

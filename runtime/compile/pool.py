@@ -2,8 +2,8 @@
 
 Workers are fresh interpreters at the end of a pipe, not ``multiprocessing`` processes: those import the caller's main
 module again, which runs scripts without a main guard twice. A kernel travels to its worker as a name, the artifact
-comes back in its form on disk; nothing is pickled. A worker that dies takes down no kernel but its own; one whose
-parent dies ends, and removes what the parent cannot.
+comes back in its form on disk; nothing is pickled. A worker that dies or hangs takes down no kernel but its own, which
+another tries once more; one whose parent dies ends, and removes what the parent cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -37,6 +37,8 @@ from gemmill.runtime.storage.store import Store
 MEMORY_BYTES = 512 << 20
 """Memory that a worker is reckoned to take: 242 MB were measured with NVRTC 12.9, and as much again in TMPDIR, which
 may be memory too."""
+HANGS_SECONDS = 1800.0
+"""A worker of :func:`compile_many` that takes so long over a kernel, most of which take a core 2 to 30, hangs."""
 _log = logging.getLogger(__name__)
 _LAST_WORDS_SECONDS = 10
 """A worker whose end of the pipe has closed gets this long to print its traceback and to end by itself."""
@@ -60,6 +62,8 @@ class Outcome:
     pch: str
     """What became of the precompiled header (:data:`~gemmill.runtime.compile.compiler.PchOutcome`); empty if not
     compiled."""
+    lost: bool = False
+    """Whether it failed by the process that compiled it, or by the machine, and not by what the kernel is."""
 
     @property
     def name(self) -> str:
@@ -73,6 +77,7 @@ def compile_many(
     jobs: int | None = None,
     store: Store | None = None,
     on_done: Callable[[Outcome], None] | None = None,
+    seconds: float = HANGS_SECONDS,
 ) -> list[Outcome]:
     """Compile kernels in parallel.
 
@@ -81,9 +86,11 @@ def compile_many(
         jobs: worker processes; by default ``GEMMILL_JOBS`` or :func:`default_jobs`.
         store: where kernels are looked up first and kept; None compiles all and keeps none.
         on_done: called in this thread for each kernel as it finishes, in whatever order.
+        seconds: how long one may take; a worker that takes longer is ended.
 
     Returns:
-        An outcome for each config, in order. A kernel that fails, or whose worker dies, is an outcome with an error.
+        An outcome for each config, in order. A kernel that fails, or that two workers died of, is an outcome with an
+        error.
 
     Raises:
         ToolchainError: NVRTC or headers are missing or clash.
@@ -98,7 +105,7 @@ def compile_many(
 
     Compiler()  # what is missing is told here, once, rather than by every worker
     outcomes: dict[int, Outcome] = {}
-    for index, outcome in _outcomes(configs, min(jobs or default_jobs(), len(configs)), store):
+    for index, outcome in _outcomes(configs, min(jobs or default_jobs(), len(configs)), store, seconds):
         outcomes[index] = outcome
         if on_done is not None:
             on_done(outcome)
@@ -129,40 +136,38 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
+        self._closed = False
 
     def compile(self, config: GemmConfig, seconds: float) -> Outcome:
-        """One kernel; a process that dies, or takes longer than so many seconds, is an outcome with an error."""
+        """One kernel; where a process dies of it, or takes longer than so many seconds, another tries once more."""
+        first = self.attempt(config, seconds)
+        if not first.lost or self._closed:
+            return first
+        _log.warning("%s; it is tried once more", first.error)
+        return after(first, self.attempt(config, seconds))
+
+    def attempt(self, config: GemmConfig, seconds: float) -> Outcome:
+        """One kernel, tried once."""
         try:
             worker = self._take()
         except (InstallationError, OSError) as error:
             why = told(error) if isinstance(error, OSError) else error
-            failure = CompileError(f"{kernel_name(config)}: a process that compiles cannot be started: {why}")
-            return Outcome(config, None, failure, False, 0.0, "")
+            return _lost(config, f"a process that compiles cannot be started: {why}", time.perf_counter())
         worker.begin(0, kernel_name(config))
         try:
-            if not worker.connection.poll(seconds):
-                worker.end()
-                failure = CompileError(
-                    f"{kernel_name(config)}: compiling took longer than {seconds:g} s, and was ended"
-                )
-                return Outcome(config, None, failure, False, time.perf_counter() - worker.start, "")
-            reply, artifact = json.loads(worker.connection.recv_bytes()), worker.connection.recv_bytes()
-        except (EOFError, OSError):
-            if (status := worker.status()) == -signal.SIGBUS:  # TMPDIR is full of other things by now
-                self._headers = 0
-            return _died(config, status, time.perf_counter() - worker.start, len(self._busy))
+            return worker.outcome(config, seconds, len(self._busy))
         finally:
             with self._lock:
                 self._busy.discard(worker)
+                if worker.lacked_room:
+                    self._headers = 0
                 if not worker.connection.closed:
                     self._idle.append(worker)
-        if reply["problem"]:
-            self._store.report(reply["problem"])
-        return _outcome(config, reply, artifact, time.perf_counter() - worker.start)
 
     def close(self) -> None:
         """End all processes, whatever they are doing, and remove what they have written beside the store."""
         with self._lock:
+            self._closed = True
             for worker in (*self._idle, *self._busy):
                 worker.process.kill()
         self._stack.close()
@@ -182,7 +187,9 @@ class _Worker:
     """A compiling process and the kernel it works on; OSError where it cannot be started."""
 
     def __init__(self, directory: Path | None, headers: bool, store: Store | None) -> None:
-        self.headers = headers
+        self.headers, self._store = headers, store
+        self.lacked_room = False
+        """Whether it died as TMPDIR, which had room for its header, is full of other things by now."""
         self.index = -1
         self.start = 0.0
         self.connection, theirs = Pipe()
@@ -214,12 +221,23 @@ class _Worker:
         self.index, self.start = index, time.perf_counter()
         self._send(name)
 
-    def status(self) -> int:
-        """How the process ended, whose end of the pipe has closed: exit status, or the negative of a signal."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_LAST_WORDS_SECONDS)
-        self.end()
-        return self.process.returncode
+    def outcome(self, config: GemmConfig, seconds: float, jobs: int) -> Outcome:
+        """What becomes of the kernel that was handed over, which may take so many seconds, while so many compile. The
+        connection of a process that died or hung is closed then."""
+        try:
+            if not self.connection.poll(max(0.0, self.start + seconds - time.perf_counter())):
+                self.end()
+                return _lost(config, f"compiling took longer than {seconds:g} s, and was ended", self.start)
+            reply, data = json.loads(self.connection.recv_bytes()), self.connection.recv_bytes()
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LAST_WORDS_SECONDS)
+            self.end()
+            self.lacked_room = self.process.returncode == -signal.SIGBUS
+            return _lost(config, _how_it_died(self.process.returncode, jobs), self.start)
+        if self._store is not None and reply["problem"]:
+            self._store.report(reply["problem"])
+        return _outcome(config, reply, data, time.perf_counter() - self.start)
 
     def end(self) -> None:
         """Kill the process, whatever it is doing."""
@@ -234,9 +252,21 @@ class _Worker:
             return
 
 
-def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iterator[tuple[int, Outcome]]:
+def after(first: Outcome, second: Outcome) -> Outcome:
+    """What became of a kernel at the second attempt, and if that was lost as well, of the first."""
+    if not second.lost:
+        return second
+    said = [str(outcome.error).removeprefix(f"{outcome.name}: ") for outcome in (first, second)]
+    what = f"each time {said[0]}" if said[0] == said[1] else f"{said[0]}; then {said[1]}"
+    return replace(second, error=CompileError(f"{first.name}: tried twice: {what}"))
+
+
+def _outcomes(
+    configs: list[GemmConfig], jobs: int, store: Store | None, seconds: float
+) -> Iterator[tuple[int, Outcome]]:
     """Each kernel's index and outcome, as they finish."""
     todo = deque(enumerate(configs))
+    lost: dict[int, Outcome] = {}
     workers: dict[Connection, _Worker] = {}
     with _directory(jobs) as (directory, headers):
         try:
@@ -253,28 +283,22 @@ def _outcomes(configs: list[GemmConfig], jobs: int, store: Store | None) -> Iter
                         return
                     workers[worker.connection] = worker
                     _begin(worker, todo)
-                for ready in wait(list(workers)):
-                    assert isinstance(ready, Connection)
-                    worker = workers[ready]
-                    config, seconds = configs[worker.index], time.perf_counter() - worker.start
-                    try:
-                        reply, artifact = json.loads(ready.recv_bytes()), ready.recv_bytes()
-                    except (EOFError, OSError):
-                        status = worker.status()
-                        del workers[ready]
-                        if status == -signal.SIGBUS and worker.headers:  # TMPDIR is full of other things by now
-                            headers = 0
-                            todo.appendleft((worker.index, config))
-                        else:
-                            yield worker.index, _died(config, status, seconds, len(workers) + 1)
-                        continue
-                    if store is not None and reply["problem"]:
-                        store.report(reply["problem"])
-                    yield worker.index, _outcome(config, reply, artifact, seconds)
-                    if todo:
+                first = min(worker.start for worker in workers.values())
+                answering = wait(list(workers), max(0.0, first + seconds - time.perf_counter()))
+                now = time.perf_counter()
+                for worker in [w for c, w in workers.items() if c in answering or now - w.start >= seconds]:
+                    index, before = worker.index, lost.get(worker.index)
+                    outcome = worker.outcome(configs[index], seconds, len(workers))
+                    if outcome.lost and before is None:
+                        lost[index] = outcome
+                        todo.append((index, outcome.config))
+                    else:
+                        yield index, after(before, outcome) if before else outcome
+                    headers = 0 if worker.lacked_room else headers
+                    if todo and not worker.connection.closed:
                         _begin(worker, todo)
                     else:
-                        del workers[ready]
+                        del workers[worker.connection]
                         worker.end()
         finally:
             for worker in workers.values():
@@ -319,7 +343,7 @@ def _here(tasks: Iterable[tuple[int, GemmConfig]], store: Store | None) -> Itera
         yield index, _outcome(config, reply, artifact, time.perf_counter() - start)
 
 
-def _died(config: GemmConfig, status: int, seconds: float, jobs: int) -> Outcome:
+def _how_it_died(status: int, jobs: int) -> str:
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     why = ""
     if status == -signal.SIGKILL:
@@ -327,13 +351,16 @@ def _died(config: GemmConfig, status: int, seconds: float, jobs: int) -> Outcome
             f": the system does that where memory runs out. {jobs} compiled at a time, of up to "
             f"{MEMORY_BYTES >> 20} MiB each; --jobs or GEMMILL_JOBS makes them fewer"
         )
-    error = CompileError(
-        f"{kernel_name(config)}: the process that compiled it died ({how}); other kernels went on{why}"
-    )
-    return Outcome(config, None, error, False, seconds, "")
+    return f"the process that compiled it died ({how}); other kernels went on{why}"
+
+
+def _lost(config: GemmConfig, says: str, start: float) -> Outcome:
+    error = CompileError(f"{kernel_name(config)}: {says}")
+    return Outcome(config, None, error, False, time.perf_counter() - start, "", lost=True)
 
 
 def _outcome(config: GemmConfig, reply: dict[str, str], artifact: bytes, seconds: float) -> Outcome:
     if reply["error"]:
-        return Outcome(config, None, CompileError(reply["error"]), False, seconds, reply["pch"])
+        error = CompileError(reply["error"])
+        return Outcome(config, None, error, False, seconds, reply["pch"], lost=bool(reply["lost"]))
     return Outcome(config, Artifact.from_bytes(artifact), None, not reply["pch"], seconds, reply["pch"])

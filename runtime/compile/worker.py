@@ -49,17 +49,18 @@ def _clean(directory: str | None) -> None:
 def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> tuple[dict[str, str], bytes]:
     """What became of one kernel, and its artifact's form on disk; empty if there is none."""
     compiler.stats = None
-    error, data = "", b""
+    error, lost, data = "", "", b""
     try:
         data = _compiled(compiler, config, store).to_bytes()
     except GemmillError as failure:
         error = str(failure)
     except OSError as failure:
-        error = f"{kernel_name(config)}: {told(failure)}"
+        error = lost = f"{kernel_name(config)}: {told(failure)}"
     except MemoryError as failure:
-        error = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
+        error = lost = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
     return {
         "error": error,
+        "lost": lost,  # by this machine, where another may compile it
         "pch": compiler.stats.pch if compiler.stats else "",
         "problem": (store.problem if store else None) or "",
     }, data

@@ -13,6 +13,7 @@ _ADVICE = {
     "no keys": "set GEMMILL_TRUSTED_KEYS to the server's public key, as `gemmill key show` prints it",
     "unauthorised": "set GEMMILL_REMOTE_TOKEN to a token that may read",
     "token": "GEMMILL_REMOTE_TOKEN=@FILE names a file that holds a token",
+    "unreachable": "start the server, or set GEMMILL_REMOTE to where it is",
     "tls": "SSL_CERT_FILE names the authorities that are trusted, GEMMILL_REMOTE_CERT the certificate to show",
 }
 """What to do, by the reason of a miss."""
@@ -21,7 +22,7 @@ _ADVICE = {
 def remote() -> Iterator[Finding]:
     """One line; none where no remote is named."""
     try:
-        if (named := Settings.read().remote) is None:
+        if Settings.read().url_of(None) is None:
             return
         from gemmill.runtime.storage.remote.client import Remote
 
@@ -32,7 +33,7 @@ def remote() -> Iterator[Finding]:
     assert found is not None
     start = time.monotonic()
     miss = found.probe()
-    detail = f"{named}, mode {found.mode}, at most {found.deadline:g} s a kernel"
+    detail = f"{found.url}, mode {found.mode}, at most {found.deadline:g} s a kernel"
     if miss is None:
         yield Finding("remote", "ok", f"{detail}; it answers in {1000 * (time.monotonic() - start):.0f} ms")
     else:

@@ -49,7 +49,9 @@ class LockedKernel:
         return cls(name=artifact.name, key=artifact.key, cubin=artifact.digest, provenance=artifact.provenance)
 
     def difference(self, artifact: Artifact) -> str:
-        """What another compiled kernel of this name has otherwise; empty where it is this one."""
+        """What another compiled kernel has otherwise; empty where it is this one."""
+        if artifact.name != self.name:
+            return f"what has its key is {artifact.name}"
         if artifact.key == self.key:
             if artifact.digest == self.cubin:
                 return ""

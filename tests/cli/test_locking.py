@@ -29,6 +29,10 @@ def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path) -> None:
     assert row["source"] == "store"
     assert row["key"] in ok("store", "list", "--store", store, "--json")
 
+    (tmp_path / "file").touch()
+    lost = gemmill("warm", lock, "--pack", pack, "--store", tmp_path / "file")
+    assert (lost.exit_code, "the store does not keep everything" in lost.stderr) == (1, True)
+
     content = json.loads(before)
     for kernel in content["kernels"].values():
         kernel["key"], kernel["provenance"]["nvrtc_version"] = "0" * 64, "11.8.89"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_a_store_is_pushed_and_pulled(tmp_path: Path, artifact: Artifact, key: S
         assert Store(tmp_path / "two").get(artifact.key) == artifact
         done = gemmill("store", "pull", KERNEL, "--remote", server.url, "--store", tmp_path / "two")
         assert "0 fetched, 1 were in the store" in done.stdout
+
+
+def test_what_is_not_kept_is_not_pulled(tmp_path: Path, artifact: Artifact, server: Server) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as where the disk is full
+    try:
+        done = gemmill("store", "pull", KERNEL, "--remote", server.url, "--store", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.exit_code == 1
+    assert "the store does not keep everything" in done.stderr
+    assert not Store(tmp_path).list()
 
 
 def test_what_is_not_served_is_named(tmp_path: Path, server: Server) -> None:

@@ -126,6 +126,18 @@ def test_other_bits_are_refused_and_named(tmp_path: Path, artifacts: tuple[Artif
     assert not registry._loaded, "not even what is as locked"
 
 
+def test_a_name_that_was_exchanged_in_the_lock_is_refused(
+    lock: Lock, tmp_path: Path, artifacts: tuple[Artifact, ...]
+) -> None:
+    store = Store(tmp_path)
+    for artifact in artifacts:
+        store.put(artifact.key, artifact)
+    first, last = artifacts
+    text = lock.to_bytes().decode().replace(first.name, "?").replace(last.name, first.name).replace("?", last.name)
+    with pytest.raises(LockError, match="2 of 2 kernels are not as locked"):
+        locked.fetch(Registry(manifests=(), store=store), Lock.from_bytes(text.encode()))
+
+
 def test_machine_code_that_was_exchanged_in_the_lock_is_refused(lock: Lock, artifacts: tuple[Artifact, ...]) -> None:
     content = json.loads(lock.to_bytes())
     content["kernels"][artifacts[0].name]["cubin"] = "0" * 64

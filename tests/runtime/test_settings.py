@@ -78,6 +78,13 @@ def test_settings_that_mean_nothing_raise(name: str, value: str, rule: str) -> N
         Settings.read({name: value})
 
 
+def test_a_machine_on_which_nothing_is_compiled_names_a_remote() -> None:
+    found = Settings.read({"GEMMILL_REMOTE_MODE": "only"})
+    assert found.url_of("https://kernels.example") == "https://kernels.example"
+    with pytest.raises(SettingError, match=r"MODE=only.*GEMMILL_REMOTE names no remote"):
+        found.url_of(None)
+
+
 def test_a_service_of_the_same_name_changes_nothing(recwarn: pytest.WarningsRecorder) -> None:
     assert Settings.read(SERVICES) == Settings.read({})
     assert not recwarn.list

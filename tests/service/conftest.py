@@ -64,14 +64,15 @@ def digest(artifact: Artifact) -> str:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with Bucket() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, value in (
-            ("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_port}"),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_SKIP_SIGNATURE", "true"),
-            ("AWS_REGION", "us-east-1"),
-        ):
-            monkeypatch.setenv(name, value)
-        yield server
-        server.shutdown()
+    server = Bucket()
+    threading.Thread(target=server.serve, daemon=True).start()
+    for name, value in (
+        ("AWS_ENDPOINT", f"http://127.0.0.1:{server.port}"),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_ACCESS_KEY_ID", "testing"),
+        ("AWS_SECRET_ACCESS_KEY", "testing"),
+        ("AWS_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
-from tests.service.bucket import Bucket
+from tests.service.bucket import NAME, Bucket
 from tests.service.conftest import filled
 from tests.service.running import KERNEL, Running, serving, tokens_file
 
@@ -41,12 +43,12 @@ def filling(folder: Path, artifact: Artifact, *options: str) -> None:
 
 def test_what_one_server_has_another_has(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:
     filling(tmp_path / "one", artifact)
-    assert sorted(path.split("/")[4] for path in bucket.objects) == ["blobs", "kernels"]
+    assert sorted(path.split("/")[2] for path in bucket.paths()) == ["blobs", "kernels"]
     with serving(tmp_path / "two", *OPTIONS) as server:
         assert server.instantiate(KERNEL).events[-1]["ready"] == 1
         assert fetched(server, artifact) == artifact.to_bytes()
         assert server.metric("gemmill_compiles_total") == 0
-        bucket.objects.clear()
+        bucket.remove(*bucket.paths())
         assert fetched(server, artifact) == artifact.to_bytes(), "the disk is its cache"
 
 
@@ -64,10 +66,23 @@ def test_a_bucket_that_lies_is_a_miss(tmp_path: Path, artifact: Artifact, bucket
 
 def test_a_manifest_without_its_blob_is_a_miss(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:
     filling(tmp_path / "one", artifact)
-    for path in [path for path in bucket.objects if "/blobs/" in path]:
-        del bucket.objects[path]
+    bucket.remove(*(path for path in bucket.paths() if "/blobs/" in path))
     with serving(tmp_path / "two", *OPTIONS) as server:
         assert server.ask("GET", f"/v1/kernels/{artifact.key}").status == 404
+
+
+def test_the_rule_of_the_docs_expires_what_servers_put(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:
+    import boto3  # moto has it
+
+    filling(tmp_path / "one", artifact)
+    docs = (Path(__file__).parents[2] / "docs" / "service" / "operators.md").read_text()
+    [text] = re.findall(r"--lifecycle-configuration '(.*?)'", docs, re.DOTALL)
+    rules = json.loads(text)
+    s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{bucket.port}", region_name="us-east-1")
+    s3.put_bucket_lifecycle_configuration(Bucket=NAME, LifecycleConfiguration=rules)
+    [rule] = s3.get_bucket_lifecycle_configuration(Bucket=NAME)["Rules"]
+    assert rule["Expiration"] == {"Days": 90}
+    assert all(path.startswith(rule["Filter"]["Prefix"]) for path in bucket.paths())
 
 
 @pytest.mark.heavy

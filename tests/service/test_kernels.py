@@ -91,6 +91,37 @@ def test_bodies_that_are_too_large_are_refused_before_they_are_read(server: Runn
     assert server.ask("POST", "/v1/select", b" " * (2 << 20), READ).code == "too_large"
 
 
+def test_paths_and_methods_that_are_none(server: Running, artifact: Artifact) -> None:
+    for path in (
+        "/v1/kernels",
+        "/v1/kernels/",
+        f"/v1/kernels/{artifact.key}/more",
+        "//",
+        "/v1/nonsense/x",
+        "/healthz/",
+    ):
+        assert (answer := server.ask("GET", path, token=READ)).code == "not_found", answer
+    for method, path in (("DELETE", f"/v1/kernels/{artifact.key}"), ("GET", "/v1/instantiate"), ("POST", "/")):
+        answer = server.ask(method, path, token=READ)
+        assert (answer.status, answer.code) == (405, "method")
+
+
+def test_answers_come_whole_and_in_order(server: Running, artifact: Artifact, digest: str) -> None:
+    """Headers and body are sent together, what announces a body at once."""
+    blob, more = artifact.to_bytes(), f"Host: x\r\nAuthorization: Bearer {WRITE}\r\n"
+    with server.socket() as to:
+        to.sendall((f"GET /v1/blobs/{digest} HTTP/1.1\r\n{more}\r\n" * 3).encode())
+        put = f"PUT /v1/blobs/{digest} HTTP/1.1\r\n{more}Expect: 100-continue\r\nContent-Length: {len(blob)}\r\n\r\n"
+        got = b""
+        while got.count(blob) < 3:
+            got += to.recv(1 << 16)
+        to.sendall(put.encode())
+        assert to.recv(1 << 16).startswith(b"HTTP/1.1 100 Continue")
+        to.sendall(blob)
+        assert to.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    assert got.count(b"HTTP/1.1 200 OK") == 3
+
+
 def test_signatures(tmp_path: Path, artifacts: tuple[Artifact, Artifact]) -> None:
     first, other = artifacts
     own, theirs, foreign = (SigningKey.new() for _ in range(3))

@@ -10,22 +10,29 @@ from pathlib import Path
 import pytest
 from tests.cases.browser import Browser, browser
 from tests.service.conftest import filled
-from tests.service.running import Running, serving
+from tests.service.running import KERNEL, Running, serving
 
 from gemmill.runtime.storage.artifact import Artifact
 
 PAGES = {
     "kernels": "/",
     "kernel": "/kernels/{key}",
+    "problems": "/problems",
     "problem": "/problems?problem=4096x4096x4096+bf16+tn&gpu=NVIDIA+H200",
     "queue": "/queue",
 }
+ASKED = "64x64x64 f64 tn"
+THIRD = KERNEL.replace("128x128x8", "64x64x8")
 PAIRS = {"html", "body", "main", "header", "footer", "nav", "form", "table", "thead", "tbody", "tr", "div", "dl", "ol"}
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Artifact, Artifact]) -> Iterator[Running]:
+    """One that has been asked for a problem, and has compiled a kernel."""
     with serving(filled(tmp_path_factory.mktemp("shown"), *artifacts)) as server:
+        server.ask("POST", "/v1/select", {"problem": ASKED})
+        server.ask("POST", "/v1/select", {"problem": ASKED})
+        assert server.instantiate(THIRD).events[-1]["ready"] == 1
         yield server
 
 
@@ -63,12 +70,27 @@ def test_kernels_are_filtered_and_shown(shown: Running, artifacts: tuple[Artifac
         return set(re.findall(r'href="/kernels/(\w+)"', shown.ask("GET", f"/?{query}").body.decode()))
 
     first, other = artifacts
-    assert listed("") == listed("arch=sm90&types=f32+f32+f32") == {first.key, other.key}
+    third = {key for key in listed("tile=64x64x8") if key not in (first.key, other.key)}
+    assert listed("") == listed("arch=sm90&types=f32+f32+f32") == {first.key, other.key} | third
+    assert listed("tile=128x128x8&schedule=simt") == {first.key, other.key}
     assert listed("words=f32mn16+simt") == {other.key}
     assert listed("arch=sm90a") == listed("words=nothing") == set()
     page = shown.ask("GET", f"/kernels/{first.key}").body.decode()
     assert f"<dd>{first.resources.registers}</dd>" in page
     assert "#include &lt;gemmill/" in page
+
+
+@pytest.mark.slow
+def test_what_clients_asked_for_and_what_became_of_jobs_is_shown(shown: Running) -> None:
+    page = shown.ask("GET", "/problems").body.decode()
+    [row] = re.findall(rf"<tr>.*{ASKED}.*</tr>", page)
+    kernel = shown.ask("POST", "/v1/select", {"problem": ASKED}).json["kernel"]
+    assert kernel in row
+    assert '<td class="n">2</td>' in row or '<td class="n">3</td>' in row
+    page = shown.ask("GET", "/queue").body.decode()
+    assert re.search(rf'<a href="/kernels/\w{{64}}">{THIRD}</a></td><td>anyone</td><td class="long">ready', page)
+    assert "http-equiv" not in page
+    assert '<meta http-equiv="refresh"' in shown.ask("GET", "/queue?refresh").body.decode()
 
 
 @pytest.mark.slow

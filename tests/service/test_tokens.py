@@ -63,7 +63,7 @@ def test_browsers_send_a_token_as_a_password(tmp_path: Path) -> None:
     [
         ("a read", "2 words; a line is NAME SCOPES SHA256HEX"),
         ("a/b read " + "0" * 64, "the name 'a/b' must be"),
-        ("a reed " + "0" * 64, "'reed' is no scope; there are read, compile, write or admin"),
+        ("a reed " + "0" * 64, "'reed' is no scope; there are read, compile, source, write or admin"),
         ("a read " + "0" * 63, "is no SHA-256"),
         ("a read " + "0" * 64 + " tomorrow", "'tomorrow' is no date"),
     ],

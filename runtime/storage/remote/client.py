@@ -99,10 +99,10 @@ class Remote:
         one whenever a process asks. None where no URL is named.
 
         Raises:
-            SettingError: a variable means nothing.
+            SettingError: a variable means nothing, or nothing is to be compiled and no remote is named.
         """
         found = Settings.read()
-        if (named := url or found.remote) is None:
+        if (named := found.url_of(url)) is None:
             return None
         deadline = DEADLINE_SECONDS if found.remote_deadline is None else found.remote_deadline
         with _lock:  # so that threads which ask at the same time share it as well

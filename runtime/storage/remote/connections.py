@@ -92,11 +92,18 @@ def _misses(address: Address) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise Miss("timeout", f"{address} did not answer in time ({error})") from error
+    except ssl.SSLCertVerificationError as error:
+        says = f"{error.verify_message}; SSL_CERT_FILE names the authorities that are trusted"
+        raise Miss("tls", f"the certificate of {address} is not trusted: {says}") from error
     except ssl.SSLError as error:
-        raise Miss("tls", f"{address}: {error.strerror or error}") from error
+        plain = "; it may speak http, without TLS" if error.reason == "WRONG_VERSION_NUMBER" else ""
+        raise Miss("tls", f"{address}: {error.strerror or error}{plain}") from error
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as error:
         if isinstance(error, ConnectionRefusedError):
             raise Miss("unreachable", f"{address} refuses connections") from error
+        if isinstance(error, http.client.RemoteDisconnected):
+            secure = "; it may speak https" if address.scheme == "http" else ""
+            raise Miss("closed", f"{address} closed the connection before it answered{secure}") from error
         raise Miss("closed", f"{address} closed the connection amid an answer") from error
     except (http.client.HTTPException, ValueError) as error:
         raise Miss("garbage", f"{address} does not speak HTTP: {error!r:.200}") from error

@@ -129,7 +129,13 @@ class Protocol:
             return "there"
         blob, manifest = artifact.to_bytes(), KernelManifest.of(artifact)
         self._put(f"/v1/blobs/{manifest.digest}", blob, deadline)
-        self._put(f"/v1/kernels/{manifest.key}", seal(KERNEL, manifest.to_bytes(), keys), deadline)
+        try:
+            self._put(f"/v1/kernels/{manifest.key}", seal(KERNEL, manifest.to_bytes(), keys), deadline)
+        except Miss as miss:
+            if miss.reason == "forbidden" and not keys:
+                says = f"{miss.says}; no key signed it: GEMMILL_REMOTE_SIGN, or --sign, names one"
+                raise Miss(miss.reason, says, miss.pause) from None
+            raise
         return "stored"
 
     def probe(self, deadline: Deadline) -> None:
@@ -234,7 +240,7 @@ def _token(token: str | Path) -> str:
     except (OSError, ValueError) as error:
         raise Miss("token", f"the token in {token} cannot be read: {error}") from error
     if not TOKEN.fullmatch(text):
-        raise Miss("token", f"what {token} holds is no token")
+        raise Miss("token", f"what {token} holds is no token, which has letters, digits and -._~+/ alone")
     return text
 
 

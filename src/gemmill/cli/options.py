@@ -213,7 +213,8 @@ def kernel(source: str) -> GemmConfig:
     """The config that a KERNEL argument means; it may break a legality rule."""
     if not is_manifest(source):
         if "/" in source or source.endswith((".yaml", ".yml")):
-            raise typer.BadParameter(f"there is no file {source!r}")
+            what = f"{source!r} is a folder, and a manifest is a file" if Path(source).is_dir() else None
+            raise typer.BadParameter(what or f"there is no file {source!r}")
         return parse_name(source)
     configs = list(itertools.islice(load_manifest(manifest_path(source), legal=False).expand(legal=False), 2))
     if len(configs) > 1:

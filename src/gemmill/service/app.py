@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from gemmill.library.version import __version__
 from gemmill.service.handlers import health, instantiate, kernels, learning, packs, select
 from gemmill.service.pages import views
-from gemmill.service.refusal import Refusal
-from gemmill.service.routes import Answering, Endpoint
+from gemmill.service.routes import Endpoint, Routes
 from gemmill.service.service import Service
 from gemmill.service.tokens import Caller
 
@@ -28,8 +23,8 @@ async def openapi(_service: Service, _request: Request, _caller: Caller) -> Resp
 
 
 ENDPOINTS = (
-    Endpoint(_GET, "/v1/blobs/{sha256}", "read", kernels.get_blob, "A kernel's bytes; ETag, ranges, immutable."),
     Endpoint(_GET, "/v1/kernels/{key}", "read", kernels.get_kernel, "A kernel's signed manifest."),
+    Endpoint(_GET, "/v1/blobs/{sha256}", "read", kernels.get_blob, "A kernel's bytes; ETag, ranges, immutable."),
     Endpoint(("PUT",), "/v1/blobs/{sha256}", "write", kernels.put_blob, "Send a kernel's bytes, before its manifest."),
     Endpoint(("PUT",), "/v1/kernels/{key}", "write", kernels.put_kernel, "Send a kernel's manifest."),
     Endpoint(("POST",), "/v1/instantiate", "compile", instantiate.instantiate, "Have kernels compiled: lines of JSON."),
@@ -50,33 +45,11 @@ ENDPOINTS = (
     Endpoint(_GET, "/style.css", "", views.style, "The pages' style sheet."),
     Endpoint(_GET, "/openapi.json", "", openapi, "This document."),
 )
-"""Those that are asked for most stand first."""
 
 
-def application(service: Service) -> Starlette:
-    """A server as an ASGI application."""
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await service.start()
-        yield
-        await service.stop()
-
-    async def nowhere(_: Request, error: Exception) -> Response:
-        status = getattr(error, "status_code", 404)
-        says = "there is no such path" if status == 404 else "the path does not take this method"
-        return Refusal(status, "not_found" if status == 404 else "method", says, "/openapi.json has all").response()
-
-    app = Starlette(
-        routes=[
-            Route(endpoint.path, Answering(service, endpoint), methods=[*endpoint.methods]) for endpoint in ENDPOINTS
-        ],
-        lifespan=lifespan,
-        exception_handlers={404: nowhere, 405: nowhere},
-    )
-    app.state.service = service
-    app.router.redirect_slashes = False
-    return app
+def application(service: Service) -> Routes:
+    """A server as an ASGI application, without what begins and ends with it (:meth:`Service.start`)."""
+    return Routes(service, ENDPOINTS)
 
 
 def _document() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
         ClientDisconnect: the client has gone.
     """
     too_large = Refusal(413, "too_large", f"the body has more than {most:,} bytes", "send it in parts")
-    service = request.app.state.service
+    service = request.scope["service"]
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and (len(stated) > 15 or int(stated) > most):
         raise too_large
@@ -48,8 +49,11 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
 
 async def read_json(request: Request, members: Mapping[str, type]) -> dict[str, Any]:
     """A JSON object that has some of these members, each of its type or null; Refusal 422 names what is otherwise."""
+    data = await read_body(request)
     try:
-        found = parse(await read_body(request))
+        found = parse(data)
+        if b"\\u" in data:  # half of a surrogate pair, which is no text
+            json.dumps(found, ensure_ascii=False).encode()
     except ValueError as error:
         raise malformed(f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):

@@ -15,6 +15,8 @@ BODY_TIMEOUTS = 6
 """Timeouts that a body may take."""
 HEADER_BYTES = 32 << 10
 """Most bytes of a request's line and headers."""
+SOURCES_CHARACTERS = 64 << 20
+"""Most of all sources that wait to be compiled."""
 ITEMS = 1000
 """Most kernels and problems of one request."""
 WAIT_SECONDS = 600.0
@@ -45,6 +47,8 @@ class Options:
     """Kernels that are compiled at a time."""
     scheduler: str = ""
     """Address of a dask scheduler whose workers compile; empty: processes of this machine do."""
+    accept_source: bool = False
+    """Whether source is compiled that clients send, beside what configs emit."""
     queue: int = 1000
     """Kernels that wait to be compiled, at most."""
     quota: float = 36_000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gemmill.library.wording import one_of
 from gemmill.service.refusal import Refusal
 from gemmill.service.tokens import Caller, allowed
 
@@ -36,6 +37,39 @@ class Endpoint:
     """A sentence on what it does, for OpenAPI."""
 
 
+class Routes:
+    """All endpoints as an ASGI application: each by its method and all of its path but a last part in braces.
+
+    Starlette's router would try one after the other, inside two layers that care for errors: a third of what a hit
+    takes, for what :class:`Answering` does anyway.
+    """
+
+    def __init__(self, service: Service, endpoints: Sequence[Endpoint]) -> None:
+        self._by_path: dict[tuple[str, bool], dict[str, tuple[str, Answering]]] = {}
+        for endpoint in endpoints:
+            folder, _, last = endpoint.path.rpartition("/")
+            is_open = last.startswith("{")
+            answering = Answering(service, endpoint)
+            methods = self._by_path.setdefault((folder if is_open else endpoint.path, is_open), {})
+            methods.update({method: (last.strip("{}"), answering) for method in endpoint.methods})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path, method = scope["path"], scope["method"]
+        folder, _, last = path.rpartition("/")
+        methods = self._by_path.get((path, False)) or (self._by_path.get((folder, True)) if last else None)
+        if methods is None:
+            nowhere = Refusal(404, "not_found", "there is no such path", "/openapi.json has all")
+            await nowhere.response()(scope, receive, send)
+        elif (found := methods.get(method)) is None:
+            wrong = Refusal(405, "method", f"the path does not take this method, but {one_of([*methods])}")
+            await wrong.response()(scope, receive, send)
+        else:
+            name, answering = found
+            scope["path_params"] = {name: last}
+            await answering(scope, receive, send)
+
+
 class Answering:
     """An endpoint as an ASGI application: it authenticates, answers and counts; what is wrong becomes a Refusal."""
 
@@ -47,6 +81,7 @@ class Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         start = time.perf_counter()
+        scope["service"] = self._service
         request = Request(scope, receive)
         response = await self._response(request)
         if response is not None:

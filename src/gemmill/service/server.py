@@ -54,7 +54,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
         http=limits.protocol(),
         ws="none",
         loop="asyncio",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -82,8 +82,14 @@ class _Server(uvicorn.Server):
         self._ending = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.start()
         await super().startup(sockets)
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if not self.force_exit:
+            await self._service.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,17 +9,19 @@ from contextlib import suppress
 
 from gemmill.library.errors import GemmillError, SettingError
 from gemmill.library.files import make_private, told
+from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.runtime.compile.pool import WorkerPool
 from gemmill.runtime.storage.store import Store
-from gemmill.service.compiling.cluster import ClusterPool
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Resolver
+from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.learning.models import Models
 from gemmill.service.learning.records import Records
 from gemmill.service.metrics import Metrics
 from gemmill.service.options import Options
 from gemmill.service.packs.build import Packs
+from gemmill.service.pages.asked import AskedProblems
 from gemmill.service.pages.catalogue import Catalogue
 from gemmill.service.storage.bucket import Bucket
 from gemmill.service.storage.files import Files
@@ -57,16 +59,23 @@ class Service:
         self.resolver = Resolver(self.store, self.models)
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
-        cluster = ClusterPool(options.scheduler) if options.scheduler else None
+        self.cluster = ClusterCompilers(options.scheduler) if options.scheduler else None
+        self.sources = SourceCompiler(self.store, options.state / "empty")
+        """Compiles what clients send, where the options allow it."""
+        if options.accept_source:
+            self.sources.check()
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
-            lambda: cluster or WorkerPool(options.jobs, self.store),
+            lambda: self.cluster or WorkerPool(options.jobs, self.store),
+            self.sources,
             Quotas(options.quota),
             self.kernels,
             self.metrics,
+            self._nothing_compiles,
         )
         self.catalogue = Catalogue(self.store)
+        self.asked = AskedProblems()
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()
@@ -98,7 +107,13 @@ class Service:
         """Why the server is not ready for requests, as far as is known; empty where it is."""
         if self.draining:
             return "the server is about to end"
-        return f"the store cannot be written: {self.store.problem}" if self.store.problem is not None else ""
+        if self.store.problem is not None:
+            return f"the store cannot be written: {self.store.problem}"
+        return self._nothing_compiles()
+
+    def _nothing_compiles(self) -> str:
+        """Why nothing can be compiled now; empty where it can."""
+        return self.cluster.problem if self.cluster is not None else ""
 
     def try_store(self) -> None:
         """Find out whether a store that could not be written can be now."""

@@ -23,7 +23,7 @@ from gemmill.library.files import read_regular
 from gemmill.library.wording import one_of
 from gemmill.service.refusal import Refusal
 
-SCOPES = ("read", "compile", "write", "admin")
+SCOPES = ("read", "compile", "source", "write", "admin")
 """What a token may allow. ``admin`` allows all."""
 OPEN_SCOPES = frozenset({"read", "compile"})
 """What everybody may where there are no tokens."""

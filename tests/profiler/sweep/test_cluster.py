@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from functools import partial
+from http.client import BadStatusLine, HTTPConnection
 from pathlib import Path
 
 import dask
 import distributed  # before any test sets one of its options, which dask forgets otherwise with its defaults
 import psutil
 import pytest
+from tests.cases.dask_cluster import DaskCluster, client_settings, dask_cluster
 from tests.profiler.sweep.test_sweep import PLAIN
 
 from gemmill.library.config.model import GemmConfig
@@ -25,7 +26,7 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.measure.messages import Options
-from gemmill.profiler.sweep import cluster
+from gemmill.profiler.sweep import cluster as profiler_cluster
 from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.process import WorkerProcess
@@ -202,52 +203,22 @@ def test_a_broken_off_sweep_goes_on_where_it_was(
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Runs dask commands, all with one certificate, which this process has too."""
-    with ExitStack() as stack:
-        _, worker = stack.enter_context(own_certificate())
-        roles = {
-            name.replace("WORKER", role): path for name, path in worker.items() for role in ("WORKER", "SCHEDULER")
-        }
-        ca, key = (worker[f"DASK_DISTRIBUTED__COMM__TLS__{name}"] for name in ("CA_FILE", "WORKER__KEY"))
-        tls = {"distributed.comm.tls.ca-file": ca, "distributed.comm.require-encryption": True}
-        stack.enter_context(
-            dask.config.set(tls | {"distributed.comm.tls.client.cert": ca, "distributed.comm.tls.client.key": key})
-        )
-
-        def run(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-            files = ["--no-dashboard", "--scheduler-file", str(tmp_path / "scheduler.json")]
-            started = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "dask", *arguments, *files],
-                    env={**os.environ, **roles, **environment},
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-            stack.callback(started.terminate)
-            return started
-
-        yield run
+def cluster(tmp_path: Path) -> Iterator[DaskCluster]:
+    with dask_cluster(tmp_path) as found:
+        yield found
 
 
 @pytest.mark.heavy
 def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_when_they_go(
     process: Callable[[Options], WorkerProcess],
     swept: Callable[..., list[Measurement]],
-    tmp_path: Path,
-    command: Callable[..., subprocess.Popen[bytes]],
+    cluster: DaskCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheduler = command("scheduler", "--host", "127.0.0.1", "--protocol", "tls://", "--port", "0")
-    file = tmp_path / "scheduler.json"
-    while not file.exists() or not file.read_text():
-        assert scheduler.poll() is None
-        time.sleep(0.1)
-    address = json.loads(file.read_text())["address"]
+    address = cluster.address
     with pytest.raises(DeviceError, match=f"dask worker {address} --nthreads 1 --resources GPU=1"):
         swept(Cluster(address, process=process))
-    options = ("--nthreads", "1", "--resources", "GPU=1")
-    workers = [command("worker", *options, CUDA_VISIBLE_DEVICES=gpu) for gpu in ("A:0", "A:1")]
+    workers = [cluster.worker("--resources", "GPU=1", CUDA_VISIBLE_DEVICES=gpu) for gpu in ("A:0", "A:1")]
     with distributed.Client(address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
         client.wait_for_workers(2)
     found = swept(Cluster(address, process=process))
@@ -264,7 +235,7 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
                 member.kill()
             psutil.wait_procs(family)
 
-    monkeypatch.setattr(cluster, "POLL_SECONDS", 1.0)
+    monkeypatch.setattr(profiler_cluster, "POLL_SECONDS", 1.0)
     with pytest.raises(DeviceError, match="all dask workers have gone"):
         swept(Cluster(address, process=process), records="others.jsonl", listener=Listener(measured=leave))
 
@@ -295,8 +266,21 @@ def test_without_dask_or_a_scheduler_it_is_said_what_to_do(
     with pytest.raises(DeviceError, match=r"at tcp://127.0.0.1:1 runs what anyone sends it.*--tls-ca-file"):
         swept(Cluster("tcp://127.0.0.1:1"))
     nowhere = "tls://127.0.0.1:1"
+    with pytest.raises(DeviceError, match="DASK_DISTRIBUTED__COMM__TLS__CA_FILE is not set"):
+        swept(Cluster(nowhere))
+    with own_certificate() as (_, environ), dask.config.set(client_settings(environ)):
+        with pytest.raises(DeviceError, match=r"'tls://127.0.0.1' is no address such as tls://host:8786: missing port"):
+            swept(Cluster("tls://127.0.0.1"))
+        key = Path(environ["DASK_DISTRIBUTED__COMM__TLS__WORKER__KEY"])
+        key.write_text("no key")
+        with pytest.raises(DeviceError, match=f"in PEM .*TLS__CLIENT__KEY={key}"):
+            swept(Cluster(nowhere))
+        key.unlink()
+        with pytest.raises(DeviceError, match=f"TLS__CLIENT__KEY: '{key}': No such file"):
+            swept(Cluster(nowhere))
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        own_certificate() as (_, environ),
+        dask.config.set(client_settings(environ) | {"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(DeviceError, match=f"no dask scheduler answers at {nowhere}"),
     ):
         swept(Cluster(nowhere))
@@ -314,6 +298,21 @@ def test_nobody_but_the_sweep_reaches_its_scheduler() -> None:
             code = f"import distributed; distributed.Client({other!r}, timeout=5).run_on_scheduler(print)"
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
             assert done.returncode, done.stdout
+        own._client.wait_for_workers(1)
+        me = psutil.Process()
+        ports = {
+            socket.laddr.port
+            for process in (me, *me.children(recursive=True))
+            for socket in process.net_connections("inet")
+            if socket.status == psutil.CONN_LISTEN
+        }
+        assert len(ports) >= 3
+        for port in ports:  # those of TLS hang up, and the others have no page
+            connection = HTTPConnection("127.0.0.1", port, timeout=10)
+            with suppress(OSError, BadStatusLine):
+                connection.request("GET", "/health")
+                assert connection.getresponse().status == 404
+            connection.close()
 
 
 def test_keys_are_for_the_user_alone() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -364,24 +367,39 @@ def test_nothing_to_compile() -> None:
     assert compile_many([]) == []
 
 
-def test_a_worker_that_is_killed_is_reported_by_its_kernel(configs: tuple[GemmConfig, ...]) -> None:
-    first = configs[0]
-    asked = [illegal(first), replace(first, stages=3), replace(first, stages=4)]  # the first is soon done
-    victims: list[int] = []
+@pytest.mark.parametrize(
+    ("number", "times", "says"),
+    [
+        (signal.SIGKILL, 1, ""),
+        (signal.SIGKILL, 2, r"tried twice: each time the process that compiled it died \(SIGKILL\).*memory runs out"),
+        (signal.SIGSTOP, 2, "tried twice: each time compiling took longer than 3 s, and was ended"),
+    ],
+)
+def test_a_kernel_whose_process_dies_or_hangs_is_tried_once_more(
+    number: signal.Signals, times: int, says: str, configs: tuple[GemmConfig, ...]
+) -> None:
+    struck: set[int] = set()
+    done = threading.Event()
 
-    def kill_one(outcome: Outcome) -> None:
-        if not victims:
-            victims.extend(children())
-            os.kill(victims[1], signal.SIGKILL)
+    def strike() -> None:
+        while not done.is_set():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                for pid in children() - struck if len(struck) < times else ():
+                    os.kill(pid, number)
+                    struck.add(pid)
 
-    outcomes = compile_many(asked, jobs=2, on_done=kill_one)
-    outcomes = outcomes[1:]
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    assert len(victims) == 2
-    assert len(failed) == 1
-    assert failed[0].name in str(failed[0].error)
-    assert "SIGKILL" in str(failed[0].error)
-    assert all(outcome.artifact is not None for outcome in outcomes if outcome not in failed)
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        [outcome] = compile_many(configs[:1], jobs=1, seconds=3 if number == signal.SIGSTOP else 300)
+    finally:
+        done.set()
+        thread.join()
+    assert len(struck) == times
+    assert outcome.lost == bool(says) == (outcome.artifact is None)
+    if says:
+        assert re.search(f"{outcome.name}: {says}", str(outcome.error))
+    assert not children()
 
 
 def test_a_worker_that_raises_tells_how_it_ended(configs: tuple[GemmConfig, ...]) -> None:

@@ -184,6 +184,7 @@ def profile(
     \b
       CUDA_VISIBLE_DEVICES=i dask worker ADDRESS --nthreads 1 --resources GPU=1
 
+    and with certificates, as its scheduler. Workers without a GPU compile; where there are none, this machine does.
     Needs a Hopper GPU and PyTorch. Exits with 1 if any kernel failed.
 
     \b

@@ -49,6 +49,16 @@ def open_store(path: Path | None) -> Store:
     return store
 
 
+def check_kept(store: Store) -> None:
+    """StoreError where a store did not keep what it was given, which programs do without and a command that fills it
+    does not."""
+    if store.problem is not None:
+        raise StoreError(
+            f"the store does not keep everything: {store.problem}; make room or give rights, or name another with "
+            "--store or GEMMILL_STORE"
+        )
+
+
 @store_app.command()
 def path(store: StorePath = None) -> None:
     """Print where the store is.

@@ -13,15 +13,16 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import GemmillError
+from gemmill.library.errors import DeviceError, GemmillError
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.service.compiling.quotas import Quotas
+from gemmill.service.compiling.resolve import Keyed
+from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.metrics import Metrics
-from gemmill.service.options import COMPILE_SECONDS
+from gemmill.service.options import COMPILE_SECONDS, SOURCES_CHARACTERS
 from gemmill.service.refusal import Refusal
 from gemmill.service.storage.kernels import Kernels, Served
 
@@ -32,8 +33,10 @@ _WEIGHT = 0.1
 _FAILED_SECONDS = 60.0
 _FAILED = 1000
 """Failures that are remembered."""
-_DIED = ("died", "cannot be started")
-"""Words of failures that are the process's, not the kernel's: the job is tried once more."""
+_AGAIN_SECONDS = 5.0
+"""When to ask again where nothing compiles."""
+_ENDED = 50
+"""Jobs that are remembered after their end."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +44,11 @@ class Compilers(Protocol):
     """What compiles, called from as many threads as kernels are compiled at a time."""
 
     def compile(self, config: GemmConfig, seconds: float) -> Outcome:
-        """What becomes of one kernel, which may take so many seconds."""
+        """What becomes of one kernel, which may take so many seconds; what is lost with a process is tried once more.
+
+        Raises:
+            DeviceError: nothing compiles now.
+        """
 
     def close(self) -> None:
         """End it, whatever it is doing."""
@@ -50,14 +57,28 @@ class Compilers(Protocol):
 class Job:
     """One kernel to compile."""
 
-    def __init__(self, key: str, config: GemmConfig, tenant: str, reserved: float) -> None:
-        self.key, self.config, self.tenant, self.reserved = key, config, tenant, reserved
-        self.name = kernel_name(config)
+    def __init__(self, kernel: Keyed, tenant: str, reserved: float) -> None:
+        self.kernel, self.tenant, self.reserved = kernel, tenant, reserved
+        self.name, self.key = kernel.name, kernel.key
         self.state: Literal["queued", "compiling", "done"] = "queued"
         self.since = time.monotonic()
         """When it came into its state."""
         self.started = asyncio.Event()
         self.result: asyncio.Future[Served | Refusal] = asyncio.get_running_loop().create_future()
+
+
+class Ended(NamedTuple):
+    """What became of a job."""
+
+    name: str
+    key: str
+    tenant: str
+    error: str
+    """Why it failed; empty where it did not."""
+    seconds: float
+    """That it was compiled for."""
+    at: float
+    """When, by the monotonic clock."""
 
 
 class CompileQueue:
@@ -67,7 +88,9 @@ class CompileQueue:
         jobs: kernels that are compiled at a time.
         most: jobs that wait at most.
         workers: makes the processes, when the first kernel is to be compiled.
+        sources: compiles kernels that have a source of their own.
         kernels: where compiled kernels go.
+        problem: says why nothing can be compiled now; empty where it can.
     """
 
     def __init__(
@@ -75,12 +98,14 @@ class CompileQueue:
         jobs: int,
         most: int,
         workers: Callable[[], Compilers],
+        sources: SourceCompiler,
         quotas: Quotas,
         kernels: Kernels,
         metrics: Metrics,
+        problem: Callable[[], str] = str,
     ) -> None:
-        self._jobs, self._most, self._make, self._quotas = jobs, most, workers, quotas
-        self._kernels, self._metrics = kernels, metrics
+        self._jobs, self._most, self._make, self._sources, self._quotas = jobs, most, workers, sources, quotas
+        self._kernels, self._metrics, self._problem = kernels, metrics, problem
         self._by_key: dict[str, Job] = {}
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         """By tenant; the first is the next to have a turn."""
@@ -92,6 +117,8 @@ class CompileQueue:
         self._expected = _FIRST_GUESS
         self._tasks: list[asyncio.Task[None]] = []
         self.closing = False
+        self.ended: deque[Ended] = deque(maxlen=_ENDED)
+        """The last jobs that ended, the most recent last."""
 
     def start(self) -> None:
         """Begin to work."""
@@ -101,22 +128,24 @@ class CompileQueue:
         """What is compiled, and what waits, in the order of submission."""
         return [*self._by_key.values()]
 
-    async def submit(self, key: str, config: GemmConfig, tenant: str) -> Job:
-        """The job of a key, which others may have submitted.
+    async def submit(self, kernel: Keyed, tenant: str) -> Job:
+        """The job of a kernel, which others may have submitted.
 
         Raises:
-            Refusal: it failed a moment ago, the tenant's quota is spent (429), too much waits already, or the server is
-                about to end (503).
+            Refusal: it failed a moment ago, the tenant's quota is spent (429), too much waits already, nothing compiles
+                now, or the server is about to end (503).
         """
-        if (job := self._by_key.get(key)) is not None:
+        if (job := self._by_key.get(kernel.key)) is not None:
             self._metrics.joined.inc()
             return job
-        if (failed := self._failed.get(key)) is not None:
+        if (failed := self._failed.get(kernel.key)) is not None:
             if time.monotonic() - failed[0] < _FAILED_SECONDS:
                 raise failed[1]
-            del self._failed[key]
+            del self._failed[kernel.key]
         if self.closing:
             raise _ending()
+        if why := self._problem():
+            raise Refusal(503, "workers", why, retry_after=_AGAIN_SECONDS)
         waiting = self.waiting
         if waiting >= self._most:
             raise Refusal(
@@ -125,8 +154,11 @@ class CompileQueue:
                 f"{waiting:,} kernels wait to be compiled already, and no more may",
                 retry_after=min(60.0, waiting * self._expected / self._jobs),
             )
+        sent = sum(len(job.kernel.source or "") for job in self._by_key.values())
+        if kernel.source and sent + len(kernel.source) > SOURCES_CHARACTERS:
+            raise Refusal(503, "busy", f"sources of {sent:,} characters wait to be compiled already", retry_after=30)
         self._quotas.reserve(tenant, self._expected)
-        job = self._by_key[key] = Job(key, config, tenant, self._expected)
+        job = self._by_key[kernel.key] = Job(kernel, tenant, self._expected)
         self._waiting.setdefault(tenant, deque()).append(job)
         self._metrics.queued.set(waiting + 1)
         async with self._there:
@@ -157,6 +189,7 @@ class CompileQueue:
         self.drop_waiting()
         for task in self._tasks:
             task.cancel()
+        self._sources.close()
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -170,6 +203,8 @@ class CompileQueue:
             taken = 0.0
             try:
                 result, taken = await self._compiled(job)
+            except DeviceError as error:
+                result = Refusal(503, "workers", f"{job.name}: {error}", retry_after=_AGAIN_SECONDS)
             except Exception as error:  # noqa: BLE001 (the worker goes on, and who waits is told)
                 _log.exception("%s", job.name)
                 result = Refusal(500, "internal", f"{job.name}: {type(error).__name__}: {error}")
@@ -194,16 +229,12 @@ class CompileQueue:
         """What became of a job, and the seconds that it took."""
         if (served := await self._kernels.find(job.key)) is not None:  # since it was asked for
             return served, 0.0
-        outcome = await self._outcome(job.config)
-        if _has_died(outcome) and not self.closing:
-            _log.warning("%s; it is tried once more", outcome.error)
-            outcome = await self._outcome(job.config)
-        if _has_died(outcome):
-            self._metrics.compiles.labels("failed").inc()
-            return Refusal(503, "workers", str(outcome.error), retry_after=30), outcome.seconds
+        outcome = await self._outcome(job.kernel)
         if outcome.artifact is None:
             self._metrics.compiles.labels("failed").inc()
             refusal = Refusal(422, "compile", str(outcome.error))
+            if outcome.lost:
+                refusal = Refusal(503, "workers", str(outcome.error), retry_after=_FAILED_SECONDS)
             self._failed[job.key] = time.monotonic(), refusal
             if len(self._failed) > _FAILED:
                 self._failed.popitem(last=False)
@@ -220,28 +251,29 @@ class CompileQueue:
         except (GemmillError, ValueError) as error:
             return Refusal(500, "internal", f"{job.name}: {error}"), outcome.seconds
 
-    async def _outcome(self, config: GemmConfig) -> Outcome:
-        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, config)
+    async def _outcome(self, kernel: Keyed) -> Outcome:
+        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, kernel)
         self._metrics.compile_seconds.observe(outcome.seconds)
         return outcome
 
-    def _compile(self, config: GemmConfig) -> Outcome:
+    def _compile(self, kernel: Keyed) -> Outcome:
+        if kernel.source is not None:
+            return self._sources.compile(kernel)
         with self._making:
             if self._pool is None:
                 self._pool = self._make()
-        return self._pool.compile(config, COMPILE_SECONDS)
+        return self._pool.compile(kernel.config, COMPILE_SECONDS)
 
     def _finish(self, job: Job, result: Served | Refusal) -> None:
+        now = time.monotonic()
+        seconds = now - job.since if job.state == "compiling" else 0.0
+        error = result.message if isinstance(result, Refusal) else ""
+        self.ended.append(Ended(job.name, job.key, job.tenant, error, seconds, now))
         job.state = "done"
         self._by_key.pop(job.key, None)
         job.started.set()
         if not job.result.done():
             job.result.set_result(result)
-
-
-def _has_died(outcome: Outcome) -> bool:
-    """Whether a kernel failed for what has befallen the process, which another may be spared."""
-    return outcome.artifact is None and any(word in str(outcome.error) for word in _DIED)
 
 
 def _ending() -> Refusal:

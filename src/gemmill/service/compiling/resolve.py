@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gemmill.emitters import headers_digest
 from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.emitters.page import edited
 from gemmill.library.arch import ARCHS, DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
@@ -44,6 +45,8 @@ class Keyed:
     name: str
     config: GemmConfig
     key: str
+    source: str | None = None
+    """What somebody sent to be compiled in place of what the config emits; None where nobody did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class Resolver:
             if len(self._keys) > _KEYS:
                 self._keys.popitem(last=False)
         return found
+
+    async def sent(self, name: str, source: str) -> Keyed:
+        """The kernel that a source is compiled to, in place of the one that a name means."""
+        return await self.in_thread(lambda: self._sent(name, source))
 
     async def choice(self, problem: str, gpu: Gpu, sm_count: int | None = None) -> Choice:
         """The kernel for a problem, and why."""
@@ -119,9 +126,19 @@ class Resolver:
 
     def _keyed(self, name: str) -> Keyed:
         if is_edited(name):
-            raise Refusal(422, "source", f"{name} is an edited kernel, and the server makes what configs say alone")
+            raise Refusal(
+                422,
+                "source",
+                f"{name} is an edited kernel, which its name alone does not tell how to make",
+                "send its source",
+            )
         config = parse_name(name)
         return Keyed(kernel_name(config), config, self.compiler.key(emit(config), config))
+
+    def _sent(self, name: str, text: str) -> Keyed:
+        config = parse_name(name)
+        source = edited(config, text)
+        return Keyed(source.name, config, self.compiler.key(source, config), text)
 
 
 def check_version(version: str | None, headers: str | None) -> None:

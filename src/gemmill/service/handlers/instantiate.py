@@ -18,7 +18,7 @@ from gemmill.service.compiling.resolve import Keyed, Target, check_version, targ
 from gemmill.service.options import ITEMS, WAIT_SECONDS
 from gemmill.service.refusal import Refusal
 from gemmill.service.storage.kernels import Served
-from gemmill.service.tokens import Caller
+from gemmill.service.tokens import Caller, allowed
 
 if TYPE_CHECKING:
     from gemmill.service.service import Service
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MEMBERS = {
     "kernels": list,
     "problems": list,
+    "sources": list,
     "gemmill": str,
     "headers": str,
     "gpu": dict,
@@ -41,7 +42,7 @@ class Asked:
     """What one request asks for, by what it is called there."""
 
     resolved: list[tuple[str | None, Keyed]] = field(default_factory=list)
-    """Problems, None of what was named, and their kernels."""
+    """Problems, None of what was named or sent, and their kernels."""
     failed: list[tuple[dict[str, str], Refusal]] = field(default_factory=list)
     """Problems and names that have no kernel, and kernels that are not compiled."""
     ready: dict[str, Served] = field(default_factory=dict)
@@ -54,13 +55,16 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
     """Answer with lines of JSON; a refusal of everything that was asked for is a status instead."""
     body = await read_json(request, _MEMBERS)
     check_version(body.get("gemmill"), body.get("headers"))
-    names, problems = texts(body, "kernels"), texts(body, "problems")
-    if not 0 < len(names) + len(problems) <= ITEMS:
-        raise malformed(f"{len(names) + len(problems):,} kernels and problems; 1 to {ITEMS:,} are taken in a request")
+    wanted = [{"kernel": name} for name in texts(body, "kernels")]
+    wanted += [{"problem": text} for text in texts(body, "problems")]
+    if sources := body.get("sources"):
+        wanted += sent(service, sources, caller)
+    if not 0 < len(wanted) <= ITEMS:
+        raise malformed(f"{len(wanted):,} kernels, problems and sources; 1 to {ITEMS:,} are taken in a request")
     wait = float(_WAIT_SECONDS if body.get("wait") is None else body["wait"])
     if not 0 <= wait <= WAIT_SECONDS:
         raise malformed(f"wait is {wait:g}; it must be from 0 to {WAIT_SECONDS:g} seconds")
-    asked = await ask(service, names, problems, target(body.get("gpu"), body.get("driver_cuda")), caller)
+    asked = await ask(service, wanted, target(body.get("gpu"), body.get("driver_cuda")), caller)
     if not asked.ready and not asked.jobs and asked.failed:
         statuses = {refusal.status for _, refusal in asked.failed}
         if len(statuses) == 1 and statuses & {429, 503}:  # nothing but to ask again later
@@ -68,18 +72,37 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
     return StreamingResponse(lines(asked, wait), media_type="application/x-ndjson")
 
 
-async def ask(service: Service, names: list[str], problems: list[str], machine: Target, caller: Caller) -> Asked:
-    """Resolve names and problems, find what is there, and have compiled what is not."""
+def sent(service: Service, sources: list[object], caller: Caller) -> list[dict[str, str]]:
+    """The sources of a request, each with its kernel; Refusal where this server or this caller may have none
+    compiled, or where they are none."""
+    if not service.options.accept_source:
+        raise Refusal(
+            403,
+            "no_source",
+            "this server compiles what configs emit alone",
+            "ask one that was started with --accept-source, or compile here: gemmill build FILE.cu",
+        )
+    allowed(caller, "source")
+    found = []
+    for item in sources:
+        match item:
+            case {"kernel": str(name), "source": str(source), **more} if not more:
+                found.append({"kernel": name, "source": source})
+            case _:
+                raise malformed(f"sources has {item!r:.80}; it must be {{'kernel': NAME, 'source': TEXT}}")
+    return found
+
+
+async def ask(service: Service, wanted: list[dict[str, str]], machine: Target, caller: Caller) -> Asked:
+    """Resolve names, problems and sources, find what is there, and have compiled what is not."""
     asked = Asked()
-    for problem, name in [*((None, name) for name in names), *((problem, "") for problem in problems)]:
+    for one in wanted:
         try:
-            if problem is not None:
-                name = (await service.resolver.choice(problem, machine.gpu)).name
-            kernel = await service.resolver.keyed(name)
+            kernel = await _keyed(service, one, machine)
             service.resolver.check_target(kernel, machine)
-            asked.resolved.append((problem, kernel))
+            asked.resolved.append((one.get("problem"), kernel))
         except Refusal as refusal:
-            asked.failed.append(({"kernel": name} if problem is None else {"problem": problem}, refusal))
+            asked.failed.append(({what: text for what, text in one.items() if what != "source"}, refusal))
     for kernel in {kernel.name: kernel for _, kernel in asked.resolved}.values():
         served = await service.kernels.find(kernel.key)
         (service.metrics.misses if served is None else service.metrics.hits).inc()
@@ -87,11 +110,22 @@ async def ask(service: Service, names: list[str], problems: list[str], machine: 
             asked.ready[kernel.name] = served
             continue
         try:
-            asked.jobs[kernel.name] = await service.queue.submit(kernel.key, kernel.config, caller.name)
+            asked.jobs[kernel.name] = await service.queue.submit(kernel, caller.name)
         except Refusal as refusal:
             service.metrics.refused.labels(refusal.code).inc()
             asked.failed.append(({"kernel": kernel.name}, refusal))
     return asked
+
+
+async def _keyed(service: Service, one: dict[str, str], machine: Target) -> Keyed:
+    """The kernel that is meant by a problem, a source, or a name."""
+    if (problem := one.get("problem")) is not None:
+        choice = await service.resolver.choice(problem, machine.gpu)
+        service.asked.note(machine.gpu.name, choice)
+        return await service.resolver.keyed(choice.name)
+    if (source := one.get("source")) is not None:
+        return await service.resolver.sent(one["kernel"], source)
+    return await service.resolver.keyed(one["kernel"])
 
 
 async def lines(asked: Asked, wait: float) -> AsyncIterator[bytes]:

@@ -25,7 +25,9 @@ async def select(service: Service, request: Request, _: Caller) -> Response:
     check_version(body.get("gemmill"), body.get("headers"))
     if not (problem := body.get("problem")):
         raise malformed("problem is not there; it is a line such as '4096x4096x4096 bf16 tn'")
-    choice = await service.resolver.choice(problem, target(body.get("gpu"), None).gpu, body.get("sm_count"))
+    gpu = target(body.get("gpu"), None).gpu
+    choice = await service.resolver.choice(problem, gpu, body.get("sm_count"))
+    service.asked.note(gpu.name, choice)
     kernel = await service.resolver.keyed(choice.name)
     return JSONResponse({"problem": str(choice.problem), "kernel": choice.name, "key": kernel.key, **_told(choice)})
 

@@ -6,7 +6,6 @@ Runs in a process of its own (:func:`main`), as it takes minutes and all cores.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,10 +27,11 @@ WORSE = 0.002
 """What a new model may lose, as part of the best time, on problems that were held out: less is noise."""
 
 
-def learn(records: Sequence[Path], gpu: str, state: Path) -> str:
-    """Train a model of a GPU and publish it, if it is to be; in words, what came of it.
+def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
+    """Train a model of a GPU and publish it, if it is to be; what came of it, as the server answers.
 
-    The new model is judged on problems that it was not fitted to, the one in force on all: it may have seen some.
+    The new model is judged on problems that it was not fitted to, the one in force on all: it may have seen some, which
+    counts for it.
 
     Raises:
         RecordError: the records have too little of the GPU, or CatBoost is missing.
@@ -47,10 +47,16 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> str:
         figures = next(value for key, value in content.items() if key.startswith("held out"))
         after = float(figures["all"]["fitted"][0])
         before = _in_force(records, name, models.folder(name))
-        if after < before - WORSE:
-            return f"not published: it reaches {after:.4f} of the best, the model in force {before:.4f}"
-        new.rename(place)
-    return f"published as {number}: it reaches {after:.4f} of the best, the one before {before:.4f}"
+        is_published = after >= before - WORSE
+        if is_published:
+            new.rename(place)
+    says = f"it reaches {after:.4f} of the best, the model in force {'before ' if is_published else ''}{before:.4f}"
+    return {
+        "published": is_published,
+        "number": number if is_published else number - 1,
+        "reaches": {"new": after, "before": before},
+        "says": f"{f'published as {number}' if is_published else 'not published'}: {says}",
+    }
 
 
 def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
@@ -61,14 +67,14 @@ def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
         for rows in rows_of(own, gpus.figures(name)) if name == gpu else ():
             predicted = rows.analytic if model is None else rows.analytic + model(rows.features.astype(float).T)
             shares.append(reached(rows, predicted)[0])
-    return geometric_mean(shares) if shares else -math.inf
+    return geometric_mean(shares)
 
 
 def main() -> None:
     """The body of the process: GPU, state and files of records from the command line; a line of JSON on stdout."""
     gpu, state, *files = sys.argv[1:]
     try:
-        said = {"says": learn([Path(file) for file in files], gpu, Path(state))}
+        said = learn([Path(file) for file in files], gpu, Path(state))
     except GemmillError as error:
         said = {"error": str(error)}
     except OSError as error:

@@ -76,7 +76,7 @@ class Packs:
         """A kernel, as soon as the queue takes it; Refusal where it does not compile."""
         while (served := await self._kernels.find(keyed.key)) is None:
             try:
-                result = await (await self._queue.submit(keyed.key, keyed.config, tenant)).result
+                result = await (await self._queue.submit(keyed, tenant)).result
             except Refusal as refusal:
                 if refusal.retry_after is None or self._queue.closing:
                     raise

@@ -11,6 +11,8 @@ from gemmill.runtime.storage.store import Store
 
 _READ_AT_ONCE = 300
 """Kernels that one look at the page reads: half a second."""
+FILTERS = {"arch": "Architecture", "types": "Types of A, B, D", "tile": "Tile", "schedule": "Schedule"}
+"""Fields of rows that kernels are filtered by, and what they are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Catalogue:
         """Kernels that pass, by name, and how many were not looked at yet.
 
         Args:
-            filters: ``arch`` and ``types``, as rows have them, and ``words``, all of which the name must have.
+            filters: those of :data:`FILTERS`, as rows have them, and ``words``, all of which the name must have.
         """
         entries = {entry.key: entry for entry in self._store.list()}
         self._rows = {key: row for key, row in self._rows.items() if key in entries}
@@ -55,8 +57,7 @@ class Catalogue:
             row
             for row in self._rows.values()
             if row is not None
-            and filters.get("arch") in (None, "", row.arch)
-            and filters.get("types") in (None, "", row.types)
+            and all(filters.get(field) in (None, "", getattr(row, field)) for field in FILTERS)
             and all(word in row.name for word in words)
         ]
         return sorted(found, key=lambda row: row.name), len(unknown[_READ_AT_ONCE:])

@@ -22,6 +22,7 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.service.handlers.kernels import named
+from gemmill.service.pages.catalogue import FILTERS
 from gemmill.service.refusal import Refusal
 from gemmill.service.storage.kernels import required
 from gemmill.service.tokens import Caller
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _PER_PAGE = 100
 _MAP = (16, 64, 256, 1024, 4096, 16384)
 """Extents of the winner map."""
+_NO_FACTS = ("boxes", "offsets")
+"""Members of a LaunchSpec that are tables."""
+_REFRESH_SECONDS = 5
 _EXAMPLE = "4096x4096x4096 bf16 tn"
 _SAFE = {
     "Content-Security-Policy": "; ".join(
@@ -46,14 +50,15 @@ _SAFE = {
 
 async def kernels(service: Service, request: Request, _: Caller) -> Response:
     """The kernels that are here, with filters."""
-    asked = {name: request.query_params.get(name, "")[:200] for name in ("words", "arch", "types")}
+    asked = {name: request.query_params.get(name, "")[:200] for name in ("words", *FILTERS)}
     rows, unread = await asyncio.to_thread(service.catalogue.rows, asked)
     text = request.query_params.get("page", "1")
     pages = max(1, math.ceil(len(rows) / _PER_PAGE))
     page = min(pages, max(1, int(text))) if text.isdecimal() and len(text) < 9 else 1
-    choices = {field: service.catalogue.values(field) for field in ("arch", "types")}
+    choices = {field: service.catalogue.values(field) for field in FILTERS}
     shown = rows[(page - 1) * _PER_PAGE : page * _PER_PAGE]
-    more = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": asked, "choices": choices}
+    more = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": asked}
+    more |= {"choices": choices, "labels": FILTERS}
     return _page("kernels", "Kernels", rows=shown, **more)
 
 
@@ -67,10 +72,11 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
         source = (await service.resolver.in_thread(lambda: service.resolver.source(artifact.name))).text
     facts = {
         "Resources": asdict(artifact.resources),
-        "Launch": {name: x for name, x in asdict(artifact.launch).items() if name != "boxes"},
+        "Launch": {name: x for name, x in asdict(artifact.launch).items() if name not in _NO_FACTS},
         "Made from": asdict(artifact.provenance),
     }
-    return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source)
+    more = {"asked": service.asked.rows(artifact.name), "now": time.monotonic()}
+    return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source, **more)
 
 
 async def problems(service: Service, request: Request, _: Caller) -> Response:
@@ -78,6 +84,8 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     text = request.query_params.get("problem", "")[:4096]
     gpu = request.query_params.get("gpu", next(iter(GPUS)))[:100]
     found: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
+    if not text:
+        found |= {"asked": service.asked.rows(), "now": time.monotonic()}
     if text:
         try:
             row = gpu_named(gpu)
@@ -96,13 +104,14 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     return _page("problems", "Problems", **found)
 
 
-async def queue(service: Service, _request: Request, _caller: Caller) -> Response:
-    """What is compiled, what waits, and what the cache has come to."""
+async def queue(service: Service, request: Request, _: Caller) -> Response:
+    """What is compiled, what waits, what has become of the last jobs, and what the cache has come to."""
     now = time.monotonic()
     jobs = [
-        {"name": job.name, "key": job.key, "tenant": job.tenant, "state": job.state, "seconds": now - job.since}
+        {"name": job.name, "tenant": job.tenant, "state": job.state, "seconds": now - job.since}
         for job in service.queue.jobs()
     ]
+    ended = [{**job._asdict(), "ago": now - job.at} for job in reversed(service.queue.ended)]
     metrics = service.metrics
     count = metrics.value
     hits, misses = count(metrics.kernels, "hit"), count(metrics.kernels, "miss")
@@ -112,18 +121,26 @@ async def queue(service: Service, _request: Request, _caller: Caller) -> Respons
         "Compiled": f"{count(metrics.compiles, 'ok'):,.0f}",
         "Failed": f"{count(metrics.compiles, 'failed'):,.0f}",
         "Waits shared": f"{count(metrics.joined):,.0f}",
-        "Bytes sent": f"{count(metrics.sent_bytes):,.0f}",
+        "Bytes sent": _size(count(metrics.sent_bytes)),
         "Kernels in the store": f"{count(metrics.store_kernels):,.0f}",
-        "Bytes of the store": f"{count(metrics.store_bytes):,.0f} of {service.store.max_bytes:,}",
+        "Bytes of the store": f"{_size(count(metrics.store_bytes))} of {_size(service.store.max_bytes)}",
         "Connections": f"{count(metrics.connections):,.0f} of {service.options.connections:,}",
         "Packs": ", ".join(service.packs.names()) or "none",
     }
-    return _page("queue", "Queue and cache", jobs=jobs, figures=figures, problem=service.readiness())
+    refresh = _REFRESH_SECONDS if "refresh" in request.query_params else None
+    more = {"jobs": jobs, "ended": ended, "figures": figures, "problem": service.readiness(), "refresh": refresh}
+    return _page("queue", "Queue and cache", **more)
 
 
 async def style(_service: Service, _request: Request, _caller: Caller) -> Response:
     """The style sheet."""
     return Response(_text("style.css"), headers={"Cache-Control": "max-age=3600"}, media_type="text/css")
+
+
+def _size(count: float) -> str:
+    """Bytes in words."""
+    unit = min(3, max(0, int(math.log2(count)) // 10)) if count else 0
+    return f"{count / 1024**unit:,.{1 if unit else 0}f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
 def _map(registry: Registry, text: str) -> list[tuple[int, list[tuple[int, Choice | None]]]]:

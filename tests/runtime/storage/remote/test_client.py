@@ -293,6 +293,18 @@ def test_a_full_remote_is_read_all_the_same(honest: Honest, wanted: Wanted, mach
         assert without_bytes(remote) == {"hits": 1, "uploads full": 1, "requests": 4}
 
 
+def test_who_signs_nothing_is_told_what_does(artifact: Artifact) -> None:
+    def answer(request: Request) -> Parts:
+        status = {"GET": 404, "PUT": 201 if "/blobs/" in request.path else 403}[request.method]
+        return [http(status)]
+
+    with (
+        Server(answer) as server,
+        pytest.warns(RemoteWarning, match="403; no key signed it: GEMMILL_REMOTE_SIGN, or --sign, names one"),
+    ):
+        Remote(server.url, trusted=None).put(artifact)
+
+
 def test_who_may_not_upload_asks_once(artifact: Artifact, trusted: TrustedKeys) -> None:
     with Server(lambda request: [http(403)]) as server:
         remote = Remote(server.url, trusted=trusted, mode="readwrite")

@@ -42,7 +42,10 @@ def test_a_certificate_must_be_signed_and_of_the_name(authority: Authority, tmp_
         assert probed(server, server.url.replace("localhost", "127.0.0.1")) == "tls"
         assert probed(server, server.url.replace("https", "http")) in ("closed", "garbage")
     with Server(lambda request: [http(404)], context(Authority(tmp_path / "other").issue("localhost"))) as server:
-        assert probed(server) == "tls"
+        miss = Remote(server.url, trusted=None, deadline=5).probe()
+        assert miss is not None
+        assert miss.reason == "tls"
+        assert "SSL_CERT_FILE names the authorities that are trusted" in miss.says
 
 
 def test_a_server_without_tls_or_that_says_nothing(authority: Authority) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
+from gemmill.cli.commands.stores import check_kept
 from gemmill.cli.options import (
     Jobs,
     Json,
@@ -89,7 +90,7 @@ def warm(
     """Have exactly the kernels of a lock file in the store: from packs, from GEMMILL_REMOTE, or compiled.
 
     Exits with 1 if what comes is not, to the bit, what the file names, and says what differs: versions of NVRTC, of
-    headers, options.
+    headers, options; and if the store cannot be written.
 
     \b
     Examples:
@@ -100,6 +101,7 @@ def warm(
     with output.progress(compiling=len(named.kernels)) as step:
         registry = Registry(manifests=(), packs=pack, store=store)
         fetched = locked.fetch(registry, named, jobs, lambda _: step("compiling"))
+    check_kept(registry.store)
     if as_json:
         rows = [{"name": each.artifact.name, "key": each.artifact.key, "source": each.source} for each in fetched]
         output.print_json("warm", rows)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import completion, output
-from gemmill.cli.commands.stores import open_store, store_app
+from gemmill.cli.commands.stores import check_kept, open_store, store_app
 from gemmill.cli.options import Json, OnGpu, Preset, Sign, StorePath, Where, is_manifest, kernel, kernel_set
 from gemmill.library.errors import RemoteError
 from gemmill.runtime.gpus import detect
@@ -91,7 +91,7 @@ def pull(
 ) -> None:
     """Fetch kernels from a remote into the store; nothing is compiled here.
 
-    Exits with 1 if any is not served.
+    Exits with 1 if any is not served, or not kept.
 
     \b
     Examples:
@@ -109,6 +109,7 @@ def pull(
         output.print_json("store.pull", {"remote": of.url, "fetched": fetched, "there": there, "missing": missing})
     else:
         typer.echo(f"{of.url}: of {len(found)} kernels {fetched} fetched, {there} were in the store")
+    check_kept(kept)
     _complain(missing, len(found), f"{of.url} does not serve")
 
 

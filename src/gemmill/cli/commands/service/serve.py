@@ -20,6 +20,7 @@ from gemmill.cli.options import Jobs, StorePath
 from gemmill.library.errors import InstallationError, SettingError
 from gemmill.library.extras import install
 from gemmill.library.files import told
+from gemmill.profiler.sweep.compilers import AT_A_TIME
 from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
 
@@ -55,10 +56,6 @@ token_app = typer.Typer(
 serve_app.add_typer(token_app, name="token")
 
 
-_AT_A_CLUSTER = 64
-"""Kernels that a cluster is given at a time, unless --jobs says otherwise; with fewer threads it has them wait."""
-
-
 def _file(says: str) -> Any:
     return typer.Option(metavar="FILE", exists=True, dir_okay=False, help=says)
 
@@ -83,6 +80,14 @@ BucketUrl = Annotated[str, typer.Option("--bucket", metavar="URL", help="Bucket 
 Scheduler = Annotated[
     str,
     typer.Option(metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."),
+]
+AcceptSource = Annotated[
+    bool,
+    typer.Option(
+        "--accept-source",
+        help="Compile edited source, too, for tokens with the scope source, in processes that are confined: needs "
+        "Linux with Landlock.",
+    ),
 ]
 Queue = Annotated[int, _count("Kernels that may wait to be compiled.")]
 Quota = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")]
@@ -112,6 +117,7 @@ def serve(
     bucket: BucketUrl = "",
     jobs: Jobs = None,
     scheduler: Scheduler = "",
+    accept_source: AcceptSource = False,
     queue: Queue = 1000,
     quota: Quota = 36_000,
     connections: Connections = 1000,
@@ -128,6 +134,10 @@ def serve(
         raise typer.BadParameter("--tls-cert and --tls-key go together, and --client-ca needs both")
     if tokens is None and not _is_loopback(host):
         raise typer.BadParameter(f"--host {host} can be reached by others: name who may do what with --tokens")
+    if accept_source and tokens is None:
+        raise typer.BadParameter("--accept-source: name who may send source, the scope source, with --tokens")
+    if accept_source and scheduler:
+        raise typer.BadParameter("--accept-source compiles on this machine, in confinement, and --scheduler on others")
     with _needing_the_extra():
         from gemmill.service.options import Options
         from gemmill.service.server import run
@@ -137,8 +147,14 @@ def serve(
     place = Store(store).path
     state = state or place.with_name(f"{place.name}-service")
     tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
-    jobs = jobs or (_AT_A_CLUSTER if scheduler else default_jobs())
-    limits: dict[str, Any] = {"jobs": jobs, "queue": queue, "quota": quota, "connections": connections}
+    jobs = jobs or (AT_A_TIME if scheduler else default_jobs())
+    limits: dict[str, Any] = {
+        "jobs": jobs,
+        "accept_source": accept_source,
+        "queue": queue,
+        "quota": quota,
+        "connections": connections,
+    }
     places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket}
     places |= {"scheduler": scheduler, **tls}
     trusts: dict[str, Any] = {"tokens": tokens, "sign": tuple(sign), "trust": trust}
@@ -152,7 +168,7 @@ def serve(
 def new(
     name: Annotated[str, typer.Argument(help="Whose it is; quotas are by name.")],
     scopes: Annotated[
-        str, typer.Option(metavar="SCOPE,...", help="Of read, compile, write and admin.")
+        str, typer.Option(metavar="SCOPE,...", help="Of read, compile, source, write and admin.")
     ] = "read,compile",
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
 ) -> None:
