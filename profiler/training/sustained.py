@@ -19,7 +19,7 @@ from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 from gemmill.profiler.training.rows import is_realigned, us_of
 from gemmill.runtime.select.cost.model import FeatureTable, estimate
-from gemmill.runtime.select.cost.sustained import Law, bytes_moved, power_us
+from gemmill.runtime.select.cost.sustained import Law, Moved, power_us
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 FOLDS = 8
@@ -37,8 +37,7 @@ class Held(NamedTuple):
     """What the model says of a lone launch."""
     power_us: float
     """Least time under the power limit."""
-    moved: Any
-    """Bytes to shared memory for a product."""
+    moved: Moved
     us: Any
     """Measured."""
     baseline_us: float | None
@@ -56,25 +55,30 @@ def held(measurements: Iterable[Measurement], gpu: Gpu) -> list[Held]:
         of_kernels = {name: m for name, m in own.items() if name not in BASELINES}
         if not of_kernels or not _is_learnt_from(problem):
             continue
-        configs = {name: parse_name(name) for name in of_kernels}
-        model_us: dict[str, float] = {}
-        for swap_ab in (False, True):
-            members = [name for name, config in configs.items() if needs_swap(config, problem) is swap_ab]
-            if members:
-                table = FeatureTable.of([configs[name] for name in members], swap_ab)
-                model_us.update(zip(members, estimate(table, problem, gpu).us.tolist(), strict=True))
-        tiles = np.array([(configs[name].tile.m, configs[name].tile.n) for name in model_us], np.float64)
+        parts = [part for swap_ab in (False, True) if (part := _part(problem, [*of_kernels], swap_ab, gpu))]
+        names, model_us, moved = zip(*parts, strict=True)
         found.append(
             Held(
                 problem,
-                np.array([*model_us.values()]),
+                np.concatenate(model_us),
                 power_us(problem, gpu),
-                bytes_moved(tiles[:, 0], tiles[:, 1], DTYPES[problem.a_dtype].bits / 8),
-                np.array([us_of(of_kernels[name]) for name in model_us]),
+                Moved(*(np.concatenate(column) for column in zip(*moved, strict=True))),
+                np.array([us_of(of_kernels[name]) for part in names for name in part]),
                 next((us_of(own[name]) for name in THROUGH_TORCH if name in own), None),
             )
         )
     return found
+
+
+def _part(problem: GemmProblem, kernels: Sequence[str], swap_ab: bool, gpu: Gpu) -> tuple[list[str], Any, Moved] | None:
+    """Names, the model's times and what is moved, of the kernels that run a problem as it is, or transposed."""
+    configs = {name: parse_name(name) for name in kernels}
+    members = {name: config for name, config in configs.items() if needs_swap(config, problem) is swap_ab}
+    if not members:
+        return None
+    table = FeatureTable.of([*members.values()], swap_ab)
+    moved = Moved.of(table, DTYPES[problem.a_dtype].bits / 8)
+    return [*members], estimate(table, problem, gpu).us, moved
 
 
 def _is_learnt_from(problem: GemmProblem) -> bool:
@@ -83,15 +87,16 @@ def _is_learnt_from(problem: GemmProblem) -> bool:
 
 
 def fit(problems: Sequence[Held]) -> Law:
-    """Least squares of logarithms: the two weights by what differs between kernels of a problem, then the scale."""
+    """Least squares of logarithms: the weights by what differs between kernels of a problem, then the scale."""
     rows, wanted = [], []
     for x in problems:
         weights = np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
-        columns = np.stack([np.log(x.model_us), x.moved], axis=1)
+        columns = np.stack([np.log(x.model_us), *x.moved], axis=1)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
         wanted.append((np.log(x.us) - np.log(x.us).mean()) * weights)
-    (burst, per_byte), *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
-    law = Law(float(burst), float(per_byte), 1.0)
+    weights, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
+    burst, written, fetched, third = map(float, weights)
+    law = Law(burst, written, fetched, third, 1.0)
     best = [int(x.us.argmin()) for x in problems]
     scale = geometric_mean(
         [float(x.us[i] / law.us(x.model_us, x.power_us, x.moved)[i]) for x, i in zip(problems, best, strict=True)]
@@ -129,7 +134,11 @@ def laws(runs: Iterable[tuple[Sequence[Measurement], Gpu]]) -> dict[str, Any]:
             found[x.problem.a_dtype].append(x)
     return {
         "types": {
-            dtype: {"law": [round(x, 5) for x in fit(own)], "problems": len(own), "held out by K": judge(own)}
+            dtype: {
+                "law": {name: round(x, 5) for name, x in fit(own)._asdict().items()},
+                "problems": len(own),
+                "held out by K": judge(own),
+            }
             for dtype, own in sorted(found.items())
             if len(own) >= FEWEST
         }

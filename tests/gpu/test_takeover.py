@@ -147,12 +147,14 @@ def compiled() -> None:
         problems.append(gemm_call(call, given, out).problem)
         raise Unserved("collected")
 
-    with Takeover("CUDA", collect).within():
+    takeover = Takeover("CUDA", collect)
+    with takeover.within():
         for _, call in SERVED.values():
             call()
         for call in (*SCALED.values(), *ODD.values()):
             attempt(call)
         model_step()
+    takeover._end()  # or it would lie over that of `enabled()`, if threads of other tests have kept it in place
     caches.default_registry().warm(problems)
 
 

@@ -138,6 +138,10 @@ class FeatureTable(NamedTuple):
         """Whether each kernel runs the transposed problem."""
         return self.tiling.swap_ab
 
+    def figure(self, name: str) -> Floats:
+        """A figure that kernels have whatever the problem, by its name among the features."""
+        return np.asarray(self.own[[*_OWN].index(name)])
+
     def realigned(self, problem: GemmProblem) -> Bools:
         """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
         return memory.realigned(self.traffic, problem)

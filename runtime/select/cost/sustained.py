@@ -1,10 +1,11 @@
 """Time in a program that runs for seconds, which the power limit holds: a law beside the model of a lone launch.
 
 The GPU's clock falls until what is drawn is within the limit, so a kernel that spends less energy a product runs at a
-higher clock. What kernels differ in most is the bytes that TMA writes to shared memory for a product, (M + N) / (M N)
-of a tile. Geometric means of the model's time and of the least time under the limit, and a factor for these bytes:
+higher clock. Kernels differ in the bytes that they move for a product: those that TMA writes to shared memory, by the
+tile, and those that leave L2, by the cluster, which multicast shares. The time is the geometric mean of the model's and
+of the least under the limit, and grows with these bytes; tiles of 192 rows take somewhat longer, nobody knows why:
 
-    us = scale * model_us ** burst * power_us ** (1 - burst) * exp(bytes * moved)
+    us = scale * model_us ** burst * power_us ** (1 - burst) * exp(written * bytes + fetched * bytes + third * is 192)
 
 fitted to records of the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has how well.
 """
@@ -25,7 +26,8 @@ from gemmill.runtime.select.models import content_of, path_of, sound
 
 if TYPE_CHECKING:
     from gemmill.library.arch import Gpu
-    from gemmill.runtime.select.cost.arrays import Floats
+    from gemmill.runtime.select.cost.arrays import Floats, Integers
+    from gemmill.runtime.select.cost.model import FeatureTable
 
 VERSION = 1
 """Of the files."""
@@ -33,26 +35,56 @@ HELD = 0.6
 """A long run is held by the power limit from this share on of the time that the model says of a lone launch."""
 
 
+class Moved(NamedTuple):
+    """What kernels move for a product."""
+
+    written: Floats
+    """Bytes to shared memory."""
+    fetched: Floats
+    """Bytes out of L2."""
+    third: Floats
+    """1 where three warpgroups share a tile, of 192 rows."""
+
+    @classmethod
+    def of(cls, table: FeatureTable, element_bytes: float) -> Moved:
+        """By kernels of a table."""
+        m, n, cluster_m, cluster_n = (table.figure(f"{what} {x}") for what in ("tile", "cluster") for x in "MN")
+        return cls(
+            element_bytes * (m + n) / (m * n),
+            element_bytes * (m / cluster_n + n / cluster_m) / (m * n),
+            (m == 192).astype(np.float64),
+        )
+
+    def take(self, members: Integers) -> Moved:
+        """Of some."""
+        return Moved(*(x[members] for x in self))
+
+
 class Law(NamedTuple):
     """The coefficients, for operands of one type."""
 
     burst: float
     """Weight of the model's time, of 1."""
-    bytes: float
+    written: float
     """By how much the logarithm of time grows for a byte that is written to shared memory for a product."""
+    fetched: float
+    """The same for a byte out of L2."""
+    third: float
+    """The same for a tile of 192 rows."""
     scale: float
     """What is left."""
 
-    def us(self, model_us: Floats, power_us: float, moved: Floats) -> Floats:
+    def us(self, model_us: Floats, power_us: float, moved: Moved) -> Floats:
         """Microseconds in a long run.
 
         Args:
             model_us: of a lone launch.
             power_us: least time under the power limit, whatever the kernel.
-            moved: bytes to shared memory for a product.
+            moved: what the kernels move.
         """
         rate = model_us**self.burst * power_us ** (1 - self.burst)
-        return np.asarray(self.scale * rate * np.exp(self.bytes * moved))
+        more = self.written * moved.written + self.fetched * moved.fetched + self.third * moved.third
+        return np.asarray(self.scale * rate * np.exp(more))
 
 
 @cache
@@ -66,7 +98,9 @@ def laws(gpu: str, folder: Path | None = None) -> Mapping[str, Law]:
     if (content := content_of(gpu, folder, "sustained", VERSION)) is None:
         return {}
     with sound(path_of(gpu, "sustained", folder)):
-        return {dtype: Law(*map(float, own["law"])) for dtype, own in content["types"].items()}
+        return {
+            dtype: Law(**{name: float(x) for name, x in own["law"].items()}) for dtype, own in content["types"].items()
+        }
 
 
 def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
@@ -80,8 +114,3 @@ def power_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Least microseconds under the power limit, whatever the kernel."""
     widest = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype)) / 8
     return float(power_ns(problem, np.array(widest), gpu)) / 1000
-
-
-def bytes_moved(tile_m: Floats, tile_n: Floats, element_bytes: float) -> Floats:
-    """Bytes that are written to shared memory for a product, by a kernel's tile."""
-    return element_bytes * (tile_m + tile_n) / (tile_m * tile_n)

