@@ -160,7 +160,7 @@ def _choosers(configs: Sequence[Any]) -> Callable[[Any], dict[str, Any]]:
 
     def selected(problem: Any, quick: bool) -> str | None:
         try:
-            return selector.select(problem, quick=quick).name
+            return selector.select(problem, quick=quick, objective="burst").name
         except UnsupportedProblemError as error:
             note(str(error))
             return None

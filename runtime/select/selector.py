@@ -57,7 +57,7 @@ class Selector:
         self._measured = ByMeasurement(kernels, gpu, decisions)
         self._model = ByModel(kernels, gpu)
         self._invariant = ForAnyRows(kernels, gpu)
-        self._under_power = UnderPower(kernels, gpu)
+        self._under_power = UnderPower(self._model, gpu)
         self._deciders: tuple[Decider, ...] = (
             self._measured,
             ByDecisionTree(kernels, gpu),
@@ -87,11 +87,20 @@ class Selector:
         sm_count = self._bound(sm_count)
         choice = None
         if objective == "sustained" and (sm_count, invariant_to, quick) == (None, None, False):
-            choice = None if self._measured.was_given(problem) else self._under_power.decide(problem)
+            choice = self.under_power(problem)
         for decider in self._deciders:
             choice = choice or decider.decide(problem, sm_count, invariant_to, quick)
         choice = choice or self._model.decide(problem, sm_count, invariant_to, quick)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
+
+    def under_power(self, problem: GemmProblem) -> Choice | None:
+        """The kernel for a long run, with the next best ones, where the power limit holds the problem and no
+        measurements of it were given; None elsewhere.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves it.
+        """
+        return None if self._measured.was_given(problem) else self._under_power.decide(problem)
 
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None

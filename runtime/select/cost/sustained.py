@@ -114,3 +114,10 @@ def power_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Least microseconds under the power limit, whatever the kernel."""
     widest = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype)) / 8
     return float(power_ns(problem, np.array(widest), gpu)) / 1000
+
+
+def least_us(problem: GemmProblem, gpu: Gpu) -> float:
+    """Microseconds that DRAM takes to bring A and B once and take D: no kernel needs fewer."""
+    sides = ((problem.m, problem.k, problem.a_dtype), (problem.n, problem.k, problem.b_dtype))
+    bits = sum(x * y * DTYPES[dtype].bits for x, y, dtype in (*sides, (problem.m, problem.n, problem.d_dtype)))
+    return problem.batch * bits / 8 / gpu.dram_gbps / 1000

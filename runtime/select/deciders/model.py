@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ class ByModel:
 
     def __init__(self, kernels: Kernels, gpu: Gpu) -> None:
         self._kernels, self._gpu = kernels, gpu
+        self.asked = lru_cache(1)(self._asked)
+        """The kernels for a problem, those of them that serve it, and what the model says; the last is kept, for who
+        asks before :meth:`decide`."""
 
     def decide(self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool) -> Choice:
         """The kernel that the model says is the fastest.
@@ -40,13 +44,13 @@ class ByModel:
         Raises:
             UnsupportedProblemError: no kernel serves the problem.
         """
-        group, serving, figures = self._asked(problem, sm_count)
+        group, serving, figures = self.asked(problem, sm_count)
         ranked = fastest(group, serving, figures, 1 + RUNNERS_UP)
         return chosen(group, ranked, figures, problem, with_at_most(self._gpu, sm_count))
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first."""
-        group, serving, figures = self._asked(problem, sm_count)
+        group, serving, figures = self.asked(problem, sm_count)
         ranked = fastest(group, serving, figures, count)
         return [Candidate(group.names[i], bool(group.table.swap_ab[i]), float(figures.us[i])) for i in ranked]
 
@@ -68,7 +72,6 @@ class ByModel:
         return float(estimate(group.table, problem, with_at_most(self._gpu, sm_count), serving).us[serving].min())
 
     def _asked(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers, Estimate]:
-        """The kernels for a problem, those of them that serve it, and what the model says."""
         group, serving = self._kernels.serving(problem, sm_count)
         return group, serving, estimate(group.table, problem, with_at_most(self._gpu, sm_count), serving)
 

@@ -10,10 +10,8 @@ from gemmill.library.arch import Gpu
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice
-from gemmill.runtime.select.cost.model import estimate
-from gemmill.runtime.select.cost.sustained import HELD, Moved, law_of, power_us
-from gemmill.runtime.select.deciders.model import chosen, fastest
-from gemmill.runtime.select.kernels.groups import Kernels
+from gemmill.runtime.select.cost.sustained import HELD, Moved, law_of, least_us, power_us
+from gemmill.runtime.select.deciders.model import ByModel, chosen, fastest
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Integers
@@ -26,23 +24,27 @@ class UnderPower:
     """Decides on problems that the power limit holds, on all SMs, where a law was fitted to such.
 
     Args:
-        kernels: the kernels that there are.
+        model: what says how long lone launches take.
         gpu: where.
     """
 
-    def __init__(self, kernels: Kernels, gpu: Gpu) -> None:
-        self._kernels, self._gpu = kernels, gpu
+    def __init__(self, model: ByModel, gpu: Gpu) -> None:
+        self._model, self._gpu = model, gpu
 
     def decide(self, problem: GemmProblem) -> Choice | None:
-        """The kernel that is the fastest in a long run; None where power does not hold it, or nobody measured."""
+        """The kernel that is the fastest in a long run; None where power does not hold it, or nobody measured.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves the problem.
+        """
         law, gpu = law_of(problem, self._gpu), self._gpu
         if law is None or 0 in (problem.m, problem.n, problem.k, problem.batch):
             return None
-        if (served := self._kernels.find(problem, None)) is None:
+        limit = power_us(problem, gpu)
+        if limit < HELD * least_us(problem, gpu):
             return None
-        group, serving = served
-        figures = estimate(group.table, problem, gpu, serving)
-        least, limit = figures.us[serving].min(), power_us(problem, gpu)
+        group, serving, figures = self._model.asked(problem, None)
+        least = figures.us[serving].min()
         if limit < HELD * least:
             return None
         near: Integers = serving[figures.us[serving] <= NEAR * least]

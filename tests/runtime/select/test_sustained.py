@@ -41,6 +41,8 @@ def test_under_the_limit_fewer_bytes_for_a_product_win(selector: Selector) -> No
     assert held.reason.startswith("in a long run, which the power limit holds: ")
     assert moved(held.config) < moved(alone.config)
     assert held.predicted_us > 0
+    assert selector.under_power(LARGE) is not None
+    assert selector.under_power(SMALL) is None
 
 
 def moved(config: GemmConfig) -> float:

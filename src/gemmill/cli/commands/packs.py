@@ -276,17 +276,18 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 def _times(
     configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], decisions: Sequence[Decision], gpu: Gpu
 ) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that
-    were measured on it, if any were; and which measurements are none of the decisions."""
+    """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that were measured on
+    it, if any were, or that are the best in a long run; and which measurements are none of the decisions."""
     selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions)
     own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
     found: dict[GemmProblem, dict[str, float]] = {}
     known: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
     for problem in problems:
-        measured = {name: us for us, name in selector.measured_on(problem)}
+        held = selector.under_power(problem)
+        measured = {name: us for us, name in selector.measured_on(problem)} if held is None else {}
         found[problem] = _completed(measured, selector.times(problem))
-        known[problem] = measured or found[problem]
+        known[problem] = dict(held.runners_up) | {held.name: held.predicted_us} if held else measured or found[problem]
         shipped += (
             Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
             for name, us in measured.items()
