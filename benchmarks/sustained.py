@@ -1,0 +1,179 @@
+"""What is selected for long runs, and what for lone launches, beside cuBLAS, each alone under sustained load.
+
+Problems are layers of public models at 1,024 to 16,384 tokens, forward and of gradients, drawn by a seed; none that the
+power limit does not hold, by the model. A turn is a fraction of a second of one candidate, of which the second half
+counts; the order is drawn anew each time. cuBLAS is the faster of PyTorch's and cuBLASLt called directly, where the
+latter is installed. Ratios of turns with quartiles, joules a launch; results to a file (JSON). Needs an NVIDIA GPU and
+PyTorch.
+
+It judges the choices that docs/performance/sustained.md tells of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+LAYERS = (
+    *((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (5120, 5120), (13824, 5120), (5120, 13824)),
+    *((8192, 8192), (10240, 8192), (28672, 8192), (8192, 28672), (3584, 3584), (4608, 3584), (37888, 3584)),
+    *((3584, 18944), (2048, 2048), (8192, 2048), (2048, 8192), (3072, 3072), (16384, 3072), (3072, 8192)),
+    *((7168, 2048), (2112, 7168), (7168, 16384), (4096, 7168), (24576, 1536), (4608, 4608), (18432, 4608)),
+    *((4608, 18432), (1024, 4096), (6400, 1600), (1600, 6400), (128256, 4096), (152064, 3584), (32000, 4096)),
+)
+"""N and K of weights: Llama, Qwen2.5, Phi-3, DeepSeek-V3, StarCoder2, GPT-2 XL; heads of vocabularies."""
+TOKENS = (1024, 2048, 4096, 8192, 16384)
+KINDS = ("forward", "input", "weight")
+"""Products of a layer: A and B K-major; the gradient of its input, B row-major; of its weight, both mn-major."""
+TYPES = ("bf16", "f16", "e4m3", "e4m3-scaled", "tf32", "s8")
+MOST_ELEMENTS, MOST_FLOPS, LEAST_FLOPS = 1.2e9, 14e12, 20e9
+"""Of D, and of a problem."""
+OBJECTIVES: tuple[Any, ...] = ("sustained", "burst")
+
+
+def main() -> None:
+    """Measure, write and print."""
+    from benchmarks.common import Record, add_options
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=["bf16"], help="(bf16)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="(all; 8 bits and tf32: forward)")
+    parser.add_argument("--problems", type=int, default=20, help="of each type (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
+    parser.add_argument("--turns", type=int, default=9, help="of each candidate (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of a turn (%(default)s)")
+    add_options(parser)
+    arguments = parser.parse_args()
+    told = {name: getattr(arguments, name) for name in ("seed", "turns", "seconds")}
+    record = Record("sustained", arguments, **told)
+    for dtype in arguments.types:
+        rows: list[dict[str, Any]] = []
+        for problem in drawn(dtype, arguments.kinds, arguments.problems, arguments.seed):
+            rows.append(measure(problem, arguments, record.telemetry))
+            record.add(rows[-1])
+            shown = "  ".join(
+                f"{name} {row['ratio'][1]:.3f} ({row['ratio'][0]:.3f} to {row['ratio'][2]:.3f}) J {row['joules']:.3f}"
+                for name, row in rows[-1]["selected"].items()
+            )
+            print(f"{rows[-1]['problem']:32} {shown}", flush=True)
+        for name in OBJECTIVES:
+            means = {
+                x: statistics.geometric_mean([own["selected"][name][x] for own in rows]) for x in ("mean", "joules")
+            }
+            print(f"{dtype}, {len(rows)} problems, {name}: {means['mean']:.4f} of cuBLAS, joules {means['joules']:.4f}")
+    print(f"records: {record.path}")
+
+
+def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int) -> Iterator[Any]:
+    """So many problems of a type that the power limit holds; fewer where there are no more."""
+    from gemmill.runtime.gpus import detect
+    from gemmill.runtime.registry import Registry
+    from gemmill.runtime.select.cost.sustained import HELD, power_us
+
+    gpu, registry = detect(), Registry()
+    every = [
+        problem
+        for n, k in LAYERS
+        for tokens in TOKENS
+        for kind in (kinds if dtype in ("bf16", "f16") else KINDS[:1])
+        if LEAST_FLOPS <= (problem := problem_of(dtype, kind, tokens, n, k)).flops <= MOST_FLOPS
+        and problem.m * problem.n <= MOST_ELEMENTS
+    ]
+    random.Random(f"{dtype} {seed}").shuffle(every)
+    found = 0
+    for problem in every:
+        choice = registry.select(problem, objective="burst")
+        if found < count and power_us(problem, gpu) > HELD * choice.predicted_us:
+            found += 1
+            yield problem
+
+
+def problem_of(dtype: str, kind: str, tokens: int, n: int, k: int) -> Any:
+    """A product of a layer with N outputs and K inputs."""
+    from gemmill.library.dtypes import default_accumulator, default_output
+    from gemmill.library.problem import GemmProblem
+
+    element: Any = dtype.removesuffix("-scaled")
+    extents = {"forward": (tokens, n, k), "input": (tokens, k, n), "weight": (n, k, tokens)}[kind]
+    majors = {"forward": ("k", "k"), "input": ("k", "mn"), "weight": ("mn", "mn")}[kind]
+    sums, d = default_accumulator(element), "f32" if element == "tf32" else default_output(element)
+    problem = GemmProblem(*extents, a=element, accumulator=sums, d=d)
+    problem = problem.but(a_major=majors[0], b_major=majors[1])
+    return problem if element == dtype else problem.but(a_scale="1x128", b_scale="128x128")
+
+
+def measure(problem: Any, arguments: argparse.Namespace, telemetry: Any) -> dict[str, Any]:
+    """All candidates on one problem: the choices for both objectives, once where they are the same, and cuBLAS."""
+    import torch
+
+    from gemmill.profiler.measure.operands import make_operands
+    from gemmill.profiler.measure.sustained import time_turns
+    from gemmill.profiler.measure.timing import capture, launches_per_replay
+    from gemmill.runtime.registry import Registry
+
+    operands = make_operands(problem, 0)
+    sets, count = len(operands), launches_per_replay(problem, len(operands))
+    registry = Registry()
+    names = {name: registry.select(problem, objective=name).name for name in OBJECTIVES}
+    registry.warm([*set(names.values())])
+    launches = {name: launch_of(problem, operands, name, registry) for name in dict.fromkeys(names.values())}
+    baselines = dict(baselines_of(problem, operands))
+    stream = torch.cuda.Stream()
+    graphs = {name: capture(launch, sets, count, stream) for name, launch in (launches | baselines).items()}
+    always = frozenset(graphs)  # nobody drops out: turns are compared one by one
+    found = time_turns(graphs, count, arguments.seconds, arguments.turns, telemetry, always)
+    best = min(baselines, key=lambda name: statistics.median(found[name][0]))
+    return {
+        "problem": str(problem),
+        "baseline": best,
+        "us": {name: values for name, (values, _) in found.items()},
+        "watts": {name: reading.watts for name, (_, reading) in found.items()},
+        "mhz": {name: reading.sm_mhz for name, (_, reading) in found.items()},
+        "selected": {who: compared(found[best], found[name]) | {"kernel": name} for who, name in names.items()},
+    }
+
+
+def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any) -> Callable[[int], None]:
+    """A launch of a kernel on each operand set."""
+    from benchmarks.common import in_turn
+
+    from gemmill.profiler.measure.operands import natural_alpha, plan_options
+    from gemmill.runtime.api.matmul import plan
+
+    options = {"alpha": natural_alpha(problem), "registry": registry, "kernel": kernel}
+    return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
+
+
+def baselines_of(problem: Any, operands: Sequence[Any]) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """PyTorch's cuBLAS, and cuBLASLt called directly where it can be had; of scales of blocks one scale a tensor."""
+    from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, absent
+
+    names = [PER_TENSOR if problem.a_scale != "none" else CUBLAS, CUBLASLT]
+    for name in names:
+        baseline = None if name in absent() else BASELINES[name](problem, operands)
+        if baseline is not None:
+            yield name, baseline.launch
+
+
+def compared(baseline: tuple[Sequence[float], Any], own: tuple[Sequence[float], Any]) -> dict[str, Any]:
+    """How much faster a candidate is, turn by turn: quartiles, and of medians; and its joules a launch over the
+    baseline's."""
+    from gemmill.profiler.measure.timing import summarise
+
+    (theirs, their_state), (ours, state) = baseline, own
+    ratios = summarise([before / us for before, us in zip(theirs, ours, strict=True)])
+    mean = statistics.median(theirs) / statistics.median(ours)
+    joules: Mapping[str, float] = {"joules": state.watts / their_state.watts / mean}
+    return {"ratio": (ratios.low, ratios.median, ratios.high), "mean": mean, **joules}
+
+
+if __name__ == "__main__":
+    main()
