@@ -66,10 +66,10 @@ class ByModel:
 
     def least_us(self, problem: GemmProblem, sm_count: int | None) -> float:
         """Microseconds of the fastest kernel for a problem whose D is not empty; infinity where none serves it."""
-        if (served := self._kernels.find(problem, sm_count)) is None:
+        if self._kernels.find(problem, sm_count) is None:
             return inf
-        group, serving = served
-        return float(estimate(group.table, problem, with_at_most(self._gpu, sm_count), serving).us[serving].min())
+        _, serving, figures = self.asked(problem, sm_count)
+        return float(figures.us[serving].min())
 
     def _asked(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers, Estimate]:
         group, serving = self._kernels.serving(problem, sm_count)
