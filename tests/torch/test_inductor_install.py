@@ -161,6 +161,16 @@ def test_code_of_inductor_is_the_call_of_a_user(name: str) -> None:
 
 @pytest.mark.slow
 @needs_compiler
+def test_a_number_that_is_no_literal_goes_by_the_operator() -> None:
+    x, w = operands()
+    call = torch.compile(lambda x, w: gemmill.matmul(x, w, alpha=float("inf")))
+    found, (code,) = run_and_get_code(call, x, w)
+    assert "torch.ops.gemmill.mm.default(" in code
+    assert not found.isfinite().any()
+
+
+@pytest.mark.slow
+@needs_compiler
 def test_what_is_written_beside_d_comes_by_the_operator() -> None:
     def both(x: Any, w: Any) -> Any:
         aux = x.new_zeros((16, 64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -73,15 +74,19 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
     a_and_b = {x: given.pop(x) for x in ("a", "b")}
     operands = a_and_b | {x: value for x, value in given.items() if isinstance(value, ir.IRNode)}
     values |= {x: value for x, value in given.items() if x not in operands and value is not None}
-    plain = all(isinstance(x, bool | int | float | str) for x in values.values())
-    if V.graph.cpp_wrapper or beside or not plain:
-        return fallback_handler(overload, add_to_fallback_set=False)(*positional, **keywords)
-    made = V.graph.current_node.meta["val"]
-    several = OPERATORS[name].several
+    several, made = OPERATORS[name].several, V.graph.current_node.meta["val"]
     layout = ir.FallbackKernel.tensor_to_layout(made[0] if several else made)
+    is_written = all(map(_is_literal, values.values())) and layout.device.type in _MODULES
+    if V.graph.cpp_wrapper or beside or not is_written:
+        return fallback_handler(overload, add_to_fallback_set=False)(*positional, **keywords)
     realized = {x: ir.ExternKernel.realize_input(value) for x, value in operands.items()}
     d = ir.TensorBox.create(Call(layout, function, realized, values))
     return [d] if several else d
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether ``repr`` gives what Python reads: of a number that is known when the program runs, or infinite, not."""
+    return isinstance(value, str) or (isinstance(value, bool | int | float) and isfinite(value))
 
 
 for _name in OPERATORS:
