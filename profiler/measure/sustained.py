@@ -12,14 +12,41 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from gemmill.library.config.names import parse_name
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import torch
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
+from gemmill.runtime.select.cost.model import FeatureTable
+from gemmill.runtime.select.cost.sustained import Law, Moved
 
 HANDFUL = 8
 """Replays between two readings, of a millisecond or more each."""
 OPEN = 0.02
 """How far behind the fastest so far a candidate may be and get another turn; wider after the first, whose order may
 have been unlucky."""
+
+
+LIKELY = Law(burst=0.64, written=5.0, fetched=0.4, third=0.02, scale=1.0)
+"""Roughly what was fitted to bf16 on the H200: who is looked at, of any type, where no law says who is the fastest."""
+
+
+def likely(us: Mapping[str, float], problem: GemmProblem, count: int) -> list[str]:
+    """The kernels that may be the fastest alone, at most ``count``, the likeliest first.
+
+    Args:
+        us: microseconds of a brief look at each, by its name.
+        problem: what they solve.
+        count: of them.
+    """
+    if not us:
+        return []
+    moved = Moved.of(FeatureTable.of([parse_name(name) for name in us]), DTYPES[problem.a_dtype].bits / 8)
+    times = LIKELY.us(np.array([*us.values()]), 1.0, moved)
+    names = [*us]
+    return [names[i] for i in np.argsort(times, kind="stable")[:count].tolist()]
 
 
 def turn(graph: Any, launches: int, seconds: float, telemetry: Telemetry) -> tuple[float, Reading]:
@@ -81,6 +108,11 @@ def time_turns(
             before(name)
             found[name].append(turn(graphs[name], launches, seconds, telemetry))
         middle = {name: statistics.median(us for us, _ in found[name]) for name in left}
-        limit = min(middle[name] for name in left) * (1 + OPEN * (2 if index == 0 else 1))
-        left = [name for name in left if middle[name] <= limit or name in always]
+        left = still_open(middle, 2 * OPEN if index == 0 else OPEN, always)
     return {name: ([us for us, _ in own], summarise([reading for _, reading in own])) for name, own in found.items()}
+
+
+def still_open(us: Mapping[str, float], behind: float, always: frozenset[str]) -> list[str]:
+    """Candidates that may be the fastest yet: those that are not behind by more than a part of the least time."""
+    limit = min(us.values()) * (1 + behind)
+    return [name for name, value in us.items() if value <= limit or name in always]

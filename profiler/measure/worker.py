@@ -16,6 +16,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import as_full, sizes_of
 from gemmill.profiler.baselines.baseline import BASELINES, absent
@@ -39,7 +40,7 @@ from gemmill.profiler.measure.operands import (
     poison,
     torch,
 )
-from gemmill.profiler.measure.sustained import time_turns
+from gemmill.profiler.measure.sustained import likely, time_turns
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
 from gemmill.profiler.measure.timing import (
@@ -174,7 +175,7 @@ class _Bench:
             if clock.left < rounds * seconds(better) + self.options.screen_rounds * seconds(ranked[:last]):
                 break
             ranked = timed({name: graphs[name] for name in better}, rounds, "screen")
-        chosen = set(ranked[:last]) | set(unit.pinned)
+        chosen = set(ranked[:last]) | set(unit.pinned) | self.likely_alone(unit, outcomes)
         graphs = {name: graph for name, graph in graphs.items() if name in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:
@@ -188,6 +189,14 @@ class _Bench:
             summarise_readings(readings) if graphs else None,
             len(set(unit.kernels) - set(outcomes)),
         )
+
+    def likely_alone(self, unit: Unit, outcomes: dict[str, Outcome]) -> set[str]:
+        """Kernels that may be the fastest alone, whatever the brief look says; none where that is not asked for."""
+        if self.options.regime == "burst" or self.options.finalists is None:
+            return set()
+        us = {name: outcomes[name].us for name in map(kernel_name, unit.configs) if name in outcomes}
+        timed = {name: value for name, value in us.items() if value}
+        return set(likely(timed, unit.problem, self.options.finalists))
 
     def alone(
         self, graphs: dict[str, Any], launches: int, always: frozenset[str], outcomes: dict[str, Outcome]

@@ -414,22 +414,27 @@ def _either(*names: str) -> str:
 def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path) -> None:
     tables = measured(DEFAULT_GPU.name)
     assert tables is not None
-    problem = plain((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
+    problem = plain((64, 4096, 7168, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
     (us, fastest), *_, (_, slowest) = tables.times(problem)
     shapes, to = tmp_path / "shapes.yaml", tmp_path / "one.pack"
-    shapes.write_text("shapes: [[4096, 4096, 4096]]")
+    shapes.write_text("shapes: [[64, 4096, 7168]]")
     ok("pack", "bf16", "--where", _either(fastest, slowest), "--shapes", shapes, "--regret", "0", "-o", to)
     (decision,) = Pack.open(to).decisions
     assert decision == Decision(problem=problem, gpu=DEFAULT_GPU.name, kernel=fastest, us=us)
     assert Pack.open(to).names() == [fastest]
     # Of two that each serve one shape best a budget leaves one, and it serves both.
     (_, elsewhere), *_ = tables.times(replace(problem, m=128, n=8192, k=8192))
-    shapes.write_text("shapes: [[4096, 4096, 4096], [128, 8192, 8192]]")
+    shapes.write_text("shapes: [[64, 4096, 7168], [128, 8192, 8192]]")
     pack = ("pack", "bf16", "--where", _either(fastest, elsewhere), "--shapes", shapes, "--regret", "0", "-o", to)
     ok(*pack)
     assert set(Pack.open(to).names()) == {fastest, elsewhere}
     assert "2 problems lose" in ok(*pack, "--budget", str(to.stat().st_size - 1))
     assert len(Pack.open(to).names()) == 1
+    # What is the fastest in a long run is in it, and none of what ships, which is of bursts.
+    shapes.write_text("shapes: [[16384, 4096, 7168]]")
+    held = Registry(gpu=DEFAULT_GPU).select(GemmProblem(m=16384, n=4096, k=7168)).name
+    ok("pack", "bf16", "--where", _either(held, fastest), "--shapes", shapes, "--regret", "0", "-o", to)
+    assert (Pack.open(to).names(), Pack.open(to).decisions) == ([held], ())
 
 
 @pytest.mark.slow

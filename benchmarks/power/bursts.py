@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 TYPES = ("bf16", "e4m3", "e4m3-scaled", "s8")
 """Of A and B; with scales in blocks."""
