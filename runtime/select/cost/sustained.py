@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, default_output
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.roofline import power_ns
 from gemmill.runtime.select.models import content_of, path_of, sound
@@ -104,8 +104,10 @@ def laws(gpu: str, folder: Path | None = None) -> Mapping[str, Law]:
 
 
 def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
-    """The law for a problem; None where none was fitted to such: to one matrix of A and B of a type alike."""
-    if problem.a_dtype != problem.b_dtype or problem.batching != "strided":
+    """The law for a problem; None where none was fitted to such: to a matrix each, A and B of one type, D of that which
+    it has unless another is asked for."""
+    usual = problem.a_dtype == problem.b_dtype and problem.d_dtype == default_output(problem.a_dtype)
+    if not usual or problem.batch != 1 or problem.batching != "strided":
         return None
     return laws(gpu.name, gpu.model).get(problem.a_dtype)
 

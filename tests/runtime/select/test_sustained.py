@@ -57,6 +57,8 @@ def moved(config: GemmConfig) -> float:
         LARGE.but(a_dtype="e4m3", b_dtype="e4m3"),
         LARGE.but(a_dtype="f16", b_dtype="f16", d_dtype="f16"),
         replace(LARGE, batching="grouped"),
+        replace(LARGE, batch=4),
+        LARGE.but(d_dtype="f32"),
     ],
 )
 def test_elsewhere_it_is_as_for_a_lone_launch(problem: GemmProblem) -> None:
