@@ -25,6 +25,68 @@ CALLS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+FORWARD: dict[str, list[tuple[Any, list[Any]]]] = {
+    "scaled_mm": [
+        ("S(0)", ["S(0)", "R", "S(0)", "R", "S(0)"]),
+        ("S(1)", ["R", "S(1)", "R", "S(1)", "S(1)"]),
+        ("R", ["R"] * 5),
+    ],
+    "scaled_mm, parts of sums": [("P", ["S(1)", "S(0)", "R", "R", None])],
+    "scaled_mm, blocks": [("S(0)", ["S(0)", "R", "S(0)", "R", None]), ("R", ["R", "R", "R", "R", None])],
+    "mixed_mm": [("S(0)", ["S(0)", "R", None, "R", None, "R", "S(0)"])],
+    "grouped_mm": [
+        ("S(1)", ["R", "S(2)", "R", None, None, None, None]),
+        ("P", ["S(1)", "S(1)", "R", None, None, None, None]),
+    ],
+}
+"""Placements of D, and of the tensors of :func:`given`, which need no communication."""
+
+
+def given(name: str) -> tuple[list[Any], dict[str, Any]]:
+    """Tensors by position, and keywords."""
+    fp8 = torch.float8_e4m3fn
+    match name:
+        case "scaled_mm" | "scaled_mm, parts of sums":
+            a, b = wide(4, 32, dtype=torch.float32).to(fp8), wide(16, 32, dtype=torch.float32).to(fp8).mT
+            c = wide(4, 16, dtype=torch.float32) if name == "scaled_mm" else None
+            scales = wide(4, 1, dtype=torch.float32), wide(1, 16, dtype=torch.float32)
+            return [a, b, *scales, c], {"out_dtype": torch.float32}
+        case "scaled_mm, blocks":
+            a, b = wide(4, 256, dtype=torch.float32).to(fp8), wide(128, 256, dtype=torch.float32).to(fp8).mT
+            scales = wide(4, 2, dtype=torch.float32), wide(2, 1, dtype=torch.float32)
+            return [a, b, *scales, None], {"out_dtype": torch.float32}
+        case "mixed_mm":
+            a, weights = wide(4, 64, dtype=torch.bfloat16), torch.arange(16 * 32).reshape(16, 32).to(torch.uint8).mT
+            scales, zeros = wide(2, 16, dtype=torch.bfloat16), wide(2, 16, dtype=torch.bfloat16)
+            c = wide(4, 16, dtype=torch.bfloat16)
+            return [a, weights, None, scales, None, zeros, c], {"b_dtype": "u4"}
+    a, b = wide(6, 8, dtype=torch.bfloat16), wide(3, 8, 4, dtype=torch.bfloat16)
+    return [a, b, torch.tensor([2, 2, 6], dtype=torch.int32), None, None, None, None], {"out_dtype": torch.float32}
+
+
+def shards_multiply_as_the_whole(rank: int, mesh: Any) -> None:
+    """Each way of :data:`FORWARD`, with nothing sent; D gathered is what whole tensors give."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    placements = {"R": Replicate(), "P": Partial()} | {f"S({i})": Shard(i) for i in range(3)}
+    for name, ways in FORWARD.items():
+        tensors, keywords = given(name)
+        call = getattr(torch.ops.gemmill, name.partition(",")[0])
+        wanted = call(*tensors, **keywords)
+        for of_d, of_tensors in ways:
+            parts: list[Any] = []
+            for x, way in zip(tensors, of_tensors, strict=True):
+                axis = placements[way].dim if way and way.startswith("S") else None
+                own = x if axis is None else x.chunk(2, axis)[rank].clone(memory_format=torch.preserve_format)
+                parts.append(None if x is None else DTensor.from_local(own, mesh, [placements[way]], run_check=False))
+            with CommDebugMode() as seen:
+                d = call(*parts, **keywords)
+            assert seen.get_total_counts() == 0, (name, of_d)
+            assert d.placements == (placements[of_d],), (name, of_d, d.placements)
+            torch.testing.assert_close(d.full_tensor(), wanted, rtol=2**-6, atol=2**-6)
+
+
 def every_placement(rank: int, file: str) -> None:
     """Each call, with its gradients, of operands in all placements; in one of two processes."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
@@ -50,6 +112,7 @@ def every_placement(rank: int, file: str) -> None:
             d.square().sum().backward()
             for x, y in zip(parts, whole, strict=True):
                 assert torch.equal(x.grad.full_tensor(), y.grad), (name, placements)
+    shards_multiply_as_the_whole(rank, mesh)
     _rows_stay_where_they_are(mesh)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
