@@ -140,7 +140,7 @@ def _rows_stay_where_they_are(mesh: Any) -> None:
         raise AssertionError("an epilogue of shards has no rule")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_dtensors_are_multiplied_in_all_placements(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(every_placement, (str(tmp_path / "store"),), nprocs=2)
 
