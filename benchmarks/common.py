@@ -52,17 +52,41 @@ def ranked_launches(problem: Any, operands: Sequence[Any], count: int) -> dict[s
     from gemmill.runtime.api.matmul import plan
     from gemmill.runtime.registry import Registry
 
-    registry, alpha = Registry(), natural_alpha(problem)
-
-    def planned(kernel: str | None, x: Any) -> Any:
-        options = plan_options(problem, x)
-        return plan(x.a, x.b, out=x.d, alpha=alpha, registry=registry, kernel=kernel, **options)
-
-    choice = planned(None, operands[0]).choice
+    registry, first = Registry(), operands[0]
+    options = plan_options(problem, first)
+    choice = plan(first.a, first.b, out=first.d, alpha=natural_alpha(problem), registry=registry, **options).choice
     assert choice is not None
     names = [choice.name, *(runner for runner, _ in choice.runners_up)][:count]
     registry.warm(names)
-    return {name: in_turn([planned(name, x) for x in operands]) for name in names}
+    return {name: launch_of(problem, operands, name, registry) for name in names}
+
+
+def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any) -> Callable[[int], None]:
+    """A launch of a kernel on each operand set."""
+    from gemmill.profiler.measure.operands import natural_alpha, plan_options
+    from gemmill.runtime.api.matmul import plan
+
+    options = {"alpha": natural_alpha(problem), "registry": registry, "kernel": kernel}
+    return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
+
+
+def problem_of(dtype: str, m: int, n: int, k: int) -> Any:
+    """A problem of A and B K-major, of a type; ``-scaled`` behind it: with scales in blocks."""
+    from gemmill.library.dtypes import default_accumulator, default_output
+    from gemmill.library.problem import GemmProblem
+
+    element: Any = dtype.removesuffix("-scaled")
+    d = "f32" if element == "tf32" else default_output(element)
+    problem = GemmProblem(m, n, k, a=element, accumulator=default_accumulator(element), d=d)
+    return problem if element == dtype else problem.but(a_scale="1x128", b_scale="128x128")
+
+
+def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
+    """Median and quartiles of how much faster a candidate is, round by round."""
+    from gemmill.profiler.measure.timing import summarise
+
+    found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
+    return found.median, found.low, found.high
 
 
 class Record:

@@ -15,7 +15,6 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +56,18 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A row for each candidate of one problem, cuBLAS first."""
     import torch
-    from benchmarks.common import ranked_launches
+    from benchmarks.common import problem_of, ranked_launches, ratios
 
-    from gemmill.library.dtypes import default_accumulator, default_output
-    from gemmill.library.problem import GemmProblem
     from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, PER_TENSOR
     from gemmill.profiler.measure.operands import make_operands
     from gemmill.profiler.measure.sustained import turn
     from gemmill.profiler.measure.telemetry import summarise as summarise_readings
     from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
-    element: Any = dtype.removesuffix("-scaled")
-    sums, d = default_accumulator(element), default_output(element)
-    problem = GemmProblem(*shape, a=element, accumulator=sums, d=d)
-    if element != dtype:
-        problem = problem.but(a_scale="1x128", b_scale="128x128")
+    problem = problem_of(dtype, *shape)
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    baseline = BASELINES[PER_TENSOR if element != dtype else CUBLAS](problem, operands)
+    baseline = BASELINES[CUBLAS if problem.a_scale == "none" else PER_TENSOR](problem, operands)
     assert baseline is not None
     launches = {CUBLAS: baseline.launch, **ranked_launches(problem, operands, arguments.kernels)}
     stream = torch.cuda.Stream()
@@ -102,14 +95,6 @@ def measure(
         }
         for name in graphs
     ]
-
-
-def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
-    """Median and quartiles of how much faster a candidate is, round by round."""
-    from gemmill.profiler.measure.timing import summarise
-
-    found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
-    return found.median, found.low, found.high
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def main() -> None:
             rows.append(measure(problem, arguments, record.telemetry))
             record.add(rows[-1])
             shown = "  ".join(
-                f"{name} {row['ratio'][1]:.3f} ({row['ratio'][0]:.3f} to {row['ratio'][2]:.3f}) J {row['joules']:.3f}"
+                f"{name} {row['ratio'][0]:.3f} ({row['ratio'][1]:.3f} to {row['ratio'][2]:.3f}) J {row['joules']:.3f}"
                 for name, row in rows[-1]["selected"].items()
             )
             print(f"{rows[-1]['problem']:32} {shown}", flush=True)
@@ -84,7 +84,7 @@ def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int) -> Iterator[A
         for n, k in LAYERS
         for tokens in TOKENS
         for kind in (kinds if dtype in ("bf16", "f16") else KINDS[:1])
-        if LEAST_FLOPS <= (problem := problem_of(dtype, kind, tokens, n, k)).flops <= MOST_FLOPS
+        if LEAST_FLOPS <= (problem := layer(dtype, kind, tokens, n, k)).flops <= MOST_FLOPS
         and problem.m * problem.n <= MOST_ELEMENTS
     ]
     random.Random(f"{dtype} {seed}").shuffle(every)
@@ -96,23 +96,19 @@ def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int) -> Iterator[A
             yield problem
 
 
-def problem_of(dtype: str, kind: str, tokens: int, n: int, k: int) -> Any:
+def layer(dtype: str, kind: str, tokens: int, n: int, k: int) -> Any:
     """A product of a layer with N outputs and K inputs."""
-    from gemmill.library.dtypes import default_accumulator, default_output
-    from gemmill.library.problem import GemmProblem
+    from benchmarks.common import problem_of
 
-    element: Any = dtype.removesuffix("-scaled")
     extents = {"forward": (tokens, n, k), "input": (tokens, k, n), "weight": (n, k, tokens)}[kind]
-    majors = {"forward": ("k", "k"), "input": ("k", "mn"), "weight": ("mn", "mn")}[kind]
-    sums, d = default_accumulator(element), "f32" if element == "tf32" else default_output(element)
-    problem = GemmProblem(*extents, a=element, accumulator=sums, d=d)
-    problem = problem.but(a_major=majors[0], b_major=majors[1])
-    return problem if element == dtype else problem.but(a_scale="1x128", b_scale="128x128")
+    a_major, b_major = {"forward": ("k", "k"), "input": ("k", "mn"), "weight": ("mn", "mn")}[kind]
+    return problem_of(dtype, *extents).but(a_major=a_major, b_major=b_major)
 
 
 def measure(problem: Any, arguments: argparse.Namespace, telemetry: Any) -> dict[str, Any]:
     """All candidates on one problem: the choices for both objectives, once where they are the same, and cuBLAS."""
     import torch
+    from benchmarks.common import launch_of
 
     from gemmill.profiler.measure.operands import make_operands
     from gemmill.profiler.measure.sustained import time_turns
@@ -141,17 +137,6 @@ def measure(problem: Any, arguments: argparse.Namespace, telemetry: Any) -> dict
     }
 
 
-def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any) -> Callable[[int], None]:
-    """A launch of a kernel on each operand set."""
-    from benchmarks.common import in_turn
-
-    from gemmill.profiler.measure.operands import natural_alpha, plan_options
-    from gemmill.runtime.api.matmul import plan
-
-    options = {"alpha": natural_alpha(problem), "registry": registry, "kernel": kernel}
-    return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
-
-
 def baselines_of(problem: Any, operands: Sequence[Any]) -> Iterator[tuple[str, Callable[[int], None]]]:
     """PyTorch's cuBLAS, and cuBLASLt called directly where it can be had; of scales of blocks one scale a tensor."""
     from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, absent
@@ -164,15 +149,13 @@ def baselines_of(problem: Any, operands: Sequence[Any]) -> Iterator[tuple[str, C
 
 
 def compared(baseline: tuple[Sequence[float], Any], own: tuple[Sequence[float], Any]) -> dict[str, Any]:
-    """How much faster a candidate is, turn by turn: quartiles, and of medians; and its joules a launch over the
-    baseline's."""
-    from gemmill.profiler.measure.timing import summarise
+    """How much faster a candidate is, turn by turn: median and quartiles, and of medians; and its joules a launch over
+    the baseline's."""
+    from benchmarks.common import ratios
 
     (theirs, their_state), (ours, state) = baseline, own
-    ratios = summarise([before / us for before, us in zip(theirs, ours, strict=True)])
     mean = statistics.median(theirs) / statistics.median(ours)
-    joules: Mapping[str, float] = {"joules": state.watts / their_state.watts / mean}
-    return {"ratio": (ratios.low, ratios.median, ratios.high), "mean": mean, **joules}
+    return {"ratio": ratios(theirs, ours), "mean": mean, "joules": state.watts / their_state.watts / mean}
 
 
 if __name__ == "__main__":

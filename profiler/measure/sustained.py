@@ -114,5 +114,5 @@ def time_turns(
 
 def still_open(us: Mapping[str, float], behind: float, always: frozenset[str]) -> list[str]:
     """Candidates that may be the fastest yet: those that are not behind by more than a part of the least time."""
-    limit = min(us.values()) * (1 + behind)
+    limit = min(us.values(), default=0.0) * (1 + behind)
     return [name for name, value in us.items() if value <= limit or name in always]

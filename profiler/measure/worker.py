@@ -139,13 +139,6 @@ class _Bench:
         launches_each = launches_per_replay(as_full(unit.problem, unit.sizes), len(operands))
         readings: list[Reading] = []
 
-        def captured(candidates: dict[str, Launch]) -> dict[str, Any]:
-            graphs = {}
-            for name, launch in candidates.items():
-                self.runs(name)
-                graphs[name] = capture(launch, len(operands), launches_each, self.stream)
-            return graphs
-
         def timed(graphs: dict[str, Any], rounds: int, stage: Stage) -> list[str]:
             """Time candidates, note their outcomes, and return their names, the fastest first."""
             if not graphs:
@@ -167,7 +160,7 @@ class _Bench:
             """What a round of these takes."""
             return sum(outcomes[name].us for name in names) * launches_each / 1e6
 
-        graphs = captured(launches)
+        graphs = self.captured(launches, len(operands), launches_each)
         rounds, last = self.options.screen_rounds, self.options.finalists
         ranked = timed(graphs, rounds, "screen")
         while unit.seconds is not None and last is not None and len(ranked) // 2 > last:
@@ -175,36 +168,39 @@ class _Bench:
             if clock.left < rounds * seconds(better) + self.options.screen_rounds * seconds(ranked[:last]):
                 break
             ranked = timed({name: graphs[name] for name in better}, rounds, "screen")
-        chosen = set(ranked[:last]) | set(unit.pinned) | self.likely_alone(unit, outcomes)
+        chosen = set(ranked[:last]) | set(unit.pinned)
+        if self.options.regime == "sustained" and last is not None:
+            looked = {name: outcomes[name].us for name in map(kernel_name, unit.configs) if name in graphs}
+            chosen |= {*likely(looked, unit.problem, last)}
         graphs = {name: graph for name, graph in graphs.items() if name in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:
             each = seconds(graphs) * (1 + len(baselines) / len(graphs))
             rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / each)))
-        graphs |= captured(baselines)
-        timed(graphs if self.options.regime == "burst" else {}, rounds, "final")
-        outcomes |= self.alone(graphs, launches_each, frozenset(baselines), outcomes)
+        graphs |= self.captured(baselines, len(operands), launches_each)
+        if self.options.regime == "burst":
+            timed(graphs, rounds, "final")
+        else:
+            outcomes |= self.alone(graphs, launches_each, frozenset(baselines), outcomes)
         return Report(
             tuple(outcomes.values()),
             summarise_readings(readings) if graphs else None,
             len(set(unit.kernels) - set(outcomes)),
         )
 
-    def likely_alone(self, unit: Unit, outcomes: dict[str, Outcome]) -> set[str]:
-        """Kernels that may be the fastest alone, whatever the brief look says; none where that is not asked for."""
-        if self.options.regime == "burst" or self.options.finalists is None:
-            return set()
-        us = {name: outcomes[name].us for name in map(kernel_name, unit.configs) if name in outcomes}
-        timed = {name: value for name, value in us.items() if value}
-        return set(likely(timed, unit.problem, self.options.finalists))
+    def captured(self, candidates: dict[str, Launch], sets: int, launches: int) -> dict[str, Any]:
+        """Graphs of so many launches each, over so many operand sets."""
+        graphs = {}
+        for name, launch in candidates.items():
+            self.runs(name)
+            graphs[name] = capture(launch, sets, launches, self.stream)
+        return graphs
 
     def alone(
         self, graphs: dict[str, Any], launches: int, always: frozenset[str], outcomes: dict[str, Outcome]
     ) -> dict[str, Outcome]:
-        """Outcomes of candidates timed each alone, ``always`` those that have all turns; none where not asked for."""
+        """Outcomes of candidates timed each alone, ``always`` those that have all turns."""
         options = self.options
-        if options.regime == "burst":
-            return {}
         found = time_turns(graphs, launches, options.seconds, options.turns, self.telemetry, always, self.runs)
         return {
             name: replace(outcomes[name], stage="final", timing=summarise(values, launches), reading=reading)

@@ -170,6 +170,8 @@ class _Kernels:
     """Gives the artifact of one that is."""
     faulty: dict[str, str]
     """Those that could not be compiled, and why. Those that crash are added."""
+    selector: Selector
+    """What ranks them: by what ships; what the sweep's file holds does not."""
 
     @classmethod
     def compiled(
@@ -189,12 +191,14 @@ class _Kernels:
         configs = [config for config in configs if config.arch not in foreign]
         outcomes = workers.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
         artifacts = {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact}
+        named = {kernel_name(config): config for config in configs}
         return cls(
             machine.gpu,
-            {kernel_name(config): config for config in configs},
+            named,
             {name: artifact.digest for name, artifact in artifacts.items()},
             functools.cache(lambda name: artifacts[name].to_bytes()),
             {outcome.name: f"not compiled: {outcome.error}" for outcome in outcomes if outcome.error},
+            Selector(named, gpus.figures(machine.gpu)),
         )
 
     def is_due(self, config: GemmConfig, unit: Unit, past: _Past) -> bool:
@@ -218,9 +222,8 @@ def _due(chosen: Iterable[Unit], kernels: _Kernels, past: _Past) -> list[Unit]:
 
 def _held_by_power(todo: Iterable[Unit], kernels: _Kernels, listener: Listener) -> list[Unit]:
     """The units in which a long run is held by the power limit: others run as in bursts."""
-    selector = Selector(dict(kernels.configs), gpus.figures(kernels.gpu))
     units = [*todo]
-    held = [unit for unit in units if power_binds(unit.problem, selector)]
+    held = [unit for unit in units if power_binds(unit.problem, kernels.selector)]
     if len(held) < len(units):
         listener.left_out(f"{len(units) - len(held)} problems are left out: power does not hold them, by the model")
     return held
@@ -236,15 +239,13 @@ def _handed_out(
     listener: Listener,
 ) -> Iterator[Unit]:
     """The units as workers take them, each with its time, its kernels ranked, and what they are compiled to."""
-    # What the file holds of these problems does not rank them; what ships does.
-    selector = Selector(dict(kernels.configs), gpus.figures(kernels.gpu))
     for done, unit in enumerate(todo):
         seconds = shares.take(unit.problem, len(todo) - done)
         if seconds is not None and seconds <= 0:
             listener.untried(unit.problem, len(unit.configs))
             continue
         listed = {*unit.configs}
-        unit = likely_first(replace(unit, seconds=seconds), selector, besides[unit.problem].values())
+        unit = likely_first(replace(unit, seconds=seconds), kernels.selector, besides[unit.problem].values())
         due = (c for c in unit.configs if c in listed or kernels.is_due(c, unit, past))
         unit = replace(unit, configs=tuple(due))
         own = {name: kernels.packed(name) for name in map(kernel_name, unit.configs) if name in kernels.digests}

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.training.residual import fit
 from gemmill.profiler.training.rows import Rows
 
 FOLDS = 10
 
 
+def folds(problems: Iterable[GemmProblem], count: int) -> dict[int, int]:
+    """The fold of each K of some problems, of at most ``count``: no weight matrix is in two."""
+    return {k: i % count for i, k in enumerate(sorted({problem.k for problem in problems}))}
+
+
 def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
     """Figures of a GPU's problems held out, by the type of A and over all."""
-    extents = sorted({r.problem.k for r in rows})
-    fold = {k: i % FOLDS for i, k in enumerate(extents)}
+    fold = folds((r.problem for r in rows), FOLDS)
     shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    for which in range(min(FOLDS, len(extents))):
+    for which in sorted({*fold.values()}):
         model = fit([r for r in rows if fold[r.problem.k] != which], gpu)
         for r in rows:
             if r.gpu == gpu and fold[r.problem.k] == which:

@@ -72,7 +72,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
     Brief measurements were at other clocks: they are scaled so that none seems faster than the finalists, of which the
     slowest two may have been pinned.
     """
-    times = of_problem(m for m in measurements if _is_learnt_from(m))
+    times = of_problem(m for m in measurements if is_learnt_from(m))
     configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
     for problem, own in times.items():
         finalists = sorted(us_of(m) for m in own.values() if m.stage == "final")
@@ -89,7 +89,8 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
             yield Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0]), gpu.name)
 
 
-def _is_learnt_from(m: Measurement) -> bool:
+def is_learnt_from(m: Measurement) -> bool:
+    """Whether a measurement is of a kernel that was timed, on a problem that models are for."""
     if m.us is None or m.kernel in BASELINES or m.holds != "time":
         return False
     return (m.problem.batching, m.problem.epilogue) == ("strided", LINEAR) and not is_realigned(m.problem)

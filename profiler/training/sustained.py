@@ -13,11 +13,11 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
-from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
-from gemmill.profiler.training.rows import is_realigned, us_of
+from gemmill.profiler.baselines.baseline import THROUGH_TORCH
+from gemmill.profiler.training.judge import folds
+from gemmill.profiler.training.rows import is_learnt_from, of_problem, us_of
 from gemmill.runtime.select.cost.model import FeatureTable, estimate
 from gemmill.runtime.select.cost.sustained import Law, Moved, power_us
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -46,14 +46,11 @@ class Held(NamedTuple):
 
 def held(measurements: Iterable[Measurement], gpu: Gpu) -> list[Held]:
     """The problems of one run that the law is for."""
-    times: dict[GemmProblem, dict[str, Measurement]] = defaultdict(dict)
-    for m in measurements:
-        if m.regime == "sustained" and m.us is not None and m.holds == "time":
-            times[m.problem][m.kernel] = m
+    times = of_problem(m for m in measurements if m.regime == "sustained" and m.us is not None and m.holds == "time")
     found = []
     for problem, own in times.items():
-        of_kernels = {name: m for name, m in own.items() if name not in BASELINES}
-        if not of_kernels or not _is_learnt_from(problem):
+        of_kernels = {name: m for name, m in own.items() if is_learnt_from(m)}
+        if not of_kernels or problem.a_dtype != problem.b_dtype:
             continue
         parts = [part for swap_ab in (False, True) if (part := _part(problem, [*of_kernels], swap_ab, gpu))]
         names, model_us, moved = zip(*parts, strict=True)
@@ -81,11 +78,6 @@ def _part(problem: GemmProblem, kernels: Sequence[str], swap_ab: bool, gpu: Gpu)
     return [*members], estimate(table, problem, gpu).us, moved
 
 
-def _is_learnt_from(problem: GemmProblem) -> bool:
-    alike = problem.a_dtype == problem.b_dtype and problem.batching == "strided"
-    return alike and problem.epilogue == LINEAR and not is_realigned(problem)
-
-
 def fit(problems: Sequence[Held]) -> Law:
     """Least squares of logarithms: the weights by what differs between kernels of a problem, then the scale."""
     rows, wanted = [], []
@@ -94,8 +86,8 @@ def fit(problems: Sequence[Held]) -> Law:
         columns = np.stack([np.log(x.model_us), *x.moved], axis=1)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
         wanted.append((np.log(x.us) - np.log(x.us).mean()) * weights)
-    weights, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
-    burst, written, fetched, third = map(float, weights)
+    found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
+    burst, written, fetched, third = map(float, found)
     law = Law(burst, written, fetched, third, 1.0)
     best = [int(x.us.argmin()) for x in problems]
     scale = geometric_mean(
@@ -106,12 +98,11 @@ def fit(problems: Sequence[Held]) -> Law:
 
 def judge(problems: Sequence[Held]) -> dict[str, Any]:
     """What the kernel that is first reaches, held out by K: of the best measured and of cuBLAS, geometric means, by the
-    model of a lone launch and by the law."""
-    extents = sorted({x.problem.k for x in problems})
-    fold = {k: i % FOLDS for i, k in enumerate(extents)}
+    model of a lone launch and by the law. Nothing where all have one K, and none can be held out."""
+    fold = folds((x.problem for x in problems), FOLDS)
     found: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
-    for which in range(min(FOLDS, len(extents))):
-        law = fit([x for x in problems if fold[x.problem.k] != which] or problems)
+    for which in sorted({*fold.values()} if len(fold) > 1 else ()):
+        law = fit([x for x in problems if fold[x.problem.k] != which])
         for x in problems:
             if fold[x.problem.k] == which:
                 for name, us in (("model", x.model_us), ("law", law.us(x.model_us, x.power_us, x.moved))):

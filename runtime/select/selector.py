@@ -57,13 +57,17 @@ class Selector:
         self._measured = ByMeasurement(kernels, gpu, decisions)
         self._model = ByModel(kernels, gpu)
         self._invariant = ForAnyRows(kernels, gpu)
-        self._under_power = UnderPower(self._model, gpu)
-        self._deciders: tuple[Decider, ...] = (
+        self._under_power = UnderPower(self._model, self._measured, gpu)
+        alone: tuple[Decider, ...] = (
             self._measured,
             ByDecisionTree(kernels, gpu),
             ForNothing(kernels),
             self._invariant,
         )
+        self._deciders: Mapping[Regime, tuple[Decider, ...]] = {
+            "burst": alone,
+            "sustained": (self._under_power, *alone),
+        }
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
 
@@ -85,12 +89,11 @@ class Selector:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
-        choice = None
-        if objective == "sustained" and (sm_count, invariant_to, quick) == (None, None, False):
-            choice = self.under_power(problem)
-        for decider in self._deciders:
-            choice = choice or decider.decide(problem, sm_count, invariant_to, quick)
-        choice = choice or self._model.decide(problem, sm_count, invariant_to, quick)
+        for decider in self._deciders[objective]:
+            if (choice := decider.decide(problem, sm_count, invariant_to, quick)) is not None:
+                break
+        else:
+            choice = self._model.decide(problem, sm_count, invariant_to, quick)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
 
     def under_power(self, problem: GemmProblem) -> Choice | None:
@@ -100,7 +103,7 @@ class Selector:
         Raises:
             UnsupportedProblemError: no kernel serves it.
         """
-        return None if self._measured.was_given(problem) else self._under_power.decide(problem)
+        return self._under_power.decide(problem, None, None, False)
 
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None

@@ -9,8 +9,9 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.choice import RUNNERS_UP, Choice
+from gemmill.runtime.select.choice import RUNNERS_UP, Choice, Rows
 from gemmill.runtime.select.cost.sustained import HELD, Moved, law_of, least_us, power_us
+from gemmill.runtime.select.deciders.measurements import ByMeasurement
 from gemmill.runtime.select.deciders.model import ByModel, chosen, fastest
 
 if TYPE_CHECKING:
@@ -25,18 +26,24 @@ class UnderPower:
 
     Args:
         model: what says how long lone launches take.
+        measured: what measurements say, of which those that were given come first.
         gpu: where.
     """
 
-    def __init__(self, model: ByModel, gpu: Gpu) -> None:
-        self._model, self._gpu = model, gpu
+    def __init__(self, model: ByModel, measured: ByMeasurement, gpu: Gpu) -> None:
+        self._model, self._measured, self._gpu = model, measured, gpu
 
-    def decide(self, problem: GemmProblem) -> Choice | None:
-        """The kernel that is the fastest in a long run; None where power does not hold it, or nobody measured.
+    def decide(
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+    ) -> Choice | None:
+        """The kernel that is the fastest in a long run; None where power does not hold it, nobody measured such, or
+        measurements of the problem were given.
 
         Raises:
             UnsupportedProblemError: no kernel serves the problem.
         """
+        if (sm_count, invariant_to, quick) != (None, None, False) or self._measured.was_given(problem):
+            return None
         law, gpu = law_of(problem, self._gpu), self._gpu
         if law is None or 0 in (problem.m, problem.n, problem.k, problem.batch):
             return None

@@ -59,21 +59,18 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
     returns one; the operator itself where code is C++, writes beside D, or has a number that is known when it runs."""
     overload = getattr(torch.ops.gemmill, name).default
     given = dict(zip((x.name for x in overload._schema.arguments), positional, strict=False)) | keywords
-    function = "grouped_matmul" if given.get("offsets") is not None or given.get("counts") is not None else "matmul"
-    values: dict[str, Any] = {}
-    if "expression" in given:
-        values["epilogue"] = expression = given.pop("expression")
-        named = dict(zip(given.pop("names"), [*given.pop("operands"), *given.pop("numbers", ())], strict=True))
-        function = "grouped_matmul" if named.keys() & {"offsets", "counts"} else "matmul"
-        given |= named
-        beside = bool(read_epilogue(expression).outputs)
-    else:
-        beside = False
     given.pop("out_dtype", None)  # D has it
-    values |= read_options(given.pop("options", ""))
-    a_and_b = {x: given.pop(x) for x in ("a", "b")}
-    operands = a_and_b | {x: value for x, value in given.items() if isinstance(value, ir.IRNode)}
-    values |= {x: value for x, value in given.items() if x not in operands and value is not None}
+    values: dict[str, Any] = {**read_options(given.pop("options", ""))}
+    expression = given.pop("expression", None)
+    if expression is not None:
+        values["epilogue"] = expression
+        given |= zip(given.pop("names"), [*given.pop("operands"), *given.pop("numbers", ())], strict=True)
+    given = {x: value for x, value in given.items() if value is not None}
+    function = "grouped_matmul" if given.keys() & {"offsets", "counts"} else "matmul"
+    operands = {x: given.pop(x) for x in ("a", "b")}
+    operands |= {x: value for x, value in given.items() if isinstance(value, ir.IRNode)}
+    values |= {x: value for x, value in given.items() if x not in operands}
+    beside = expression is not None and bool(read_epilogue(expression).outputs)
     several, made = OPERATORS[name].several, V.graph.current_node.meta["val"]
     layout = ir.FallbackKernel.tensor_to_layout(made[0] if several else made)
     is_written = all(map(_is_literal, values.values())) and layout.device.type in _MODULES

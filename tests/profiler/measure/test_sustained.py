@@ -22,3 +22,4 @@ def test_a_large_tile_that_is_little_behind_may_be_the_fastest_alone() -> None:
 def test_who_is_behind_has_no_further_turn() -> None:
     us = {"fast": 100.0, "near": 101.9, "slow": 102.1, "baseline": 120.0}
     assert still_open(us, 0.02, frozenset(["baseline"])) == ["fast", "near", "baseline"]
+    assert still_open({}, 0.02, frozenset()) == []

@@ -13,7 +13,8 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
-from gemmill.library.records import Measurement
+from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.training.sustained import held, judge
 from gemmill.profiler.training.train import train
 from gemmill.runtime.select.cost.model import FeatureTable, estimate
 from gemmill.runtime.select.cost.sustained import Law, Moved, laws, power_us
@@ -96,3 +97,9 @@ def test_energy_of_a_launch_is_told_of_what_ran_alone() -> None:
     lines = [json.loads(record(GemmProblem(m=64, n=64, k=64), "k", 100.0, x)) for x in ("sustained", "burst")]
     assert [line["joules"] for line in lines] == [pytest.approx(0.069), None]
     assert lines[0]["key"] != lines[1]["key"]
+
+
+def test_nothing_is_judged_where_no_k_can_be_held_out(tmp_path: Path) -> None:
+    problems = held(read_records(written(tmp_path / "records.jsonl", 10)), H200)
+    assert judge(problems).keys() == {"model", "law"}
+    assert judge([x for x in problems if x.problem.k == 2048]) == {}
