@@ -101,8 +101,11 @@ class ClusterCompilers:
         Raises:
             DeviceError: the scheduler has gone, or has no workers.
         """
+        return self._compiled(config, self._compiler.key(emit(config), config), seconds)
+
+    def _compiled(self, config: GemmConfig, key: str, seconds: float) -> Outcome:
+        """:meth:`compile`, of a kernel whose key is known."""
         name, start = kernel_name(config), time.perf_counter()
-        key = self._compiler.key(emit(config), config)
         failed: list[tuple[_Worker, str]] = []
         while len(failed) < 2:
             worker = self._take([worker for worker, _ in failed])
@@ -180,7 +183,7 @@ class ClusterCompilers:
             return Outcome(config, None, error, False, 0.0, "")
         if (artifact := store.get(key)) is not None:
             return Outcome(config, artifact, None, True, 0.0, "")
-        outcome = self.compile(config, HANGS_SECONDS)
+        outcome = self._compiled(config, key, HANGS_SECONDS)
         if outcome.artifact is not None:
             store.put(key, outcome.artifact)
         return outcome
