@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def every_placement(rank: int, file: str) -> None:
                 assert torch.equal(x.grad.full_tensor(), y.grad), (name, placements)
     shards_multiply_as_the_whole(rank, mesh)
     _rows_stay_where_they_are(mesh)
+    epilogues_of_shards(mesh)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -132,12 +134,63 @@ def _rows_stay_where_they_are(mesh: Any) -> None:
     assert seen.get_total_counts() == 0
     assert d.placements == (Shard(0),)
     assert (d.dtype, narrow.dtype, narrow.to_local().dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+
+
+EPILOGUES: dict[str, list[str]] = {
+    "d = gelu(acc + bias[n]) * row[m] + r[m, n]": ["S(0)", "S(1)"],
+    "t = acc + bias[n]; aux[m, n] = t; d = relu(t) * x": ["S(0)", "S(1)"],
+    "top[m] = max(acc); all = sum(acc); low[n] = min(acc); d = acc + c": ["S(0)", "S(1)"],
+    "d = silu(gate) * up": ["S(0)", "S(1)"],
+}
+"""Expressions, and placements of D that they can have without communication."""
+
+
+def epilogues_of_shards(mesh: Any) -> None:
+    """Each expression of :data:`EPILOGUES` on operands in all placements: D and what is written beside it are those of
+    whole tensors, and nothing is sent where A and B are in shards of D's."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    import gemmill
+    from gemmill.library.errors import OperandError
+
+    a, b = wide(4, 6, dtype=torch.float32), wide(6, 8, dtype=torch.float32)
+    more = {"bias": wide(8), "row": wide(4), "r": wide(4, 8), "c": wide(4, 8, dtype=torch.float32), "x": wide()}
+    along = {"S(0)": {"row": 0, "r": 0, "c": 0}, "S(1)": {"bias": 0, "r": 1, "c": 1}, "R": {}}
+
+    def placed(x: Any, axis: int | None) -> Any:
+        return distribute_tensor(x, mesh, [Replicate() if axis is None else Shard(axis)])
+
+    def call(a: Any, b: Any, expression: str, named: dict[str, Any]) -> Any:
+        return torch.ops.gemmill.epilogue(expression, a, b, [*named.values()], [*named])
+
+    for expression, ways in EPILOGUES.items():
+        named = {name: x for name, x in more.items() if re.search(rf"\b{name}\b", expression.replace("[m, n]", ""))}
+        wanted = call(a, b, expression, named)
+        for of_a, of_b, way in itertools.product((None, 0, 1), (None, 0, 1), along):
+            own = {name: placed(x, along[way].get(name)) for name, x in named.items()}
+            factors = placed(a, of_a), placed(b, of_b)
+            with CommDebugMode() as seen:
+                found = call(*factors, expression, own)
+            free = (of_a, of_b, way) in ((0, None, "S(0)"), (None, 1, "S(1)"))
+            assert not (free and seen.get_total_counts()), (expression, way)
+            assert not free or str(found[0].placements[0]) == way in ways, (expression, found[0].placements)
+            for x, y in zip(found, wanted, strict=True):
+                torch.testing.assert_close(x.full_tensor(), y, rtol=1e-5, atol=1e-5)
+    whole = [x.clone().requires_grad_() for x in (a, b, more["bias"].float())]
+    gemmill.matmul(whole[0], whole[1], epilogue="d = silu(acc + bias[n])", bias=whole[2]).square().sum().backward()
+    for axes in ((0, None, None), (None, 1, 0), (1, 0, None)):
+        parts = [placed(x.detach(), axis).requires_grad_() for x, axis in zip(whole, axes, strict=True)]
+        d = gemmill.matmul(parts[0], parts[1], epilogue="d = silu(acc + bias[n])", bias=parts[2])
+        d.square().sum().backward()
+        for x, y in zip(parts, whole, strict=True):
+            torch.testing.assert_close(x.grad.full_tensor(), y.grad, rtol=1e-5, atol=1e-5)
     try:
-        gemmill.matmul(rows, weights, epilogue="d = relu(acc)")
-    except NotImplementedError as error:
-        assert "sharding strategy" in str(error)  # noqa: PT017 - in a process of its own
+        gemmill.matmul(placed(a, 0), placed(b, None), epilogue="d = acc + bias[n]", bias=more["bias"])
+    except OperandError as error:
+        assert "bias (8,) is no DTensor" in str(error)  # noqa: PT017 - in a process of its own
     else:
-        raise AssertionError("an epilogue of shards has no rule")
+        raise AssertionError("a bias that is no DTensor was taken")
 
 
 @pytest.mark.slow

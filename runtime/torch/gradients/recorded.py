@@ -193,7 +193,8 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
 @functools.cache
 def shard() -> None:
     """Have DTensors multiplied where they are, once a program has imported them."""
-    importlib.import_module("gemmill.runtime.torch.transforms.sharding")
+    for name in ("sharding", "epilogue_shards"):
+        importlib.import_module(f"gemmill.runtime.torch.transforms.{name}")
 
 
 def register_mutating(library: torch.library.Library, name: str, key: str, launch: Launch | None = None) -> None:
