@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # Both cores of a small machine; halves of the list to each, so that what a module shares is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test-fast test test-heavy test-browser test-torch test-jax test-lowest torture lint replay format clean
+.PHONY: help demo test-fast test test-heavy test-browser test-torch test-jax test-lowest docs torture lint replay format clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -52,6 +52,9 @@ test-lowest:  ## Run the tests that take no time with the lowest versions that p
 	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct \
 		--editable '.[$(EXTRAS),dev]'
 	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy" --hypothesis-profile brief
+
+docs: $(VENV)/.dev  ## Make the site of docs/ in build/site; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx --builder html --quiet --fail-on-warning --keep-going docs build/site
 
 torture: $(VENV)/.dev  ## Make system calls fail, kill, change files and race, for MINUTES=20; needs a C compiler
 	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),20)

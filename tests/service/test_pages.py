@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.cases.browser import Browser, browser
+from tests.cases.browser import HARD_TO_READ, Browser, browser
 from tests.service.conftest import filled
 from tests.service.running import KERNEL, Running, serving
 
@@ -122,34 +122,8 @@ def test_pages_fit_and_can_be_read(
         for dark in (False, True):
             eyes.show(width, dark=dark)
             assert eyes.value("document.documentElement.scrollWidth") == width
-            assert eyes.value(_CONTRAST) == []
+            assert eyes.value(HARD_TO_READ) == []
             assert eyes.value("getComputedStyle(document.body).backgroundColor === 'rgb(20, 24, 28)'") is dark
             (tmp_path / f"{width}-{dark}.png").write_bytes(eyes.picture())
     assert not eyes.errors
     assert all(f":{shown.port}/" in url or url.startswith("data:") for url in eyes.fetched)
-
-
-_CONTRAST = """
-(() => {
-  const light = (colour) => {
-    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
-      .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (element) => {
-    for (; element; element = element.parentElement) {
-      const colour = getComputedStyle(element).backgroundColor;
-      if (!/, 0\\)$/.test(colour)) return colour;
-    }
-    return 'rgb(255, 255, 255)';
-  };
-  return [...document.querySelectorAll('main *, header *, footer *')]
-    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length)
-    .filter(e => {
-      const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
-      return (a + 0.05) / (b + 0.05) < 4.5;
-    })
-    .map(e => e.outerHTML.slice(0, 100));
-})()
-"""
-"""Elements whose text has less contrast than WCAG 2 asks for (AA, 4.5)."""

@@ -44,9 +44,9 @@ def _show_each_once() -> Callable[..., None]:
     return show
 
 
-def _code(error: GemmillError) -> str:
+def code_of(error: type[GemmillError]) -> str:
     """What programs compare: ``unsupported_problem`` of UnsupportedProblemError."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.__name__.removesuffix("Error")).lower()
 
 
 class Commands(TyperGroup):
@@ -96,7 +96,7 @@ class Commands(TyperGroup):
             if debug:
                 raise
             output.complain(f"error: {error}")
-            output.tell_as_json(_code(error), str(error))
+            output.tell_as_json(code_of(type(error)), str(error))
             missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
             raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
         except BrokenPipeError:  # the reader has what it wanted, as `head` does
