@@ -52,8 +52,14 @@ OUTSIDE = {
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", lambda _, page, source: source.__setitem__(0, with_parts(with_links(page, source[0]))))
+    app.connect("source-read", lambda _, page, source: source.__setitem__(0, read(page, source[0])))
     app.connect("include-read", lambda _, path, page, source: source.__setitem__(0, with_links(page, source[0], path)))
+
+
+def read(page: str, text: str) -> str:
+    """The text of a page as the site has it."""
+    text = with_parts(with_links(page, text))
+    return with_lines(text) if page == "terms" else text
 
 
 def with_links(page: str, text: str, path: Path | None = None) -> str:
@@ -74,6 +80,16 @@ def with_links(page: str, text: str, path: Path | None = None) -> str:
 def with_parts(text: str) -> str:
     """The text of a page, with what is made of code where a comment says so."""
     return re.sub(r"<!-- made: (.*) -->", lambda found: "\n".join(PARTS[found[1]]()), text)
+
+
+def with_lines(text: str) -> str:
+    """The table of terms, with the line of a file in which the words are first."""
+
+    def numbered(found: re.Match[str]) -> str:
+        lines = (DOCS.parent / found[1]).read_text(encoding="utf-8").splitlines()
+        return f"| `{found[1]}:{next(i for i, line in enumerate(lines, 1) if found[2] in line)}` | `{found[2]}` |"
+
+    return re.sub(r"\| `([\w/.]+)` \| `([^`]+)` \|$", numbered, text, flags=re.MULTILINE)
 
 
 def commands() -> Iterator[str]:

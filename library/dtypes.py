@@ -80,8 +80,8 @@ _ELSEWHERE: Mapping[str, DTypeName] = MappingProxyType(
     {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
     | {"fp16": "f16", "half": "f16", "fp32": "f32", "float": "f32", "single": "f32", "fp64": "f64", "double": "f64"}
     | {"tensorfloat32": "tf32", "tfloat32": "tf32"}
-    | dict.fromkeys(("e4m3fn", "fp8", "fp8_e4m3", "f8e4m3", "f8e4m3fn", "fe4m3", "float8_e4m3"), "e4m3")
-    | dict.fromkeys(("fp8_e5m2", "f8e5m2", "fe5m2"), "e5m2")
+    | dict.fromkeys(("e4m3fn", "fp8", "fp8_e4m3", "f8e4m3", "f8e4m3fn", "fe4m3", "float8_e4m3", "float8e4m3fn"), "e4m3")
+    | dict.fromkeys(("fp8_e5m2", "f8e5m2", "fe5m2", "float8e5m2"), "e5m2")
     | dict.fromkeys(("e8m0", "e8m0fnu", "f8e8m0", "f8e8m0fnu", "fue8m0", "float8_e8m0"), "ue8m0")
     | {"int4": "s4", "uint4": "u4", "i4": "s4", "i8": "s8", "i32": "s32", "int": "s32"}
 )

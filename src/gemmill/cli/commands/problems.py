@@ -13,6 +13,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
+from gemmill.cli.dsl import ClusterShape, InWordsOfTheDsl, TileShape, kernels_of
 from gemmill.cli.options import (
     Jobs,
     Json,
@@ -68,7 +69,7 @@ Budget = Annotated[
 Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
 
 
-@app.command()
+@app.command(cls=InWordsOfTheDsl)
 @takes_problem
 def run(
     problem: GemmProblem,
@@ -81,6 +82,8 @@ def run(
             autocompletion=completion.kernels,
         ),
     ] = None,
+    tile: TileShape = None,
+    cluster: ClusterShape = None,
     manifest: Manifests = [],  # noqa: B006
     records: Records = [],  # noqa: B006
     top: Top = 1,
@@ -94,9 +97,13 @@ def run(
     launch are not in the L2 cache when the next one starts. Groups have the sizes of --sizes, and the rate counts what
     is really multiplied. Needs a Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
 
+    The options of CuTe DSL's Hopper example are taken as it spells them: --tile_shape_mnk, --cluster_shape_mn,
+    --a_dtype, --acc_dtype, --a_major and so on; its C is what is written, D here.
+
     \b
     Examples:
       gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
+      gemmill run --mnkl 8192,8192,8192 --tile 128,256,64 --cluster 2,1
       gemmill run --mnkl 4096,4096,4096,1 --top 5
       gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
       gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
@@ -104,15 +111,20 @@ def run(
     """
     said = _checked_sizes(problem, sizes)
     refuse_nested(problem)
+    if cluster and not tile:
+        raise typer.BadParameter("--cluster is of a --tile, and none is given")
     if kernel_ is not None:
-        if manifest or records or top != 1:
-            raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records and --top")
+        if manifest or records or tile or top != 1:
+            raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
         configs = [kernel(kernel_)]
         if needs_swap(configs[0], problem) is None:
             wrong = faults(configs[0], problem)
             raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
     else:
-        chosen = registry(manifest, [], records)
+        if tile and (manifest or records):
+            raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")
+        of_tile = [kernels_of(problem, tile, cluster or (1, 1))] if tile else []
+        chosen = Registry(of_tile) if tile else registry(manifest, [], records)
         configs = [parse_name(name) for name in best(chosen.select(problem), top)]
     problem = problem.with_narrow_a
     if upconverts_a(problem.b_dtype, problem.a_dtype):

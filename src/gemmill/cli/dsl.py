@@ -1,0 +1,91 @@
+"""What CuTe DSL's example of a Hopper GEMM (dense_gemm.py) is told, as ``gemmill run`` takes it: a tile and a cluster
+in place of a kernel, and the example's spelling of options."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from typer.core import TyperCommand
+
+from gemmill.library.errors import ManifestError, UnsupportedProblemError
+from gemmill.library.manifest.kernelset import KernelSet
+from gemmill.library.manifest.load import load_manifest
+from gemmill.library.problem import GemmProblem
+
+WORDS = {
+    "--a_dtype": "--a-dtype",
+    "--b_dtype": "--b-dtype",
+    "--c_dtype": "--d-dtype",
+    "--acc_dtype": "--accumulator",
+    "--a_major": "--a-major",
+    "--b_major": "--b-major",
+    "--c_major": "--d-major",
+    "--tile_shape_mnk": "--tile",
+    "--cluster_shape_mn": "--cluster",
+}
+"""The example's options, and ours of the same meaning: what it calls C is written, and so D here."""
+
+
+class InWordsOfTheDsl(TyperCommand):
+    """A command that takes the example's options too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Called with the command line."""
+        parted = [arg.partition("=") for arg in args]
+        return super().parse_args(ctx, [f"{WORDS.get(name, name)}{is_}{value}" for name, is_, value in parted])
+
+
+def _numbers(count: int, example: str) -> Any:
+    def read(text: str) -> tuple[int, ...]:
+        parts = text.split(",")
+        if len(parts) != count or not all(part.strip().isdecimal() and len(part) < 6 for part in parts):
+            raise typer.BadParameter(f"{text!r} is not {count} numbers such as {example}")
+        return tuple(map(int, parts))
+
+    return read
+
+
+TileShape = Annotated[
+    Any,
+    typer.Option(
+        parser=_numbers(3, "128,256,64"),
+        metavar="M,N,K",
+        help="Not the kernel that is selected, but the best with this tile of a CTA, declared or not.",
+    ),
+]
+ClusterShape = Annotated[
+    Any, typer.Option(parser=_numbers(2, "2,1"), metavar="M,N", help="CTAs of its cluster. Default: 1,1.")
+]
+
+
+def kernels_of(problem: GemmProblem, tile: tuple[int, ...], cluster: tuple[int, ...]) -> KernelSet:
+    """All legal kernels of a problem's formats with a tile and a cluster.
+
+    Raises:
+        UnsupportedProblemError: no rule lets one be; the message says which refuses.
+    """
+    formats = {
+        x: {"dtype": getattr(problem, f"{x}_dtype"), "major": getattr(problem, f"{x}_major")}
+        for x in ("a", "b", "c", "d")
+        if getattr(problem, f"{x}_dtype")
+    }
+    asked = {
+        **formats,
+        "accumulator": problem.accumulator,
+        "tile": dict(zip("mnk", tile, strict=True)),
+        "cluster": "x".join(map(str, cluster)),
+        "schedule": ["cooperative", "pingpong"],
+        "scheduler": {"raster": ["m", "n"], "swizzle_size": 8},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tile.yaml"
+        path.write_text(yaml.safe_dump({"name": "tile", "sets": [asked]}), encoding="utf-8")
+        try:
+            return load_manifest(path)
+        except ManifestError as error:
+            why = str(error).partition("sets[0]: ")[2] or str(error)
+            raise UnsupportedProblemError(f"no kernel has a tile of {'x'.join(map(str, tile))}: {why}") from None
