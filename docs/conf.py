@@ -42,6 +42,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
     "deploy/README.md": "project/deploy.md",
     "examples/README.md": "project/examples.md",
     "integrations/README.md": "project/integrations.md",

@@ -188,7 +188,9 @@ class Pack:
         except RowError as error:
             raise PackError(f"{path}: the index is damaged: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise PackError(f"{path}: written by another version of gemmill: {error}") from error
+            raise PackError(
+                f"{path}: written by another version of gemmill: {error}; `gemmill pack` makes it anew"
+            ) from error
 
     def names(self) -> list[str]:
         """Names of the kernels, sorted."""

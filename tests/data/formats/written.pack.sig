@@ -1,0 +1,1 @@
+{"type": "gemmill.pack/1", "payload": "eyJieXRlcyI6MjI5NDksImRpZ2VzdCI6IjM1ODlmMmQ5MDAwZTNkYzI5YjJiODg5NjEyNDc3MjQ5MzhkOWI3MjM3ZWExZmI2OGVlMGRlM2U5YWQyZTVhOTIiLCJnZW1taWxsIjoiMC4xLjAiLCJuYW1lIjoid3JpdHRlbi5wYWNrIn0=", "signatures": [{"key": "6c96145e2cd04289", "signature": "cBEdbjeEA5uhGNT/c5S8tXfxcbGDHCddresKAXESwePRatPr1Mu0GxP/gM/JpcdWKODBvcG5AzN0Ud+/bhcWBw=="}]}
