@@ -107,6 +107,15 @@ class ExpressionError(GemmillError):
         self.column = column
 
 
+class LayoutError(GemmillError):
+    """A layout is none, or an operation has no layout for a result. ``column`` counts from 0 and points into the text
+    of an expression; None where there is no text."""
+
+    def __init__(self, message: str, column: int | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 class SettingError(GemmillError):
     """An environment variable has a value that means nothing."""
 

@@ -125,12 +125,17 @@ _HINT = re.compile(r"(?:; |, (?=did you mean )|: (?=(?:run|raise|pass|name|split
 """What to do, at the end of a message."""
 
 
-def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
-    """One JSON document on stdout, which says its form and version; a list stands under ``items``. Numbers that JSON
-    has no word for, such as NaN, are null."""
+def as_json(form: str, value: Mapping[str, object] | Sequence[object]) -> str:
+    """A JSON document, which says its form and version; a list stands under ``items``. Numbers that JSON has no word
+    for, such as NaN, are null."""
     content = value if isinstance(value, Mapping) else {"items": value}
     document = {"schema": f"gemmill.{form}/{JSON_VERSION}", **content}
-    text = json.dumps(_finite(document), indent=2, allow_nan=False)
+    return json.dumps(_finite(document), indent=2, allow_nan=False)
+
+
+def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
+    """The one JSON document on stdout, as :func:`as_json` makes it."""
+    text = as_json(form, value)
     if answer := _answer.get():
         answer.given = True
     typer.echo(text)

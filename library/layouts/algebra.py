@@ -1,0 +1,251 @@
+"""CuTe's algebra: coalesce, composition, complement and inverses, each checked where CuTe has a static_assert.
+
+``docs/layouts.md`` says why this is not ``pycute``, which the tests hold it against.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from gemmill.library.errors import LayoutError
+from gemmill.library.layouts import tuples
+from gemmill.library.layouts.layout import AnyLayout, Composed, Layout, Swizzle, column_major, join
+from gemmill.library.layouts.tuples import IntTuple
+
+Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
+"""What divides or multiplies a layout: a layout, n for ``n:1``, or one of these for each mode; None leaves a mode."""
+
+
+Slice: TypeAlias = "int | tuple[Slice, ...] | None"
+"""A coordinate in which None stands for every one of a mode."""
+
+
+def _of_leaves(leaves: list[tuple[int, int]]) -> Layout:
+    """A layout of extents and strides: flat, an integer where there is one, ``1:0`` where there is none."""
+    if len(leaves) < 2:
+        return Layout(*(leaves or [(1, 0)])[0])
+    return Layout(tuple(extent for extent, _ in leaves), tuple(stride for _, stride in leaves))
+
+
+def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
+    """The same function with as few integers as can be; with a profile, mode by mode as that is nested."""
+    if isinstance(profile, tuple):
+        return join(
+            mode if number >= len(profile) else coalesce(mode, profile[number])
+            for number, mode in enumerate(_as_deep(layout, profile).modes)
+        )
+    leaves: list[tuple[int, int]] = []
+    for extent, stride in layout.leaves:
+        if extent == 1:
+            continue
+        if leaves and leaves[-1][0] * leaves[-1][1] == stride:
+            leaves[-1] = (leaves[-1][0] * extent, leaves[-1][1])
+        else:
+            leaves.append((extent, stride))
+    return _of_leaves(leaves)
+
+
+def filtered(layout: Layout) -> Layout:
+    """Coalesced, without the integers that do not move the index (``filter``)."""
+    return coalesce(_of_leaves([(extent, stride) for extent, stride in layout.leaves if stride]))
+
+
+def flattened(layout: Layout) -> Layout:
+    """The same integers without nesting; an integer stays one (``flatten``)."""
+    if isinstance(layout.shape, int):
+        return layout
+    return Layout(tuples.flat(layout.shape), tuples.flat(layout.stride))
+
+
+def _as_deep(layout: Layout, tiler: tuple[object, ...]) -> Layout:
+    """A layout that has a mode for each of a tiler's."""
+    if layout.rank < len(tiler):
+        raise LayoutError(f"{layout} has {layout.rank} of the {len(tiler)} modes that are asked for: name fewer modes")
+    return layout
+
+
+def by_mode(layout: Layout, tiler: tuple[Tiler, ...]) -> list[tuple[Layout, Tiler]]:
+    """Each mode of a layout with the tiler that is for it."""
+    rest: tuple[Tiler, ...] = (None,) * (layout.rank - len(tiler))
+    return [*zip(_as_deep(layout, tiler).modes, (*tiler, *rest), strict=True)]
+
+
+def as_layout(tiler: int | Layout) -> Layout:
+    """A layout; ``n:1`` of n."""
+    return Layout(tiler, 1) if isinstance(tiler, int) else tiler
+
+
+def composition(outer: Layout, inner: Tiler) -> Layout:
+    """R with R(c) = outer(inner(c)), shaped as inner; a tuple composes mode by mode.
+
+    Raises:
+        LayoutError: no layout is that function, because a stride or an extent falls between those of outer.
+    """
+    if inner is None:
+        return outer
+    if isinstance(inner, tuple):
+        return join(composition(mode, tiler) for mode, tiler in by_mode(outer, inner))
+    inner = as_layout(inner)
+    if isinstance(inner.shape, tuple):
+        return join(composition(outer, mode) for mode in inner.modes)
+    assert isinstance(inner.stride, int)
+    return _of_mode(outer, inner.shape, inner.stride)
+
+
+def _of_mode(outer: Layout, extent: int, stride: int) -> Layout:
+    """The composition with one integer: every ``stride``-th of what outer counts through, ``extent`` of them."""
+    if stride == 0:
+        return Layout(extent, 0)
+    said = f"composition of {outer} with {extent}:{stride}"
+    leaves: list[tuple[int, int]] = []
+    counted = coalesce(outer).leaves
+    for size, step in counted[:-1]:
+        if extent > 1 and stride % size and size % stride and (extent - 1) * stride >= size:
+            raise LayoutError(
+                f"{said}: stride {stride} and extent {size}, of {coalesce(outer)}, do not divide one another, so no "
+                "layout is that function"
+            )
+        taken = min(max(1, -(-size // stride)), extent)
+        if extent % taken:
+            raise LayoutError(
+                f"{said}: of extent {extent}, {taken} fit into extent {size} of {coalesce(outer)}, and {taken} does "
+                f"not divide {extent}, so no layout is that function"
+            )
+        if taken > 1:
+            leaves.append((taken, stride * step))
+        extent //= taken
+        stride = -(-stride // size)
+    if extent > 1 or not leaves:
+        leaves.append((extent, stride * counted[-1][1]))
+    return _of_leaves(leaves)
+
+
+def complement(layout: Layout, cosize: IntTuple = 1) -> Layout:
+    """The layout that counts through the indices which a layout leaves out, up to a cosize; coalesced.
+
+    Raises:
+        LayoutError: the layout takes an index twice, or its strides do not nest.
+    """
+    leaves: list[tuple[int, int]] = []
+    reached = 1
+    for stride, extent in sorted((stride, extent) for extent, stride in layout.leaves if stride and extent > 1):
+        if stride % reached:
+            raise LayoutError(
+                f"complement of {layout}: stride {stride} is no multiple of {reached}, which smaller strides reach, so "
+                "that its indices overlap or leave uneven gaps"
+            )
+        leaves.append((stride // reached, reached))
+        reached = extent * stride
+    leaves.append((-(-tuples.product(cosize) // reached), reached))
+    return coalesce(_of_leaves(leaves))
+
+
+def right_inverse(layout: Layout) -> Layout:
+    """R with layout(R(i)) = i, for as many i from 0 as the layout reaches without a gap; coalesced."""
+    leaves: list[tuple[int, int]] = []
+    reached = 1
+    for stride, extent, step in _by_stride(layout):
+        if stride == reached:
+            leaves.append((extent, step))
+            reached = extent * stride
+    return coalesce(_of_leaves(leaves))
+
+
+def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
+    """Stride, extent and step along the coordinate of each integer that moves the index, by strides."""
+    simple = coalesce(layout)
+    steps = tuples.flat(tuples.compact(simple.shape))
+    found = [(stride, extent, step) for (extent, stride), step in zip(simple.leaves, steps, strict=True)]
+    return sorted((stride, extent, step) for stride, extent, step in found if stride and extent > 1)
+
+
+def left_inverse(layout: Layout) -> Layout:
+    """R with R(layout(i)) = i for every i, but for modes of stride 0, which R leaves at 0; coalesced.
+
+    Raises:
+        LayoutError: the layout takes an index twice, or its strides do not nest.
+    """
+    leaves: list[tuple[int, int]] = []
+    reached, last, of_last = 1, 1, 0
+    for stride, extent, step in _by_stride(layout):
+        if stride < reached or stride % last:
+            raise LayoutError(
+                f"left_inverse of {layout}: stride {stride} is no multiple of stride {last}, or below {reached}, which "
+                "the smaller strides reach: an index is taken twice, or no layout undoes it"
+            )
+        leaves.append((stride // last, of_last))
+        reached, last, of_last = extent * stride, stride, step
+    return coalesce(_of_leaves([*leaves, (reached // last, of_last)]))
+
+
+def upcast(layout: Layout, count: int) -> Layout:
+    """The layout in units of ``count`` elements, such as of bits in those of a type.
+
+    Raises:
+        LayoutError: an element would be cut.
+    """
+
+    def leaf(extent: int, stride: int) -> tuple[int, int]:
+        if stride and stride % count and count % stride:
+            raise LayoutError(f"upcast of {layout}: stride {stride} and {count} do not divide one another")
+        if stride and stride < count and extent % (count // stride) and extent > 1:
+            raise LayoutError(f"upcast of {layout}: {count} elements do not divide extent {extent} of stride {stride}")
+        return (extent, 0) if not stride else (-(-extent // -(-count // stride)), -(-stride // count))
+
+    def nested(shape: IntTuple, stride: IntTuple) -> Layout:
+        if isinstance(shape, int):
+            assert isinstance(stride, int)
+            return Layout(*leaf(shape, stride))
+        assert isinstance(stride, tuple)
+        return join(map(nested, shape, stride))
+
+    return nested(layout.shape, layout.stride)
+
+
+def sliced(layout: AnyLayout, coordinate: Slice) -> AnyLayout:
+    """The layout of the modes at which a coordinate is None, from where the others point."""
+    inner = layout.inner if isinstance(layout, Composed) else layout
+    kept: list[Layout] = []
+    offset = _slice(inner, coordinate, kept)
+    rest = kept[0] if len(kept) == 1 else join(kept)
+    if isinstance(layout, Composed):
+        return Composed(layout.swizzle, layout.offset + offset, rest)
+    return moved(rest, offset)
+
+
+def _slice(layout: Layout, coordinate: Slice, kept: list[Layout]) -> int:
+    if coordinate is None:
+        kept.append(layout)
+        return 0
+    if isinstance(coordinate, int):
+        return layout(coordinate)
+    if isinstance(layout.shape, int) or layout.rank != len(coordinate):
+        raise LayoutError(
+            f"a coordinate of {len(coordinate)} modes is none of {layout}, which has {layout.rank}: give one for each"
+        )
+    return sum(_slice(mode, within, kept) for mode, within in zip(layout.modes, coordinate, strict=True))
+
+
+def moved(layout: Layout, offset: int) -> AnyLayout:
+    """A layout whose indices begin at an offset: behind a swizzle that changes nothing, where that is not 0."""
+    return Composed(Swizzle(0, 4, 3), offset, layout) if offset else layout
+
+
+def ordered(shape: IntTuple, order: IntTuple) -> Layout:
+    """The compact layout whose modes vary the faster the smaller their numbers in an order: ``make_ordered_layout``."""
+    if not tuples.congruent(shape, order):
+        raise LayoutError(
+            f"shape {tuples.text(shape)} and order {tuples.text(order)} are not nested alike: give each mode a number"
+        )
+    extents, numbers = tuples.flat(shape), tuples.flat(order)
+    strides = dict.fromkeys(range(len(extents)), 1)
+    reached = 1
+    for mode in sorted(strides, key=lambda mode: numbers[mode]):
+        strides[mode] = reached if extents[mode] > 1 else 0
+        reached *= extents[mode]
+    by_leaf = iter(strides.values())
+
+    def nested(mode: IntTuple) -> IntTuple:
+        return next(by_leaf) if isinstance(mode, int) else tuple(map(nested, mode))
+
+    return column_major(shape) if isinstance(shape, int) else Layout(shape, nested(shape))

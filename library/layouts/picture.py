@@ -1,0 +1,178 @@
+"""Values of expressions as tables of cells, and as what JSON holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from gemmill.library.drawing.grid import SHADES, Grid, Picture
+from gemmill.library.errors import LayoutError
+from gemmill.library.layouts import tuples, values
+from gemmill.library.layouts.algebra import as_layout
+from gemmill.library.layouts.atoms import CopyAtom, MmaAtom, Operand, is_whole
+from gemmill.library.layouts.layout import MOST_CELLS, AnyLayout, Composed, Layout, Swizzle, column_major
+from gemmill.library.layouts.tiled import MODES, Owner, TiledMma
+from gemmill.library.layouts.values import ThreadValues, Value
+
+_PLACES: dict[Operand, tuple[int, int]] = {"A": (1, 0), "B": (0, 1), "C": (1, 1)}
+"""As in D = A B: A at the left of C, B above."""
+
+
+def picture(value: Value) -> Picture:
+    """A value as tables.
+
+    Raises:
+        LayoutError: it has none, or too many cells.
+    """
+    return Picture(title(value), tuple(grids(value)))
+
+
+def title(value: Value) -> str:
+    """The line above everything: the value as the language writes it."""
+    return values.text(value)
+
+
+def has_picture(value: Value) -> bool:
+    """Whether a value is more than its line of text."""
+    return isinstance(value, Layout | Composed | MmaAtom | TiledMma | CopyAtom | ThreadValues)
+
+
+def grids(value: Value) -> list[Grid]:
+    """The tables of a value: the indices of a layout, who holds what of an atom.
+
+    Raises:
+        LayoutError: as :func:`picture`.
+    """
+    match value:
+        case Layout() | Composed():
+            return [_indices(value)]
+        case ThreadValues():
+            return [_held(value.layout, value.shape)]
+        case CopyAtom():
+            return [_copied("source", value.source, value, 0), _copied("target", value.target, value, 1)]
+        case MmaAtom():
+            return grids(TiledMma(value, Layout((1, 1, 1), (0, 0, 0)), (None, None, None)))
+        case TiledMma():
+            _refuse_many(value)
+            return [_operand(value, operand) for operand in _PLACES]
+        case Swizzle():
+            raise LayoutError(f"{value} has no picture: compose it with a layout, as in {value} o (8,64):(64,1)")
+        case _:
+            raise LayoutError(f"{values.text(value)} has no picture: its text is all there is")
+
+
+def _indices(layout: AnyLayout) -> Grid:
+    """Indices at coordinates: one row of a layout of one mode, the first mode down and the others across else."""
+    layout.refuse_many("a table")
+    modes = tuples.modes(layout.shape)
+    rows = tuples.product(modes[0]) if len(modes) > 1 else 1
+    columns = layout.size // rows
+    found = [[layout(row + column * rows) for column in range(columns)] for row in range(rows)]
+    across = f"mode 0 down, modes 1 to {len(modes) - 1} across" if len(modes) > 2 else ""
+    return Grid(across, _strings(found), tuple(tuple(index % SHADES for index in row) for row in found))
+
+
+def _strings(rows: list[list[int]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(map(str, row)) for row in rows)
+
+
+def _grid(name: str, owners: dict[int, list[Owner]], rows: int, columns: int, place: tuple[int, int]) -> Grid:
+    """Each cell with its first owner, coloured by thread; what nobody holds is empty."""
+    cells, shades = [], []
+    for row in range(rows):
+        first = [next(iter(owners.get(row + column * rows, ())), None) for column in range(columns)]
+        cells.append(tuple(f"T{owner.thread}V{owner.value}" if owner else "" for owner in first))
+        shades.append(tuple(owner.thread % SHADES if owner else SHADES - 1 for owner in first))
+    return Grid(name, tuple(cells), tuple(shades), place)
+
+
+def _owners(layout: Layout) -> dict[int, list[Owner]]:
+    """Who holds each coordinate of a layout (thread, value)."""
+    layout.refuse_many("a table of (thread, value)")
+    found: dict[int, list[Owner]] = {}
+    threads = [layout[0](thread) for thread in range(layout[0].size)]
+    for value in range(layout[1].size):
+        offset = layout[1](value)
+        for thread, start in enumerate(threads):
+            found.setdefault(start + offset, []).append(Owner(thread, value))
+    return {where: sorted(owners) for where, owners in found.items()}
+
+
+def _held(layout: Layout, shape: tuple[int, int]) -> Grid:
+    if shape[0] * shape[1] > MOST_CELLS:
+        column_major(shape).refuse_many("a table")
+    return _grid("", _owners(layout), *shape, (0, 0))
+
+
+def _copied(side: str, layout: Layout, copy: CopyAtom, number: int) -> Grid:
+    """A side of a copy: a row for each 128 bits, of elements or bits."""
+    columns = min(max(1, 128 // copy.bits), layout.cosize)
+    rows = -(-layout.cosize // columns)
+    owners = {where // columns + where % columns * rows: who for where, who in _owners(layout).items()}
+    unit = f"elements of {copy.bits} bits" if copy.bits > 1 else "bits"
+    return _grid(f"{side}: {unit}, in order", owners, rows, columns, (0, number))
+
+
+def _refuse_many(mma: TiledMma) -> None:
+    for operand, (rows, columns) in MODES.items():
+        cells = mma.shape_mnk[rows] * mma.shape_mnk[columns]
+        if cells > MOST_CELLS:
+            raise LayoutError(
+                f"operand {operand} of {mma} has {cells:,} cells, and at most {MOST_CELLS:,} are drawn: name a smaller "
+                "tile, or ask for get_layoutC_TV and the like"
+            )
+
+
+_DOWN_ACROSS: dict[Operand, str] = {"A": "M down, K across", "B": "K down, N across", "C": "M down, N across"}
+
+
+def _operand(mma: TiledMma, operand: Operand) -> Grid:
+    """An operand; B with K down, so that its columns are those of C."""
+    rows, columns = (mma.shape_mnk[mode] for mode in MODES[operand])
+    owners = mma.owners(operand)
+    if operand == "B":
+        owners = {where // rows + where % rows * columns: who for where, who in owners.items()}
+        rows, columns = columns, rows
+    found = _grid(f"{operand}: {_DOWN_ACROSS[operand]}", owners, rows, columns, _PLACES[operand])
+    if not is_whole(mma.fragments(operand)[0][0]):
+        return found
+    cells = tuple(tuple(cell[cell.index("V") :] for cell in row) for row in found.cells)
+    return replace(found, title=f"{found.title}; in shared memory, seen by all threads", cells=cells)
+
+
+def facts(value: Value) -> dict[str, Any]:
+    """What JSON says of a value but for its tables."""
+    said: dict[str, Any] = {"kind": _kind(value), "text": values.text(value)}
+    match value:
+        case Layout():
+            said |= _facts_of(value) | {"cosize": value.cosize}
+        case Composed(swizzle, offset, inner):
+            said |= _facts_of(inner) | {"swizzle": [swizzle.bits, swizzle.base, swizzle.shift], "offset": offset}
+        case Swizzle(bits, base, shift):
+            said["swizzle"] = [bits, base, shift]
+        case MmaAtom():
+            said |= {"shape_mnk": value.shape_mnk, "thread_ids": str(value.thread_ids)}
+            said |= {"layouts": {"A": str(value.a), "B": str(value.b), "C": str(value.c)}}
+        case TiledMma():
+            said |= {"atom": value.atom.name, "shape_mnk": value.shape_mnk, "threads": str(value.threads)}
+            said |= {"layouts": {operand: str(value.thread_values(operand)) for operand in MODES}}
+            said["permutations"] = [None if mode is None else str(as_layout(mode)) for mode in value.tile]
+        case CopyAtom():
+            said |= {"bits": value.bits, "layouts": {"source": str(value.source), "target": str(value.target)}}
+        case ThreadValues():
+            said |= {"layout": str(value.layout), "tile": value.shape}
+        case _:
+            said["value"] = cast("Any", value)
+    return said
+
+
+def _kind(value: Value) -> str:
+    if isinstance(value, int) or value is None:
+        return "integer"
+    names = {Layout: "layout", Composed: "composed", Swizzle: "swizzle", MmaAtom: "mma_atom", TiledMma: "tiled_mma"}
+    return {**names, CopyAtom: "copy_atom", ThreadValues: "thread_values"}.get(type(value), "tuple")
+
+
+def _facts_of(layout: Layout) -> dict[str, Any]:
+    sizes = {"rank": layout.rank, "depth": layout.depth, "size": layout.size}
+    return {"shape": layout.shape, "stride": layout.stride, **sizes}

@@ -1,0 +1,122 @@
+"""Tiled MMAs: an atom repeated over threads and values, and the order in which M, N and K are taken."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from gemmill.library.errors import LayoutError
+from gemmill.library.layouts.algebra import as_layout, complement, composition, flattened, right_inverse
+from gemmill.library.layouts.atoms import MmaAtom, Operand, is_whole
+from gemmill.library.layouts.layout import Layout, column_major, join
+from gemmill.library.layouts.tiling import logical_divide, logical_product, tiled, zipped
+
+MODES: Mapping[Operand, tuple[int, int]] = {"A": (0, 2), "B": (1, 2), "C": (0, 1)}
+"""Which of M, N and K the rows and the columns of an operand are."""
+
+
+@dataclass(frozen=True, order=True)
+class Owner:
+    """Who holds an element."""
+
+    thread: int
+    value: int
+
+
+@dataclass(frozen=True)
+class TiledMma:
+    """``make_tiled_mma(atom, layout of atoms, tile)``.
+
+    Raises:
+        LayoutError: the layout of atoms has more than three modes, or a tile is no multiple of what the atoms take.
+    """
+
+    atom: MmaAtom
+    atoms: Layout
+    """Where copies of the atom lie in M, N and K."""
+    tile: tuple[int | Layout | None, int | Layout | None, int | Layout | None]
+    """Extent in M, N and K, or the permutation of one; None where atoms say it."""
+
+    def __post_init__(self) -> None:
+        if self.atoms.rank != 3:
+            raise LayoutError(f"atoms lie in M, N and K, and {self.atoms} has {self.atoms.rank} modes; write (M,N,K)")
+        for number, given in enumerate(self.tile):
+            size = self.core[number] if given is None else as_layout(given).size
+            if size % self.core[number]:
+                raise LayoutError(
+                    f"a tile of {size} in {'MNK'[number]} is no multiple of {self.core[number]}, which its atoms take"
+                )
+
+    def __str__(self) -> str:
+        tile = ",".join("_" if mode is None else str(mode) for mode in self.tile)
+        return f"make_tiled_mma({self.atom}, {self.atoms}, ({tile}))"
+
+    @property
+    def core(self) -> tuple[int, ...]:
+        """M, N and K that the atoms take side by side, once."""
+        return tuple(extent * mode.size for extent, mode in zip(self.atom.shape_mnk, self.atoms.modes, strict=True))
+
+    @property
+    def shape_mnk(self) -> tuple[int, ...]:
+        """M, N and K of the whole."""
+        return tuple(
+            extent if mode is None else as_layout(mode).size for extent, mode in zip(self.core, self.tile, strict=True)
+        )
+
+    @cached_property
+    def threads(self) -> Layout:
+        """(thread of the atom, atom's m, n, k) -> thread."""
+        return tiled(logical_product, self.atom.thread_ids, self.atoms)
+
+    def _permutation(self, mode: int) -> Layout:
+        given = self.tile[mode]
+        return Layout(self.core[mode], 1) if given is None else as_layout(given)
+
+    def fragments(self, operand: Operand) -> Layout:
+        """((thread of the atom, (atom's row, column)), (value of the atom, (rest of rows, of columns))) -> coordinate,
+        rows + columns * number of rows."""
+        rows, columns = MODES[operand]
+        whole = column_major((self.shape_mnk[rows], self.shape_mnk[columns]))
+        permuted = logical_divide(whole, (self._permutation(rows), self._permutation(columns)))
+        in_atom = (self.atom.shape_mnk[rows], self.atom.shape_mnk[columns])
+        by_atom = zipped(logical_divide, permuted, in_atom)
+        held = composition(by_atom[0], {"A": self.atom.a, "B": self.atom.b, "C": self.atom.c}[operand])
+        atoms = zipped(logical_divide, by_atom[1], (self.atoms[rows].size, self.atoms[columns].size))
+        return join([join([held[0], atoms[0]]), join([held[1], atoms[1]])])
+
+    def thread_values(self, operand: Operand) -> Layout:
+        """(thread, value) -> coordinate (``get_layoutC_TV`` and its like). Where the atom's threads leave gaps, those
+        in between are shown as holding what its first thread holds."""
+        rows, columns = MODES[operand]
+        held = self.fragments(operand)
+        of_atoms = {rows: held[0][1][0], columns: held[0][1][1]}
+        by_atom = join([held[0][0], *(of_atoms.get(mode, Layout(self.atoms[mode].size, 0)) for mode in range(3))])
+        numbered = flattened(right_inverse(join([self.threads, complement(self.threads)])))
+        steps = tuple(stride if stride < self.threads.size else 0 for _, stride in numbered.leaves)
+        of_thread = Layout(numbered.shape, steps if isinstance(numbered.shape, tuple) else steps[0])
+        return join([composition(by_atom, of_thread), held[1]])
+
+    def owners(self, operand: Operand) -> dict[int, list[Owner]]:
+        """Who holds the element of each coordinate (row + column * rows), lowest thread first. Of what is in shared
+        memory, where all threads see all, thread 0 of each atom.
+
+        Raises:
+            LayoutError: there are too many.
+        """
+        rows, columns = MODES[operand]
+        (other,) = {0, 1, 2} - {rows, columns}
+        held = self.fragments(operand)
+        values = [*map(held[1], range(held[1].size))]
+        of_atom, atoms = held[0].modes
+        extents = (1 if is_whole(of_atom) else of_atom.size, atoms[0].size, atoms[1].size, self.atoms[other].size)
+        Layout((*extents, len(values)), (0,) * 5).refuse_many(f"(thread, value) of operand {operand}")
+        found: dict[int, list[Owner]] = {}
+        for thread, row, column, along in itertools.product(*map(range, extents)):
+            place = {rows: row, columns: column, other: along}
+            owner = self.threads((thread, place[0], place[1], place[2]))
+            start = held[0]((thread, (row, column)))
+            for value, offset in enumerate(values):
+                found.setdefault(start + offset, []).append(Owner(owner, value))
+        return {where: sorted(owners) for where, owners in found.items()}

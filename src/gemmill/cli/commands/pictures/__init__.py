@@ -1,0 +1,1 @@
+"""Commands that show what kernels are made of."""

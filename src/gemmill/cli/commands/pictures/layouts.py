@@ -1,0 +1,125 @@
+"""layout: an expression of CuTe's layout algebra, and what it is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import Json
+from gemmill.library.drawing.grid import Grid
+from gemmill.library.drawing.latex import as_latex
+from gemmill.library.drawing.svg import as_svg
+from gemmill.library.drawing.text import as_text
+from gemmill.library.errors import LayoutError
+from gemmill.library.files import publish
+from gemmill.library.layouts import picture
+from gemmill.library.layouts.evaluate import evaluate
+from gemmill.library.layouts.layout import Composed, Layout
+from gemmill.library.layouts.values import Value
+
+Form = Literal["text", "latex", "svg", "json"]
+
+_ENDINGS: dict[str, Form] = {".txt": "text", ".tex": "latex", ".svg": "svg", ".json": "json"}
+
+
+@app.command()
+def layout(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="An expression, in quotes: '(4,(2,2)):(1,(4,8))'.")],
+    form: Annotated[
+        Form | None,
+        typer.Option("--format", help="What to print; default: what FILE's ending says, else text."),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", dir_okay=False, help="Write it to this file: .txt, .tex, .svg or .json."
+        ),
+    ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Only the value, as text or JSON, without tables.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate an expression of CuTe's layout algebra: a layout, an atom, who holds what.
+
+    A layout is SHAPE:STRIDE, as CuTe prints it; `A o B` composes; L(3), L(1,2) and L(_,2) are a layout at a coordinate,
+    and a slice of it; functions and atoms have the names that they have in CUTLASS. What there is: docs/layouts.md.
+    A layout is shown as a table of its indices, as print_layout shows it; an MMA or copy atom as tables of who
+    (T, thread) holds which of its values (V).
+
+    \b
+    Examples:
+      gemmill layout '(8,(2,2)):(2,(1,16))'
+      gemmill layout 'get_hier_coord((3,(2,3)):(3,(12,1)), 17)'
+      gemmill layout 'zipped_divide((8,8):(8,1), (4,2))' --brief
+      gemmill layout 'tile_to_shape(Layout_K_SW128_Atom<half_t>, (8,64))' -o shared.svg
+      gemmill layout 'make_tiled_mma(SM80_16x8x16_F32F16F16F32_TN, (2,2))' --format latex
+    """
+    printed, written = _forms(form, to, as_json, brief)
+    try:
+        value = evaluate(text)
+        # What has no picture is said before anything is printed or written.
+        shown = {which: _shown(value, which, brief) for which in (printed, written) if which}
+    except LayoutError as error:
+        raise typer.BadParameter(_pointed(text, error)) from None
+    if to is not None and written:
+        publish(to, [shown[written].encode()])
+    if printed == "json":
+        output.print_json("layout", _facts(value, brief))
+    elif printed:
+        typer.echo(shown[printed], nl=False)
+
+
+def _forms(form: Form | None, to: Path | None, as_json: bool, brief: bool) -> tuple[Form | None, Form | None]:
+    """What to print, and what to write to a file."""
+    if to is None:
+        if as_json and form not in (None, "json"):
+            raise typer.BadParameter(
+                f"--json prints JSON: write {form} to a file with -o FILE, or leave one of them out"
+            )
+        forms: tuple[Form | None, Form | None] = ("json" if as_json else form or "text", None)
+    else:
+        ending = _ENDINGS.get(to.suffix)
+        if form is None and ending is None:
+            raise typer.BadParameter(f"{to} ends in none of {', '.join(_ENDINGS)}: say what to write with --format")
+        forms = ("json" if as_json else None, form or ending)
+    for which in forms:
+        if brief and which in ("svg", "latex"):
+            raise typer.BadParameter(f"--brief leaves out the tables that {which} consists of: leave one of them out")
+    return forms
+
+
+def _shown(value: Value, form: Form, brief: bool) -> str:
+    """A value in a form."""
+    if form == "svg":
+        return as_svg(picture.picture(value))
+    if form == "latex":
+        return as_latex(picture.picture(value))
+    if form == "json":
+        return output.as_json("layout", _facts(value, brief)) + "\n"
+    lines = [picture.title(value)]
+    for grid in _grids(value, brief):
+        lines += [*([grid.title] if grid.title else []), as_text(grid)]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(value: Value, brief: bool) -> dict[str, Any]:
+    number = int if isinstance(value, Layout | Composed) else str
+    tables = [
+        {"title": grid.title, "rows": [[*map(number, row)] for row in grid.cells]} for grid in _grids(value, brief)
+    ]
+    return {**picture.facts(value), **({} if brief else {"tables": tables})}
+
+
+def _grids(value: Value, brief: bool) -> list[Grid]:
+    return picture.grids(value) if picture.has_picture(value) and not brief else []
+
+
+def _pointed(text: str, error: LayoutError) -> str:
+    """What is wrong with a text, below the line of it where it is wrong."""
+    column = error.column or 0
+    start = text.rfind("\n", 0, column) + 1
+    line = text[start:].partition("\n")[0]
+    return f"column {column + 1} of the layout\n  {line}\n  {' ' * (column - start)}^\n{error}"
