@@ -75,7 +75,7 @@ def with_links(page: str, text: str, path: Path | None = None) -> str:
         is_page = to.startswith("docs/") and to.endswith(".md")
         return f"[{told}]({posixpath.relpath(to, own)}{anchor})" if is_page else told
 
-    return re.sub(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)", changed, text)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)", changed, text)
 
 
 def with_parts(text: str) -> str:

@@ -101,3 +101,10 @@ def test_files_of_measurements_have_all_columns_and_name_each_run_once() -> None
         own = set(pq.read_table(path, columns=["run"])["run"].unique().to_pylist())
         assert not seen & own
         seen |= own
+
+
+def test_the_picture_of_sustained_rates_is_of_its_record() -> None:
+    from benchmarks.power.plot import drawn
+
+    record = json.loads((RESULTS / "sustained-20261127T205341Z.json").read_text())
+    assert (ROOT / "docs" / "pictures" / "sustained.svg").read_text(encoding="utf-8") == drawn(record)
