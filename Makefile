@@ -54,7 +54,7 @@ test-lowest:  ## Run the tests that take no time with the lowest versions that p
 	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy" --hypothesis-profile brief
 
 docs: $(VENV)/.dev  ## Make the site of docs/ in build/site; a link that leads nowhere is an error
-	$(BIN)/python -m sphinx --builder html --quiet --fail-on-warning --keep-going docs build/site
+	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/site
 
 torture: $(VENV)/.dev  ## Make system calls fail, kill, change files and race, for MINUTES=20; needs a C compiler
 	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),20)
