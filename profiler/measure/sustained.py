@@ -29,7 +29,7 @@ OPEN = 0.02
 have been unlucky."""
 
 
-LIKELY = Law(burst=0.64, written=5.0, fetched=0.4, third=0.02, scale=1.0)
+LIKELY = Law(burst=0.64, written=5.0, fetched=0.4, third=0.02, scale=1.0, watts=700.0)
 """Roughly what was fitted to bf16 on the H200: who is looked at, of any type, where no law says who is the fastest."""
 
 

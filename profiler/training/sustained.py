@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,8 @@ class Held(NamedTuple):
     """Measured."""
     baseline_us: float | None
     """Of PyTorch's cuBLAS."""
+    watts: float
+    """That the GPU drew, in the median over kernels."""
 
 
 def held(measurements: Iterable[Measurement], gpu: Gpu) -> list[Held]:
@@ -62,6 +64,7 @@ def held(measurements: Iterable[Measurement], gpu: Gpu) -> list[Held]:
                 Moved(*(np.concatenate(column) for column in zip(*moved, strict=True))),
                 np.array([us_of(of_kernels[name]) for part in names for name in part]),
                 next((us_of(own[name]) for name in THROUGH_TORCH if name in own), None),
+                median(m.watts for m in of_kernels.values() if m.watts is not None),
             )
         )
     return found
@@ -88,7 +91,7 @@ def fit(problems: Sequence[Held]) -> Law:
         wanted.append((np.log(x.us) - np.log(x.us).mean()) * weights)
     found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
     burst, written, fetched, third = map(float, found)
-    law = Law(burst, written, fetched, third, 1.0)
+    law = Law(burst, written, fetched, third, 1.0, round(median(x.watts for x in problems)))
     best = [int(x.us.argmin()) for x in problems]
     scale = geometric_mean(
         [float(x.us[i] / law.us(x.model_us, x.power_us, x.moved)[i]) for x, i in zip(problems, best, strict=True)]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Floats, Integers
     from gemmill.runtime.select.cost.model import FeatureTable
 
-VERSION = 1
+VERSION = 2
 """Of the files."""
 HELD = 0.6
 """A long run is held by the power limit from this share on of the time that the model says of a lone launch."""
@@ -73,6 +73,8 @@ class Law(NamedTuple):
     """The same for a tile of 192 rows."""
     scale: float
     """What is left."""
+    watts: float
+    """What the GPU draws meanwhile, whatever the kernel: the limit, or nearly."""
 
     def us(self, model_us: Floats, power_us: float, moved: Moved) -> Floats:
         """Microseconds in a long run.

@@ -59,5 +59,6 @@ class UnderPower:
         us = np.full_like(figures.us, np.inf)
         us[near] = law.us(figures.us[near], limit, moved.take(near))
         ranked = fastest(group, near, figures._replace(us=us), 1 + RUNNERS_UP)
-        why = "in a long run, which the power limit holds: "
+        joules = law.watts * float(us[ranked[0]]) / 1e6
+        why = f"in a long run, which the power limit holds at {law.watts:.0f} W, {joules:.3g} J a launch: "
         return chosen(group, ranked, figures._replace(us=us), problem, gpu, why)

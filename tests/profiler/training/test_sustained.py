@@ -21,7 +21,7 @@ from gemmill.runtime.select.cost.sustained import Law, Moved, laws, power_us
 from gemmill.runtime.select.decisions import read_decisions
 
 H200 = gpu_named("H200")
-TRUE = Law(0.6, 5.0, 0.7, 0.02, 0.9)
+TRUE = Law(0.6, 5.0, 0.7, 0.02, 0.9, 690.0)
 WHERE = "a.major == 'k' and b.major == 'k' and tile.m >= 128 and tile.n >= 128 and scheduler.splits == 1"
 KERNELS = [c for c in load_manifest(shipped_manifest("bf16")).expand(where=WHERE) if c.d.major == "n"][::4]
 

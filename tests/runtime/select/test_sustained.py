@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,9 @@ def selector(kernels: Mapping[str, GemmConfig]) -> Selector:
 
 def test_under_the_limit_fewer_bytes_for_a_product_win(selector: Selector) -> None:
     held, alone = selector.select(LARGE), selector.select(LARGE, objective="burst")
-    assert held.reason.startswith("in a long run, which the power limit holds: ")
+    said = re.match(r"in a long run, which the power limit holds at 691 W, ([\d.]+) J a launch: ", held.reason)
+    assert said
+    assert float(said[1]) == pytest.approx(691e-6 * held.predicted_us, rel=1e-2)
     assert moved(held.config) < moved(alone.config)
     assert held.predicted_us > 0
     assert selector.under_power(LARGE) is not None
@@ -91,7 +94,7 @@ def test_an_objective_that_there_is_not_is_refused() -> None:
 def test_a_damaged_law_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "FOLDER", tmp_path)
     path = models.path_of("NVIDIA Next", "sustained")
-    path.write_text(json.dumps({"version": 1, "gpu": "NVIDIA Next", "types": {"bf16": {"law": [0.5]}}}))
+    path.write_text(json.dumps({"version": sustained.VERSION, "gpu": "NVIDIA Next", "types": {"bf16": {"law": [0.5]}}}))
     with pytest.raises(RecordError, match="is damaged, or no model of a GPU"):
         sustained.laws("NVIDIA Next")
 
