@@ -183,7 +183,7 @@ def _stripped(source: EmittedSource, made: _Code) -> bytes:
     try:
         return stripped(made.cubin, made.ptx)
     except CompileError as error:
-        logging.getLogger(__name__).warning("%s: all variables stay in its cubin: %s", source.name, error)
+        logging.getLogger(__name__).info("%s: all variables stay in its cubin: %s", source.name, error)
         return made.cubin
 
 

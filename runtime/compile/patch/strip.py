@@ -31,6 +31,8 @@ _TABLES_AT = 32
 """Where the file's header says where the headers of segments are, and those of sections."""
 _TABLES = struct.Struct("<QQ")
 _TABLES_ALIGN = 8
+_MOST_ALIGN = 4096
+"""Bytes that a section is aligned to, at most."""
 _WRITE, _ALLOC = 1, 2
 """Flags of a section; a segment's flag of what can be written is the other."""
 _WRITABLE = 2
@@ -64,6 +66,10 @@ class _Segment(NamedTuple):
     bytes: int
     align: int
 
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        return self.offset, self.file_bytes, self.bytes
+
 
 class _Symbol(NamedTuple):
     name: int
@@ -72,10 +78,6 @@ class _Symbol(NamedTuple):
     section: int
     value: int
     size: int
-
-    @property
-    def is_local(self) -> bool:
-        return self.info >> 4 == 0
 
     @property
     def is_section(self) -> bool:
@@ -94,8 +96,8 @@ def stripped(cubin: bytes, ptx: str) -> bytes:
             read.
 
     Raises:
-        CompileError: they must stay, and why: code reads one, others may look one up by its name, or the bytes are no
-            cubin, or laid out as none that is known.
+        CompileError: all must stay, and why: code reads one, or the bytes are no cubin, or laid out as none that is
+            known.
     """
     Cubin(cubin)  # which refuses what is none
     try:
@@ -109,12 +111,14 @@ class _Elf:
 
     def __init__(self, cubin: bytes) -> None:
         self._cubin = cubin
-        *_, segments, sections, _, header_bytes, _, segment_count, _, count, names = HEADER.unpack_from(cubin)
+        *_, segments, sections, _, size, segment_size, segment_count, _, count, names = HEADER.unpack_from(cubin)
+        if (size, segment_size) != (HEADER.size, _SEGMENT.size):
+            raise ValueError(f"its headers have {size} and {segment_size} bytes")
         self._sections = [_Section(*row) for row in _rows(SECTION, cubin, sections, count)]
         self._segments = [_Segment(*row) for row in _rows(_SEGMENT, cubin, segments, segment_count)]
-        self._header_bytes, self._segments_at = header_bytes, segments
-        texts = self._bytes(names)
-        self._numbers = {text_at(texts, section.name): number for number, section in enumerate(self._sections)}
+        self._segments_at, texts = segments, self._bytes(names)
+        self._names = [text_at(texts, section.name) for section in self._sections]
+        self._numbers = {name: number for number, name in enumerate(self._names)}
         self._table = self._numbers[".symtab"]
         self._symbols = [_Symbol(*row) for row in SYMBOL.iter_unpack(self._bytes(self._table))]
         self._texts = self._bytes(self._sections[self._table].link)
@@ -124,18 +128,31 @@ class _Elf:
         going = {self._numbers[name] for name in (*_VARIABLES, _ADDRESSES) if name in self._numbers}
         if not going:
             return self._cubin
+        self._check_layout()
         symbols = {number for number, symbol in enumerate(self._symbols) if symbol.section in going}
         self._check_symbols(symbols, ptx)
         going |= self._check_relocations(symbols)
         return self._without(going, symbols)
+
+    def _check_layout(self) -> None:
+        """ValueError where there is more to the file than sections, one after the other, and one table of symbols: such
+        as the second form of sm_120's code, in sections that share bytes and texts with those of the first."""
+        end = HEADER.size
+        for number, section in enumerate(self._sections):
+            if section.link == self._sections[self._table].link and number != self._table:
+                raise ValueError(f"{self._names[number]} takes texts from the table of the symbols")
+            if not section.kind:
+                continue
+            between = self._cubin[end : section.offset]
+            if section.offset < end or section.align > _MOST_ALIGN or between.strip(b"\0"):
+                raise ValueError(f"{self._names[number]} does not follow the section before it")
+            end = max(end, section.offset + section.file_bytes)
 
     def _check_symbols(self, going: Set[int], ptx: str) -> None:
         """CompileError where one is not what PTX declares and nothing reads."""
         tokens = Counter(_TOKEN.findall(ptx))
         for symbol in (self._symbols[number] for number in going):
             name = text_at(self._texts, symbol.name)
-            if not symbol.is_local:
-                raise CompileError(f"the variable {name} may be looked up by its name")
             if not symbol.is_section and tokens[name] != 1:
                 raise CompileError(f"PTX says {name} {tokens[name]} times; a variable that nothing reads is there once")
 
@@ -153,7 +170,7 @@ class _Elf:
                 sections.add(number)
                 places += [place for place, symbol in rows if self._symbols[symbol].section in variables]
             elif any(symbol in going for _, symbol in rows):
-                raise CompileError(f"section {section.info} holds the address of a variable")
+                raise CompileError(f"{self._names[number]} needs the address of a variable")
         size = 0 if addresses is None else self._sections[addresses].size
         if sorted(places) != [*range(0, size, _ADDRESS_BYTES)]:
             raise CompileError(f"{_ADDRESSES} holds more than one address of each variable")
@@ -166,12 +183,12 @@ class _Elf:
             if number in symbols:
                 symbol = _NO_SYMBOL
             if symbol.name:
-                name = text_at(self._texts, symbol.name).encode() + b"\0"
+                name = self._texts[symbol.name : self._texts.index(b"\0", symbol.name) + 1]
                 symbol = symbol._replace(name=len(texts))
                 texts += name
             rows.append(SYMBOL.pack(*symbol))
         changed = {self._table: b"".join(rows), self._sections[self._table].link: bytes(texts)}
-        data, sections = bytearray(self._cubin[: self._header_bytes]), []
+        data, sections = bytearray(self._cubin[: HEADER.size]), []
         for number, section in enumerate(self._sections):
             if number in going or not section.kind:
                 sections.append(_NO_SECTION)
@@ -196,11 +213,7 @@ class _Elf:
         if segment.offset == self._segments_at:  # of these headers themselves
             return segment._replace(offset=segments_at)
         numbers = [number for number, section in enumerate(self._sections) if _is_in(section, segment)]
-        if _extent([self._sections[number] for number in numbers]) != (
-            segment.offset,
-            segment.file_bytes,
-            segment.bytes,
-        ):
+        if _extent([self._sections[number] for number in numbers]) != segment.extent:
             raise ValueError(f"its segment at {segment.offset} is not of whole sections")
         left = [sections[number] for number in numbers if sections[number].kind]
         if not left:
