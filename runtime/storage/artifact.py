@@ -71,8 +71,8 @@ class Provenance:
     toolkit_digest: str
     """SHA-256 of the headers of CUTLASS, CCCL and CUDA that these include, wherever they come from."""
     options: tuple[str, ...]
-    """Options that decide the outcome: NVRTC's, and ``strip=`` and ``chain=`` of what is done to the cubin after it, with
-    the digest of the code that does it."""
+    """Options that decide the outcome: NVRTC's, and ``strip=`` and ``chain=`` of what is done to the cubin after it,
+    with the digest of the code that does it."""
     nvrtc_version: str
     cutlass_version: str
     cccl_version: str
