@@ -92,7 +92,7 @@ class Compiler:
         return Provenance(
             source_digest=source.digest,
             headers_digest=source.headers_digest,
-            toolkit_digest=self._toolkit_digest,
+            toolkit_digest=self.toolkit_digest,
             options=(
                 *_options(config, lineinfo),
                 f"strip={_patch_digest('strip')}",
@@ -107,7 +107,8 @@ class Compiler:
         )
 
     @cached_property
-    def _toolkit_digest(self) -> str:
+    def toolkit_digest(self) -> str:
+        """SHA-256 of the headers of CUTLASS, CCCL and CUDA, as they are when it is first asked for."""
         return toolkit_digest(include_path(), self.toolchain.include_dirs, self._store)
 
     def key(self, source: EmittedSource, config: GemmConfig) -> str:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Any
 
 import zstandard
@@ -138,10 +138,10 @@ class Artifact:
     def to_bytes(self) -> bytes:
         """One self-contained, checksummed run of bytes."""
         header = {
-            "config": asdict(self.config),
-            "launch": asdict(self.launch),
-            "resources": asdict(self.resources),
-            "provenance": asdict(self.provenance),
+            "config": self.config,
+            "launch": self.launch,
+            "resources": self.resources,
+            "provenance": self.provenance,
             "cubin_bytes": len(self.cubin),
             "signature": None,
             **({"edited": True} if self.is_edited else {}),
@@ -225,14 +225,24 @@ def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance,
     page says the same.
     """
     ingredients = {
-        "config": asdict(config),
-        "launch": asdict(launch),
-        "provenance": {name: value for name, value in asdict(provenance).items() if name != "gemmill_version"},
+        "config": config,
+        "launch": launch,
+        "provenance": {name: value for name, value in _fields(provenance).items() if name != "gemmill_version"},
         **({"edited": True} if is_edited else {}),
     }
     return hashlib.sha256(canonical(ingredients)).hexdigest()
 
 
 def canonical(value: object) -> bytes:
-    """A value as JSON: equal values of equal types, and no others, have equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    """A value as JSON, dataclasses as their fields: equal values of equal types, and no others, have equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_fields).encode()
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass, as ``dataclasses.asdict`` has them, but not copied, nor their own fields."""
+    return {name: getattr(item, name) for name in _names(type(item))}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -66,7 +67,7 @@ def sections(cubin: bytes) -> list[tuple[str, bytes, int, int]]:
 
 def symbols(cubin: bytes) -> list[tuple[str, tuple[object, ...]]]:
     """Name and fields of every symbol, by number."""
-    table = ELFFile(io.BytesIO(cubin)).get_section_by_name(".symtab")
+    table: Any = ELFFile(io.BytesIO(cubin)).get_section_by_name(".symtab")
     return [
         (s.name, tuple(s.entry[field] for field in ("st_shndx", "st_value", "st_size"))) for s in table.iter_symbols()
     ]
