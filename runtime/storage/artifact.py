@@ -238,9 +238,10 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_fields).encode()
 
 
-def _fields(item: Any) -> dict[str, Any]:
+def _fields(item: object) -> dict[str, Any]:
     """The fields of a dataclass, as ``dataclasses.asdict`` has them, but not copied, nor their own fields."""
-    return {name: getattr(item, name) for name in _names(type(item))}
+    kind: Any = type(item)
+    return {name: getattr(item, name) for name in _names(kind)}
 
 
 @cache
