@@ -34,6 +34,8 @@ class ResidualModel(NamedTuple):
     """(levels, trees): which of them all nodes of a level ask."""
     value: Floats
     """Of the leaves, (trees, leaves), left to right."""
+    first: npt.NDArray[np.uint32]
+    """(trees, 1): of all leaves, the first of a tree."""
 
     def __call__(self, rows: Floats) -> Floats:
         """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
@@ -44,8 +46,7 @@ class ResidualModel(NamedTuple):
         for level in levels:
             leaf += leaf
             leaf += above.take(level, axis=0)
-        trees, leaves = self.value.shape
-        place = leaf + np.arange(0, trees * leaves, leaves)[:, np.newaxis]
+        place = leaf + self.first
         sums: Floats = self.value.ravel().take(place, mode="clip").sum(axis=0)  # none is outside: it spares the test
         return sums
 
@@ -61,7 +62,8 @@ class ResidualModel(NamedTuple):
         threshold = np.array([at for _, at in index], np.float32)
         comparison = np.array([[index[split] for split in own] for own in splits], np.intp)
         value = np.array([tree["values"] for tree in content["trees"]], np.float64)
-        return cls(tuple(rows), feature, threshold[:, np.newaxis], comparison.T.copy(), value)
+        first = np.arange(0, value.size, value.shape[1], np.uint32)[:, np.newaxis]
+        return cls(tuple(rows), feature, threshold[:, np.newaxis], comparison.T.copy(), value, first)
 
 
 @cache
