@@ -86,8 +86,7 @@ class Obtainer:
 
         key = compiler.key(source, config)
         artifact, _ = self._store.get_or_make(key, make)
-        if self._keys is not None and not source.is_edited:
-            self._keys.add(compiler, source.name, key)
+        self._remember(compiler, source, key)
         if left > 0:
             self._upload(artifact, left)
         return artifact
@@ -146,10 +145,20 @@ class Obtainer:
 
         def fetched(config: GemmConfig) -> Artifact | Miss | None:
             source = emit(config)
-            return self._by_key(source, compiler.key(source, config)) if compiler else self._by_name(source)
+            if compiler is None:
+                return self._by_name(source)
+            found = self._by_key(source, key := compiler.key(source, config))
+            if found is None or isinstance(found, Artifact):
+                self._remember(compiler, source, key)
+            return found
 
         with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
             return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
+
+    def _remember(self, compiler: Compiler, source: EmittedSource, key: str) -> None:
+        """Have the store find a kernel by its name from now on; what somebody wrote has its page alone to go by."""
+        if self._keys is not None and not source.is_edited:
+            self._keys.add(compiler, source.name, key)
 
     def _upload(self, artifact: Artifact, seconds: float | None = None) -> None:
         """Hand over to the remote, if it takes any, what was compiled here from a config."""
