@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gemmill.emitters.emit import EmittedSource, emit
@@ -16,6 +18,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RemoteError, ToolchainError
 from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.compile.keys import KernelKeys
 from gemmill.runtime.gpus import machine
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
@@ -41,6 +44,18 @@ class Obtainer:
 
     def __init__(self, store: Store, remote: Remote | None, gpu: Gpu, packs: int = 0) -> None:
         self._store, self._remote, self._gpu, self._packs = store, remote, gpu, packs
+
+    def find(self, name: str) -> Artifact | None:
+        """The kernel of a name that the store has by its key, without emitting its text; None where it has none, or no
+        key of it is remembered. Headers are looked at once."""
+        return None if self._keys is None else self._keys.find(name)
+
+    @cached_property
+    def _keys(self) -> KernelKeys | None:
+        """None where nothing is compiled."""
+        with suppress(RemoteError, ToolchainError):
+            return KernelKeys(self._store, self._compiler())
+        return None
 
     def obtain(self, source: EmittedSource, config: GemmConfig) -> Artifact:
         """The kernel of a source.
@@ -71,6 +86,7 @@ class Obtainer:
 
         key = compiler.key(source, config)
         artifact, _ = self._store.get_or_make(key, make)
+        self._remember(compiler, source, key)
         if left > 0:
             self._upload(artifact, left)
         return artifact
@@ -129,10 +145,20 @@ class Obtainer:
 
         def fetched(config: GemmConfig) -> Artifact | Miss | None:
             source = emit(config)
-            return self._by_key(source, compiler.key(source, config)) if compiler else self._by_name(source)
+            if compiler is None:
+                return self._by_name(source)
+            found = self._by_key(source, key := compiler.key(source, config))
+            if found is None or isinstance(found, Artifact):
+                self._remember(compiler, source, key)
+            return found
 
         with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
             return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
+
+    def _remember(self, compiler: Compiler, source: EmittedSource, key: str) -> None:
+        """Have the store find a kernel by its name from now on; what somebody wrote has its page alone to go by."""
+        if self._keys is not None and not source.is_edited:
+            self._keys.add(compiler, source.name, key)
 
     def _upload(self, artifact: Artifact, seconds: float | None = None) -> None:
         """Hand over to the remote, if it takes any, what was compiled here from a config."""

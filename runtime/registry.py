@@ -368,12 +368,12 @@ class Registry:
 
     def _emitted(self, name: str) -> Artifact:
         """What a kernel's config emits, compiled, if another thread has not loaded it meanwhile."""
-        from gemmill.emitters.emit import emit
+        if (artifact := self._loaded.get(name) or self._obtainer.find(name)) is None:
+            from gemmill.emitters.emit import emit
 
-        if (artifact := self._loaded.get(name)) is None:
             config = parse_name(name)
-            artifact = self._loaded.setdefault(name, self._compiled(emit(config), config))
-        return artifact
+            artifact = self._compiled(emit(config), config)
+        return self._loaded.setdefault(name, artifact)
 
     def _compiled(self, source: EmittedSource, config: GemmConfig) -> Artifact:
         """The kernel of a source, from the store or the remote, or compiled and stored."""

@@ -110,7 +110,7 @@ def _part(
     keep = table.fitted
     return (
         np.array(members)[keep],
-        np.stack([found[name] for name in model.FEATURES], axis=1)[keep],
+        found.T[keep],
         np.log(figures.us[keep]),
         np.log([us[name] for name in members])[keep],
     )

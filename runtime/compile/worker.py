@@ -15,6 +15,7 @@ from gemmill.library.files import told
 from gemmill.runtime import interpreter
 from gemmill.runtime.compile import pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.compile.keys import KernelKeys
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
@@ -70,8 +71,11 @@ def _compiled(compiler: Compiler, config: GemmConfig, store: Store | None) -> Ar
     """One kernel, from the store if it is there."""
     from gemmill.emitters.emit import emit
 
-    source = emit(config)
     if store is None:
-        return compiler.compile(source, config)
-    artifact, _ = store.get_or_make(compiler.key(source, config), lambda: compiler.compile(source, config))
+        return compiler.compile(emit(config), config)
+    keys, name = KernelKeys(store, compiler), kernel_name(config)
+    if (artifact := keys.find(name)) is None:
+        key = compiler.key(source := emit(config), config)
+        artifact, _ = store.get_or_make(key, lambda: compiler.compile(source, config))
+        keys.add(compiler, name, key)
     return artifact

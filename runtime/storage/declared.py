@@ -70,10 +70,10 @@ def _keep(store: Store, key: str, names: Iterable[str]) -> None:
 
 def _digest(names: Iterable[str]) -> str:
     """Of names, and of what decides them."""
-    return hashlib.sha256("\n".join((_origin(), *names)).encode()).hexdigest()
+    return hashlib.sha256("\n".join((origin(), *names)).encode()).hexdigest()
 
 
 @cache
-def _origin() -> str:
-    """Digest of the manifests that ship, and of the code that expands them: all of ``library/``."""
+def origin() -> str:
+    """SHA-256, in hex, of the manifests that ship, and of the code that expands them: all of ``library/``."""
     return digest_of(Path(gemmill.library.__path__[0]).parent, "library/**/*.py", "manifests/*.yaml")

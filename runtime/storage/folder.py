@@ -24,12 +24,13 @@ _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled 
 _TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
 ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
 """Compiled kernels, by folder and name."""
-NOTES = re.compile(r"(?:autotuned|declared|headers|indexes|remote)/[0-9a-f]{64}\.json|verified/[0-9a-f]{64}")
+NOTES = re.compile(r"(?:autotuned|declared|headers|indexes|remote)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}")
 """What is kept beside them."""
-_TEMPORARY = re.compile(r"(?:\.|[0-9a-f]{2}|autotuned|declared|headers|indexes|remote|verified)/\.tmp-[0-9a-f]{16}")
+_FOLDERS_OF_NOTES = "autotuned|declared|headers|indexes|keys|remote|verified"
+_TEMPORARY = re.compile(rf"(?:\.|[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES})/\.tmp-[0-9a-f]{{16}}")
 """What is being written, or was when its writer was killed."""
 _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
-_FOLDERS = re.compile(r"[0-9a-f]{2}|autotuned|declared|headers|indexes|remote|verified|locks")
+_FOLDERS = re.compile(rf"[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES}|locks")
 _OF_FILE_SYSTEMS = re.compile(r"\./(?:lost\+found|\.nfs[0-9a-f]+)")
 """What file systems put into folders by themselves."""
 _STALE_SECONDS = 3600
@@ -72,6 +73,16 @@ class StoreFolder:
         """Write a file, in place of what has its name, into a folder within."""
         with self.made(folder) as handle:
             publish_private(handle, name, data, _temporary_name())
+
+    def append(self, folder: str, name: str, line: str) -> None:
+        """Write a line behind those of a file, which is made if it is not there, into a folder within."""
+        with self.made(folder) as handle:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(name, flags, 0o600, dir_fd=handle)
+            try:
+                os.write(file, f"\n{line}\n".encode())  # whole lines, whatever a killed writer left
+            finally:
+                os.close(file)
 
     @contextmanager
     def made(self, folder: str) -> Iterator[int]:

@@ -29,10 +29,10 @@ from gemmill.runtime.storage.place import default_path
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
-Notes = Literal["autotuned", "declared", "headers", "indexes", "remote", "verified"]
+Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "verified"]
 """Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
 of headers (runtime/compile/headers.py), which index of packs is the newest (runtime/storage/trust/pack_index.py), keys
-of kernels that came from a remote (runtime/storage/remote/wanted.py),
+of kernels by name (runtime/compile/keys.py) and of those that came from a remote (runtime/storage/remote/wanted.py),
 kernels of packs that were verified (runtime/storage/verdicts.py)."""
 _LOCK_SECONDS = 15
 """A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""

@@ -9,7 +9,6 @@ verified again in each process.
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,10 +48,5 @@ class Verdicts:
     def add(self, name: str) -> None:
         """Remember that a kernel is sound."""
         self._names.add(name)
-        with suppress(OSError), self._folder.made(FOLDER) as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            handle = os.open(self._name, flags, 0o600, dir_fd=folder)
-            try:
-                os.write(handle, f"\n{name}\n".encode())  # whole lines, whatever a killed writer left
-            finally:
-                os.close(handle)
+        with suppress(OSError):
+            self._folder.append(FOLDER, self._name, name)

@@ -67,6 +67,8 @@ FEATURES = (
     *("loads", "DRAM", "power", "filled M", "filled N", "steps", "active", "last wave"),
 )
 """Names of the figures that the residual model may ask for; files that ship name them."""
+_ROWS: Mapping[str, int] = MappingProxyType({name: row for row, name in enumerate(FEATURES)})
+_FIRST_OWN, _FIRST_FIGURE = _ROWS["bytes"], _ROWS["us"]
 
 
 class OfFamily(NamedTuple):
@@ -140,7 +142,7 @@ class FeatureTable(NamedTuple):
 
     def figure(self, name: str) -> Floats:
         """A figure that kernels have whatever the problem, by its name among the features."""
-        return np.asarray(self.own[[*_OWN].index(name)])
+        return np.asarray(self.own[_ROWS[name] - _FIRST_OWN])
 
     def realigned(self, problem: GemmProblem) -> Bools:
         """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
@@ -194,7 +196,7 @@ def _corrected(
     us = figures.us.copy()
     if asked.size:
         rows = features(table, figures, others, problem, gpu, asked)
-        factors = np.exp(model(np.array([rows[name] for name in model.features])))
+        factors = np.exp(model(rows.take([_ROWS[name] for name in model.features], axis=0)))
         us[asked] *= factors
         # What the fastest of these loses, as to slow memory, those that it does not know lose as well.
         us[~table.fitted] *= max(1.0, factors[us[asked].argmin()])
@@ -208,25 +210,20 @@ def features(
     problem: GemmProblem,
     gpu: Gpu,
     members: Integers | None = None,
-) -> dict[str, Floats]:
-    """What the residual model may ask of each kernel, or of some, by name, from what :func:`analytic` returns; M and N
-    are those that the kernel sees."""
+) -> Floats:
+    """What the residual model may ask of each kernel, or of some, in rows as :data:`FEATURES`, from what
+    :func:`analytic` returns; M and N are those that the kernel sees."""
     asked = np.arange(figures.us.size) if members is None else members
     swap_ab = table.swap_ab.take(asked)
-    figures = Estimate._make(np.array(figures).take(asked, axis=1))
-    return {
-        "M": np.where(swap_ab, problem.n, problem.m),
-        "N": np.where(swap_ab, problem.m, problem.n),
-        "K": np.full(asked.size, float(problem.k)),
-        "batch": np.full(asked.size, float(problem.batch)),
-        **dict(zip(_OWN, table.own.take(asked, axis=1), strict=True)),
-        "us": figures.us,
-        "tiles": figures.tiles / gpu.sms,
-        "waves": figures.waves,
-        "utilisation": figures.utilisation,
-        "bound": figures.bound,
-        **dict(zip(others, np.array([*others.values()]).take(asked, axis=1), strict=True)),
-    }
+    rows = np.empty((len(FEATURES), asked.size))
+    rows[_ROWS["M"]] = np.where(swap_ab, problem.n, problem.m)
+    rows[_ROWS["N"]] = np.where(swap_ab, problem.m, problem.n)
+    rows[_ROWS["K"]] = problem.k
+    rows[_ROWS["batch"]] = problem.batch
+    rows[_FIRST_OWN:_FIRST_FIGURE] = table.own.take(asked, axis=1)
+    rows[_FIRST_FIGURE:] = np.array((*figures, *others.values())).take(asked, axis=1)
+    rows[_ROWS["tiles"]] /= gpu.sms
+    return rows
 
 
 def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate, dict[str, Floats]]:

@@ -63,7 +63,11 @@ def test_a_shipped_file_asks_for_figures_that_the_model_has(path: Path) -> None:
     columns = model.FeatureTable.of(PLAIN)
     figures, others = model.analytic(columns, PROBLEM, DEFAULT_GPU)
     assert set(content["features"]) <= set(model.FEATURES)
-    assert tuple(model.features(columns, figures, others, PROBLEM, DEFAULT_GPU)) == model.FEATURES
+    rows = dict(zip(model.FEATURES, model.features(columns, figures, others, PROBLEM, DEFAULT_GPU), strict=True))
+    assert rows["K"].tolist() == [PROBLEM.k] * len(PLAIN)
+    assert rows["tile M"].tolist() == [config.tile.m for config in PLAIN]
+    assert rows["us"].tolist() == figures.us.tolist()
+    assert rows["last wave"].tolist() == others["last wave"].tolist()
 
 
 def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
