@@ -1,1 +1,0 @@
-"""What is done to a cubin after NVRTC made it."""
