@@ -38,8 +38,8 @@ class EmittedSource:
     headers_digest: str
     """SHA-256 of the headers the text includes."""
     chain: int = 0
-    """Multiply-adds by one register that its machine code issues together (``runtime/compile/sass.py``); 0: as ptxas
-    has it."""
+    """Multiply-adds by one register that its machine code issues together (``runtime/compile/patch/sass.py``); 0: as
+    ptxas has it."""
     is_edited: bool = False
     """Whether somebody edited the text (:mod:`gemmill.emitters.page`); the name then tells of it."""
 

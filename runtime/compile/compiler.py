@@ -24,7 +24,7 @@ from gemmill.library.files import digest_of
 from gemmill.library.version import __version__
 from gemmill.runtime.compile import limits, pch
 from gemmill.runtime.compile.headers import toolkit_digest
-from gemmill.runtime.compile.sass import chain_multiply_adds
+from gemmill.runtime.compile.patch.sass import chain_multiply_adds
 from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
 from gemmill.runtime.storage.cubin import Cubin
@@ -166,7 +166,7 @@ class Compiler:
 @cache
 def _chain_digest() -> str:
     """SHA-256 of the code that rewrites machine code."""
-    return digest_of(Path(__file__).parent, "sass.py")
+    return digest_of(Path(__file__).parent, "patch/sass.py")
 
 
 def _options(config: GemmConfig, lineinfo: bool) -> tuple[str, ...]:

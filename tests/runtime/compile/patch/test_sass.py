@@ -11,7 +11,7 @@ from gemmill.emitters.emit import emit
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import CompileError
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.sass import chain_multiply_adds
+from gemmill.runtime.compile.patch.sass import chain_multiply_adds
 from gemmill.runtime.storage.cubin import Cubin
 
 pytestmark = pytest.mark.slow

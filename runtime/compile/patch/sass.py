@@ -30,7 +30,7 @@ def chain_multiply_adds(cubin: bytes, code: range, length: int) -> bytes:
 
     Args:
         cubin: a cubin of sm_90.
-        code: where its kernel's instructions are (:meth:`~gemmill.runtime.storage.elf.Cubin.code`).
+        code: where its kernel's instructions are (:meth:`~gemmill.runtime.storage.cubin.Cubin.code`).
         length: multiply-adds of one chain; the last yields.
     """
     patched = bytearray(cubin)
