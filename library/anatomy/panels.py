@@ -154,8 +154,7 @@ def _warp_specialised(kernel: Kernel) -> list[Lane]:
     loads = tuple((float(step), step + 1.0, f"load s{step % kernel.config.stages}", _LOAD) for step in range(9))
     lanes: list[Lane] = [("producer: one thread, TMA", loads)]
     for number in range(warpgroups.consumer_warpgroups(kernel.fields)):
-        begins = [1.0, 6.0]
-        tiles = ["tile 0", "tile 1"]
+        begins, tiles = [1.0, 5.0], ["tile 0", "tile 1"]
         if kernel.config.schedule == "pingpong":
             begins, tiles = ([1.0, 6.0], ["tile 0", "tile 2"]) if number == 0 else ([3.5], ["tile 1"])
         steps = [(0.0, begins[0], "wait", _WAIT)]

@@ -40,6 +40,10 @@ def raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     sheet.bottom = top + rows * high + 6
     if (rows, columns) != (order.clusters_m, order.clusters_n):
         sheet.words(f"Drawn are the first {rows} x {columns} of {order.clusters_m} x {order.clusters_n} {tiles}.")
+    if waves.units != order.count:
+        sheet.words(
+            "Drawn are the units of the first matrix, and of the first slice of its K; the others follow alike."
+        )
 
 
 def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
@@ -85,7 +89,7 @@ show();
 
 
 def as_html(title: str, svg: str, tiles: int = 0, slots: int = 1) -> str:
-    """A page around a picture, whose slider shows its raster, of so many tiles, up to one of them; without scripts, or a
+    """A page around a picture, whose slider shows its raster, of so many tiles, up to one; without scripts, or a
     raster, there is none."""
     control = (
         '<p id="control" hidden><label for="unit">Tiles that have begun: </label>'
