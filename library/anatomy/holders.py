@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
-from gemmill.library.anatomy import ownership
 from gemmill.library.anatomy.sheet import Kernel, Sheet
 from gemmill.library.drawing.grid import SHADES, Grid
 from gemmill.library.layouts.atoms import Operand, is_whole
@@ -19,14 +17,14 @@ SHOWN = 16
 def holders(sheet: Sheet, kernel: Kernel) -> None:
     """Which warp has which part of the accumulators, and which thread which element."""
     sheet.heading("Who holds what")
-    layout = ownership.accumulators(kernel.config.family, kernel.fields)
+    layout = kernel.anatomy.accumulators(kernel.fields)
     m, n = kernel.config.tile.m, kernel.config.tile.n
-    sheet.words(_THREADS[kernel.config.family])
+    sheet.words(kernel.anatomy.threads)
     owners = _owners(layout)
     sheet.tables(_warps(owners, m, n), _elements("accumulators", owners, m, n))
-    atom = ownership.instruction(kernel.config.family, kernel.fields)
+    atom = kernel.anatomy.instruction(kernel.fields)
     if atom is None:
-        sheet.words(_OPERANDS[kernel.config.family])
+        sheet.words(kernel.anatomy.operands)
         return
     sheet.words(
         f"A and B of one instruction, {atom}: M {atom.shape_mnk[0]}, N {atom.shape_mnk[1]}, K {atom.shape_mnk[2]}."
@@ -37,23 +35,6 @@ def holders(sheet: Sheet, kernel: Kernel) -> None:
         if is_whole(of_operand[0]):
             sheet.words(f"{operand} is in shared memory: a descriptor names it, and no thread holds any of it.")
     sheet.tables(*(_corner(drawn[operand]) for operand, part in parts.items() if not is_whole(part[0])))
-
-
-_THREADS: Mapping[str, str] = MappingProxyType(
-    {
-        "wgmma": "T is a thread of the consumer warpgroups, from 0; V one of its sums; w a warp. In pingpong each "
-        "warpgroup has such a tile of its own; where warpgroups share K, each has sums of all of the tile.",
-        "mma": "T is a thread, V one of its sums. Warps beyond these, if there are, have sums of other slices of K.",
-        "simt": "T is a thread, V one of its sums: 16 x 16 threads, each with rows and columns in groups of 16 bytes.",
-        "gemv": "T is a thread, V one of its sums. Columns of D are rows of MMAs; warps along K have the same places.",
-    }
-)
-_OPERANDS: Mapping[str, str] = MappingProxyType(
-    {
-        "simt": "A and B: each thread reads its rows of A and columns of B from a stage, 16 bytes at a time.",
-        "gemv": "A and B: lane l of a warp loads runs of K, l mod 4 says which, straight from global memory.",
-    }
-)
 
 
 def _owners(layout: Layout) -> dict[int, tuple[int, int]]:

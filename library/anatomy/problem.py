@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from html import escape
+from types import MappingProxyType
 
 from gemmill.library.anatomy.raster import Raster, Waves
 from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
+from gemmill.library.config.model import DecompositionName
 from gemmill.library.drawing.grid import SHADES
 from gemmill.library.drawing.svg import CHARACTER
 
@@ -62,16 +65,19 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
         sheet.box(LEFT + part * wide, sheet.bottom, wide - 3, 26, part % SHADES, label if wide > 70 else str(part))
     sheet.bottom += 30
     more = f" Drawn are {drawn} of {splits} slices." if drawn < splits else ""
-    sheet.words(f"K goes in {said}; {_DECOMPOSITIONS.get(name, '')}{more}")
+    sheet.words(f"K goes in {said}; {DECOMPOSITIONS[name]}{more}")
 
 
-_DECOMPOSITIONS = {
-    "tiles": "one CTA sums all of it.",
-    "split": "slices are units of work, whose partial sums go to a workspace; a second kernel adds them up.",
-    "fused": "slices are units of work, whose CTAs add up partial sums in a workspace, in a tree.",
-    "stream": "tiles of the last wave, where that is not full, are shared among clusters along K, and added up.",
-    "cluster": "the CTAs of a cluster take a slice each, and send each other sums through shared memory.",
-}
+DECOMPOSITIONS: Mapping[DecompositionName, str] = MappingProxyType(
+    {
+        "tiles": "one CTA sums all of it.",
+        "split": "slices are units of work, whose partial sums go to a workspace; a second kernel adds them up.",
+        "fused": "slices are units of work, whose CTAs add up partial sums in a workspace, in a tree.",
+        "stream": "tiles of the last wave, where that is not full, are shared among clusters along K, and added up.",
+        "cluster": "the CTAs of a cluster take a slice each, and send each other sums through shared memory.",
+    }
+)
+"""What becomes of K, by decomposition."""
 
 
 _SCRIPT = """

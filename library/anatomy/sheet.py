@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from textwrap import wrap
 
+from gemmill.library.anatomy.families.anatomy import Anatomy
 from gemmill.library.config.fields import Fields
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.drawing.grid import Grid, Picture
@@ -30,6 +31,7 @@ class Kernel:
     fields: Fields
     launch: LaunchSpec
     family: Family
+    anatomy: Anatomy
 
 
 @dataclass

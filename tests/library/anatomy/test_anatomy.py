@@ -11,7 +11,8 @@ import pytest
 from tests.cases.kernels import BASE, DIRECT, GOLDEN, WGMMA, KernelCase
 
 from gemmill.emitters.emit import launch_spec
-from gemmill.library.anatomy import memory, ownership
+from gemmill.library.anatomy import memory
+from gemmill.library.anatomy.families import FAMILIES
 from gemmill.library.anatomy.page import as_html, as_svg
 from gemmill.library.anatomy.raster import Raster, Waves
 from gemmill.library.anatomy.sheet import Kernel
@@ -33,13 +34,13 @@ def named(cases: tuple[KernelCase, ...]) -> pytest.MarkDecorator:
 
 def drawn(case: KernelCase) -> Kernel:
     config, fields = case.config, fields_of(case.config)
-    return Kernel(case.name, config, fields, launch_spec(config), FAMILY[config.family])
+    return Kernel(case.name, config, fields, launch_spec(config), FAMILY[config.family], FAMILIES[config.family])
 
 
 @named(CASES)
 def test_every_sum_is_somebody_s_and_threads_have_as_many(case: KernelCase) -> None:
     config, fields = case.config, fields_of(case.config)
-    threads, values = ownership.accumulators(config.family, fields).modes
+    threads, values = FAMILIES[config.family].accumulators(fields).modes
     starts, steps = map(threads, range(threads.size)), [*map(values, range(values.size))]
     held = [start + step for start in {*starts} for step in steps]
     assert sorted(held) == [*range(config.tile.m * config.tile.n)]
@@ -64,7 +65,7 @@ def wgmma_sum(m: int, n: int, fields: dict[str, object]) -> Callable[[int, int],
 def test_accumulators_of_warpgroups_are_those_of_ptx(tile: str) -> None:
     config = parse_name(f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{tile}_m1_k1_linear")
     fields, m, n = fields_of(config), config.tile.m, config.tile.n
-    layout, place = ownership.accumulators("wgmma", fields), wgmma_sum(m, n, {**fields})
+    layout, place = FAMILIES["wgmma"].accumulators(fields), wgmma_sum(m, n, {**fields})
     for thread, value in itertools.product(range(0, layout[0].size, 3), range(layout[1].size)):
         row, column = place(thread, value)
         assert layout((thread, value)) == row + column * m
@@ -75,7 +76,7 @@ def test_sums_of_simt_threads_are_where_the_kernel_puts_them(case: KernelCase) -
     fields, m, n = fields_of(case.config), case.config.tile.m, case.config.tile.n
     most = 16 // simt.value_bytes(fields)
     rows, columns = m // 16, n // 16
-    layout = ownership.accumulators("simt", fields)
+    layout = FAMILIES["simt"].accumulators(fields)
 
     def position(thread: int, index: int, group: int) -> int:
         return (index // group * 16 + thread) * group + index % group
@@ -94,7 +95,7 @@ def test_sums_of_mma_threads_are_where_the_kernel_puts_them(case: KernelCase) ->
     fields, m = fields_of(case.config), case.config.tile.m
     along_m, along_n, _ = mma.warps(fields)
     warp_m, warp_n = m // along_m, case.config.tile.n // along_n
-    layout = ownership.accumulators("mma", fields)
+    layout = FAMILIES["mma"].accumulators(fields)
     quadpair = case.config.arch == "sm70"
 
     def position(operand: str, group: int, row: int) -> int:
@@ -126,7 +127,7 @@ def test_sums_of_mma_threads_are_where_the_kernel_puts_them(case: KernelCase) ->
 def test_regions_are_all_of_shared_memory(case: KernelCase) -> None:
     kernel = drawn(case)
     stages = kernel.family.stage_bytes(kernel.fields)
-    found = memory.regions(kernel.config.family, kernel.fields, kernel.launch, stages)
+    found = kernel.anatomy.regions(kernel.fields, kernel.launch, stages)
     assert sum(region.size_of_all for region in found) == kernel.launch.shared_bytes
     assert all(region.size >= 0 for region in found)
     if kernel.config.family == "wgmma":

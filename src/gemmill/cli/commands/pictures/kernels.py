@@ -11,6 +11,7 @@ from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, OnGpu, kernel, refuse_overwriting
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import page, sheet
+from gemmill.library.anatomy.families import FAMILIES
 from gemmill.library.anatomy.raster import Waves
 from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config.fields import fields_of
@@ -54,7 +55,7 @@ def draw(
     launch, _ = facts(config)
     config = parse_name(kernel_name(config))
     fields = fields_of(config)
-    drawn = sheet.Kernel(kernel_name(config), config, fields, launch, FAMILY[config.family])
+    drawn = sheet.Kernel(kernel_name(config), config, fields, launch, FAMILY[config.family], FAMILIES[config.family])
     waves = None if problem is None else _waves(config, problem, gpu)
     publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
 
