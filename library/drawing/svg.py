@@ -32,6 +32,7 @@ STYLE = (
     f"@media(prefers-color-scheme:dark){{svg{{{_colors('#16181c', '#ececec', '#7d828c', _DARK)}}}}}"
     "text{font:12px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:var(--ink)}"
     ".page{fill:var(--page)}.c{text-anchor:middle}.r{text-anchor:end}.t{font-weight:bold}"
+    ".h{font:bold 16px system-ui,sans-serif}.b{stroke:var(--line)}"
     ".line{stroke:var(--line);fill:none}" + "".join(f".s{number}{{fill:var(--s{number})}}" for number in range(SHADES))
 )
 """Colours by name, of which the dark ones hold where the reader's system is dark; every text is 12 px."""

@@ -182,8 +182,10 @@ def upcast(layout: Layout, count: int) -> Layout:
     """The layout in units of ``count`` elements, such as of bits in those of a type.
 
     Raises:
-        LayoutError: an element would be cut.
+        LayoutError: an element would be cut, or the count is below 1.
     """
+    if count < 1:
+        raise LayoutError(f"upcast of {layout}: units of {count} elements; a unit has 1 or more")
 
     def leaf(extent: int, stride: int) -> tuple[int, int]:
         if stride and stride % count and count % stride:

@@ -48,7 +48,7 @@ class Layout(_Modes):
     """A function from coordinates to indices: the inner product of a natural coordinate with the strides.
 
     Raises:
-        LayoutError: shape and stride are not congruent, or an extent is below 1.
+        LayoutError: shape and stride are not congruent, an extent is below 1, or a stride below 0.
     """
 
     shape: IntTuple
@@ -61,7 +61,9 @@ class Layout(_Modes):
                 "each integer of the shape needs its stride"
             )
         if min(tuples.flat(self.shape), default=1) < 1:
-            raise LayoutError(f"shape {tuples.text(self.shape)} has an extent of 0; extents are 1 or more")
+            raise LayoutError(f"shape {tuples.text(self.shape)} has an extent below 1; extents are 1 or more")
+        if min(tuples.flat(self.stride), default=0) < 0:
+            raise LayoutError(f"stride {tuples.text(self.stride)} goes backwards; strides are 0 or more here")
 
     def __str__(self) -> str:
         return f"{tuples.text(self.shape)}:{tuples.text(self.stride)}"

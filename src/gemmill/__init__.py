@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gemmill.library.errors import GemmillWarning as GemmillWarning
     from gemmill.library.errors import InstallationError as InstallationError
     from gemmill.library.errors import KeywordError as KeywordError
+    from gemmill.library.errors import LayoutError as LayoutError
     from gemmill.library.errors import LockError as LockError
     from gemmill.library.errors import ManifestError as ManifestError
     from gemmill.library.errors import OperandError as OperandError
@@ -89,6 +90,7 @@ _HOMES = {
             "StoreError",
             "PackError",
             "TrustError",
+            "LayoutError",
             "LockError",
             "RemoteError",
             "DeviceError",

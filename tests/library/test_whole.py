@@ -10,6 +10,8 @@ import pytest
 
 import gemmill
 from gemmill.emitters import emit
+from gemmill.library.anatomy import families as drawn
+from gemmill.library.anatomy.problem import DECOMPOSITIONS as drawn_decompositions
 from gemmill.library.config.domains import WORDS
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
@@ -19,7 +21,8 @@ from gemmill.runtime.select.cost.decompositions import COSTS
 
 PACKAGE = Path(gemmill.__file__).parent
 OWN = (
-    *("library/families", "library/decompositions", "emitters/families", "emitters/decomposition.py"),
+    *("library/families", "library/decompositions", "library/anatomy/families"),
+    *("emitters/families", "emitters/decomposition.py"),
     *("runtime/select/cost/families", "runtime/select/cost/decompositions.py"),
 )
 """Where families and decompositions say what they are."""
@@ -53,8 +56,8 @@ def test_no_other_room_asks_which_it_is(layer: str) -> None:
 
 
 def test_every_room_knows_all_of_them() -> None:
-    assert {*FAMILY} == {*FAMILIES.values()} == {*emit._EMITTERS} == {*cost_families.FAMILIES}
-    assert {*COSTS} == {*DECOMPOSITIONS} == {*WORDS["scheduler.decomposition"]}
+    assert {*FAMILY} == {*FAMILIES.values()} == {*emit._EMITTERS} == {*cost_families.FAMILIES} == {*drawn.FAMILIES}
+    assert {*COSTS} == {*drawn_decompositions} == {*DECOMPOSITIONS} == {*WORDS["scheduler.decomposition"]}
     for schedule, family in FAMILIES.items():
         assert {*FAMILY[family].decompositions(schedule)} <= {*DECOMPOSITIONS}
         assert {*FAMILY[family].batchings} <= {*WORDS["scheduler.batching"]}

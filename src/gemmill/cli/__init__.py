@@ -31,7 +31,7 @@ def application() -> typer.Typer:
         stores,
         training,
     )
-    from gemmill.cli.commands.pictures import layouts  # noqa: F401
+    from gemmill.cli.commands.pictures import kernels, layouts  # noqa: F401
     from gemmill.cli.commands.service import keys, locking, remotes, serve, signing  # noqa: F401
 
     return app

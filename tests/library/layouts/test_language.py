@@ -107,6 +107,8 @@ WRONG = {
     "(4,2):(1,4) o Sw<2,3,3>": (14, "what follows 'o' is a layout"),
     "8:1 o (Sw<2,3,3> o (4,8):(8,1))": (4, "none behind one"),
     "(0,2):(1,2)": (0, "extents are 1 or more"),
+    "8:-1": (0, "strides are 0 or more"),
+    "upcast(8:1, 0)": (0, "a unit has 1 or more"),
     "Sw<2,3>": (0, "three integers, as Sw<3,4,3>"),
     "Sw<3,4,3>((1,2))": (10, "what a swizzle maps is an integer"),
     "right_inverse(Sw<2,3,3> o (4,8):(8,1))": (24, "behind a swizzle"),

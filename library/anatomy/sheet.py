@@ -1,0 +1,83 @@
+"""A page that panels of a kernel are drawn on, one below the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from textwrap import wrap
+
+from gemmill.library.anatomy.families.anatomy import Anatomy
+from gemmill.library.config.fields import Fields
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.drawing.grid import Grid, Picture
+from gemmill.library.drawing.place import cell_width, outer_size
+from gemmill.library.drawing.svg import CELL, CHARACTER, element, label, table
+from gemmill.library.families.family import Family
+from gemmill.library.launch import LaunchSpec
+
+WIDTH = 1180
+"""Pixels of a page across."""
+LEFT = 20
+"""Where panels begin."""
+LINE = 18
+"""Between lines of text."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What panels draw."""
+
+    name: str
+    config: GemmConfig
+    fields: Fields
+    launch: LaunchSpec
+    family: Family
+    anatomy: Anatomy
+
+
+@dataclass
+class Sheet:
+    """What has been drawn, down to ``bottom``."""
+
+    parts: list[str] = field(default_factory=list)
+    bottom: float = 12
+
+    def heading(self, text: str) -> None:
+        """The title of a panel."""
+        self.bottom += 30
+        self.text(LEFT, self.bottom, text, "h")
+        self.bottom += 10
+
+    def words(self, text: str, left: float = LEFT, width: float = WIDTH - 2 * LEFT) -> None:
+        """A paragraph."""
+        for line in wrap(text, int(width / CHARACTER), break_long_words=True):
+            self.bottom += LINE
+            self.text(left, self.bottom, line)
+        self.bottom += 4
+
+    def text(self, x: float, y: float, text: str, class_: str = "") -> None:
+        """A line of text, its baseline at y."""
+        self.parts.append(label(x, y, text, class_))
+
+    def box(self, x: float, y: float, width: float, height: float, shade: int, text: str = "", **more: object) -> None:
+        """A rectangle, with a text in its middle."""
+        self.parts.append(
+            element(
+                "rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=f"b s{shade}", **more
+            )
+        )
+        if text:
+            self.text(x + width / 2, y + height / 2 + 4, text, "c")
+
+    def tables(self, *grids: Grid) -> None:
+        """Tables side by side, in as many rows as they need."""
+        left, top, below = float(LEFT), self.bottom + 12, self.bottom
+        for grid in grids:
+            width = cell_width(Picture("", (grid,)), CHARACTER, CELL)
+            across, down = outer_size(grid, width, CHARACTER, CELL)
+            if left > LEFT and left + across > WIDTH - LEFT:
+                left, top = float(LEFT), below + 12
+            margin = (len(str(grid.rows - 1)) + 1.5) * CHARACTER
+            self.parts.append(table(grid, left + margin, top + 2.4 * CELL, width))
+            left += across + 28
+            below = max(below, top + down)
+        self.bottom = below

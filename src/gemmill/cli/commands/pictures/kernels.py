@@ -1,0 +1,79 @@
+"""draw: a kernel's anatomy on a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli.app import app
+from gemmill.cli.options import Kernel, OnGpu, kernel, refuse_overwriting
+from gemmill.emitters.emit import facts
+from gemmill.library.anatomy import page, sheet
+from gemmill.library.anatomy.families import FAMILIES
+from gemmill.library.anatomy.raster import Waves
+from gemmill.library.arch import DEFAULT_GPU, Gpu
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.errors import ProblemError, UnsupportedProblemError
+from gemmill.library.files import publish
+from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.problem import GemmProblem
+
+_FORMS = {".svg": page.as_svg, ".html": page.as_html}
+
+
+@app.command()
+def draw(
+    name: Kernel,
+    to: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The page to write: .svg or .html.")
+    ],
+    problem: Annotated[
+        str | None,
+        typer.Option("--problem", metavar="TEXT", help="Draw the raster over this problem: '4096x7168x2048 bf16 tn'."),
+    ] = None,
+    gpu: OnGpu = None,
+) -> None:
+    """Draw how a kernel works: its tile, shared memory, who holds what, epilogue, roles, raster and K.
+
+    Everything is from the kernel's launch facts and the tables that emit it; no GPU is needed. With --problem, the
+    order of its tiles is drawn, with waves of the GPU that --gpu names and what the last of them loses; in HTML a
+    slider walks through it. Pages are light or dark as the reader's system is, and need no network.
+
+    \b
+    Examples:
+      gemmill draw sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear -o kernel.svg
+      gemmill draw KERNEL --problem "8192x8192x4096 bf16 tn" -o kernel.html
+    """
+    if to.suffix not in _FORMS:
+        raise typer.BadParameter(f"{to} ends in neither .svg nor .html: name a file that does")
+    refuse_overwriting([to], [name])
+    config = kernel(name)
+    launch, _ = facts(config)
+    config = parse_name(kernel_name(config))
+    fields = fields_of(config)
+    drawn = sheet.Kernel(kernel_name(config), config, fields, launch, FAMILY[config.family], FAMILIES[config.family])
+    waves = None if problem is None else _waves(config, problem, gpu)
+    publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
+
+
+def _waves(config: GemmConfig, text: str, gpu: Gpu | None) -> Waves:
+    """How a problem fills a GPU with a kernel's clusters; UnsupportedProblemError where it does not serve it."""
+    from gemmill.runtime.select.cost.model import FeatureTable
+    from gemmill.runtime.select.cost.tiling import Work
+    from gemmill.runtime.select.kernels.faults import faults, needs_swap
+
+    try:
+        problem = GemmProblem.from_text(text)
+    except ProblemError as error:
+        raise typer.BadParameter(str(error)) from None
+    if (swapped := needs_swap(config, problem)) is None:
+        lacks = "; ".join(faults(config, problem))
+        raise UnsupportedProblemError(f"{kernel_name(config)} does not serve {problem}: it needs {lacks}")
+    found = gpu or DEFAULT_GPU
+    work = Work.of(FeatureTable.of([config], swapped).tiling, problem, found, uneven=False)
+    m, n, units, slots = (int(each[0]) for each in (work.m, work.n, work.clusters, work.slots))
+    return Waves(str(problem), found.name, m, n, problem.k, problem.batch, slots, units, swapped)

@@ -1,0 +1,84 @@
+"""``gemmill draw``: pages of kernels, and what they do in a browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.cases.browser import browser
+from tests.cli.test_cli import gemmill, ok
+
+from gemmill.cli.output import Status
+
+KERNEL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+PROBLEM = "4096x8192x4096 bf16 tn"
+
+
+def test_a_page_has_the_waves_of_its_problem(tmp_path: Path) -> None:
+    assert ok("draw", KERNEL, "-o", tmp_path / "a.svg", "--problem", PROBLEM) == ""
+    text = " ".join("".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext()).split())
+    assert "16 x 32 cluster tiles of 256x256" in text
+    assert "holds 66 clusters at a time" in text
+    assert "512 units of work are 8 waves" in text
+    assert ok("draw", KERNEL, "-o", tmp_path / "b.svg") == ""
+    assert "waves" not in (tmp_path / "b.svg").read_text()
+    assert ok("draw", KERNEL, "-o", tmp_path / "c.html", "--problem", PROBLEM, "--gpu", "H100-PCIe") == ""
+    assert "holds 57 clusters" in (tmp_path / "c.html").read_text()
+
+
+def test_pages_of_the_same_kernel_are_the_same(tmp_path: Path) -> None:
+    for name in ("a.html", "b.html"):
+        ok("draw", KERNEL, "-o", tmp_path / name, "--problem", PROBLEM)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "status"),
+    [
+        (("-o", "a.png"), "ends in neither .svg nor .html", Status.USAGE),
+        (("-o", "a.svg", "--problem", "4096x bf16"), "is no MxNxK", Status.USAGE),
+        (("-o", "a.svg", "--problem", "4096x4096x4096 e4m3 tn"), "does not serve .* it needs", Status.WRONG),
+    ],
+)
+def test_mistakes_are_answered(tmp_path: Path, arguments: tuple[str, ...], says: str, status: Status) -> None:
+    done = gemmill("draw", KERNEL, *(tmp_path / each if each.startswith("a.") else each for each in arguments))
+    assert done.exit_code == status
+    assert not [*tmp_path.iterdir()]
+
+    assert re.search(says, " ".join(done.stderr.split()))
+
+
+@pytest.mark.browser
+def test_the_slider_goes_through_the_raster_by_key(tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    ok("draw", KERNEL, "-o", page, "--problem", PROBLEM)
+    with browser(tmp_path / "profile") as seen:
+        seen.open(page)
+        assert seen.value("document.getElementById('said').textContent") == " 512 of 512, wave 8"
+        seen.value("document.getElementById('unit').focus()")
+        for _ in range(2):
+            for kind in ("keyDown", "keyUp"):
+                seen.do(
+                    "Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37
+                )
+        assert seen.value("document.getElementById('said').textContent") == " 510 of 512, wave 8"
+        assert seen.value("document.querySelectorAll('[data-i][style*=\"0.15\"]').length") == 2
+        for dark in (False, True):
+            seen.show(1200, dark=dark)
+            page_color, ink = (
+                seen.value(f"getComputedStyle(document.querySelector('{what}')).fill") for what in ("rect.page", "text")
+            )
+            assert page_color != ink
+        inside = "[...document.querySelectorAll('svg rect[data-i]')].every(r => r.getBoundingClientRect().width > 5)"
+        assert seen.value(inside)
+        overlapping = """(() => {
+            const boxes = [...document.querySelectorAll('svg text')].flatMap(t => t.children.length ? [] : [t])
+              .map(t => t.getBoundingClientRect()).filter(b => b.width);
+            return boxes.filter((a, i) => boxes.slice(i + 1).some(b =>
+              a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)).length;
+        })()"""
+        assert seen.value(overlapping) == 0
+        assert not seen.errors
+        assert [url for url in seen.fetched if not url.startswith("file:")] == []

@@ -1,0 +1,206 @@
+"""A kernel's page: who holds what is where the headers put it, and nothing on it lies on anything else."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import pytest
+from tests.cases.kernels import BASE, DIRECT, GOLDEN, WGMMA, KernelCase
+
+from gemmill.emitters.emit import launch_spec
+from gemmill.library.anatomy import memory
+from gemmill.library.anatomy.families import FAMILIES
+from gemmill.library.anatomy.page import as_html, as_svg
+from gemmill.library.anatomy.raster import Raster, Waves
+from gemmill.library.anatomy.sheet import Kernel
+from gemmill.library.config.fields import fields_of
+from gemmill.library.config.names import parse_name
+from gemmill.library.drawing.svg import CHARACTER
+from gemmill.library.families import mma, simt
+from gemmill.library.families.wgmma import warpgroups
+from gemmill.library.legality.footprint import FAMILY
+
+SVG = "{http://www.w3.org/2000/svg}"
+CASES = (*WGMMA, *DIRECT, *GOLDEN)
+EACH = (BASE[1], *GOLDEN)
+
+
+def named(cases: tuple[KernelCase, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", {case.name: case for case in cases}.values(), ids=lambda case: case.id)
+
+
+def drawn(case: KernelCase) -> Kernel:
+    config, fields = case.config, fields_of(case.config)
+    return Kernel(case.name, config, fields, launch_spec(config), FAMILY[config.family], FAMILIES[config.family])
+
+
+@named(CASES)
+def test_every_sum_is_somebody_s_and_threads_have_as_many(case: KernelCase) -> None:
+    config, fields = case.config, fields_of(case.config)
+    threads, values = FAMILIES[config.family].accumulators(fields).modes
+    starts, steps = map(threads, range(threads.size)), [*map(values, range(values.size))]
+    held = [start + step for start in {*starts} for step in steps]
+    assert sorted(held) == [*range(config.tile.m * config.tile.n)]
+    assert threads.size <= launch_spec(config).threads
+
+
+def wgmma_sum(m: int, n: int, fields: dict[str, object]) -> Callable[[int, int], tuple[int, int]]:
+    """Row and column of value i of thread t: PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"."""
+
+    def place(thread: int, value: int) -> tuple[int, int]:
+        block, within = divmod(value, n // 2)
+        first = thread // 128 * warpgroups.warpgroup_m(fields) + 64 * block  # type: ignore[arg-type]
+        row = first + thread % 128 // 32 * 16 + thread % 32 // 4 + within % 4 // 2 * 8
+        return row, within // 4 * 8 + thread % 4 * 2 + within % 2
+
+    return place
+
+
+@pytest.mark.parametrize(
+    "tile", ["128x256x64_2x1_cooperative_s4", "256x96x64_1x1_cooperative_s4", "64x128x64_1x1_pingpong_s8"]
+)
+def test_accumulators_of_warpgroups_are_those_of_ptx(tile: str) -> None:
+    config = parse_name(f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{tile}_m1_k1_linear")
+    fields, m, n = fields_of(config), config.tile.m, config.tile.n
+    layout, place = FAMILIES["wgmma"].accumulators(fields), wgmma_sum(m, n, {**fields})
+    for thread, value in itertools.product(range(0, layout[0].size, 3), range(layout[1].size)):
+        row, column = place(thread, value)
+        assert layout((thread, value)) == row + column * m
+
+
+@named(tuple(case for case in DIRECT if case.config.family == "simt"))
+def test_sums_of_simt_threads_are_where_the_kernel_puts_them(case: KernelCase) -> None:
+    fields, m, n = fields_of(case.config), case.config.tile.m, case.config.tile.n
+    most = 16 // simt.value_bytes(fields)
+    rows, columns = m // 16, n // 16
+    layout = FAMILIES["simt"].accumulators(fields)
+
+    def position(thread: int, index: int, group: int) -> int:
+        return (index // group * 16 + thread) * group + index % group
+
+    for thread in range(0, 256, 5):
+        warp, lane = thread // 32, thread % 32
+        thread_m, thread_n = warp % 4 * 4 + lane // 16 * 2 + lane % 2, warp // 4 * 8 + lane // 2 % 8
+        for row, column in itertools.product(range(rows), range(columns)):
+            at = position(thread_m, row, min(rows, most)) + position(thread_n, column, min(columns, most)) * m
+            assert layout((thread, column + columns * row)) == at
+
+
+@named(tuple(case for case in (*DIRECT, *GOLDEN) if case.config.family == "mma"))
+def test_sums_of_mma_threads_are_where_the_kernel_puts_them(case: KernelCase) -> None:
+    """``WarpMma``, ``QuadpairMma`` and the positions of their fragments, as the headers have them."""
+    fields, m = fields_of(case.config), case.config.tile.m
+    along_m, along_n, _ = mma.warps(fields)
+    warp_m, warp_n = m // along_m, case.config.tile.n // along_n
+    layout = FAMILIES["mma"].accumulators(fields)
+    quadpair = case.config.arch == "sm70"
+
+    def position(operand: str, group: int, row: int) -> int:
+        if quadpair:
+            return group // 2 * 16 + group % 2 * 2 + row if operand == "a" else group * 8 + row
+        permuted = fields[f"{operand}.major"] == "mn" and str(fields[f"{operand}.dtype"]) in (
+            "s8",
+            "u8",
+            "e4m3",
+            "e5m2",
+        )
+        return group // 4 * 32 + row * 4 + group % 4 if permuted else group * 8 + row
+
+    groups_m = warp_m // 8
+    for thread in range(0, layout[0].size, 7):
+        warp, lane = thread // 32, thread % 32
+        row = lane // 16 * 8 + lane // 4 % 2 * 4 + lane % 2 if quadpair else lane // 4
+        column = lane // 8 % 2 * 4 + lane // 2 % 2 * 2 if quadpair else lane % 4 * 2
+        held = {
+            warp % along_m * warp_m
+            + position("a", i, row)
+            + (warp // along_m * warp_n + position("b", j, column + pair)) * m
+            for i, j, pair in itertools.product(range(groups_m), range(warp_n // 8), range(2))
+        }
+        assert {layout((thread, value)) for value in range(layout[1].size)} == held
+
+
+@named(CASES)
+def test_regions_are_all_of_shared_memory(case: KernelCase) -> None:
+    kernel = drawn(case)
+    stages = kernel.family.stage_bytes(kernel.fields)
+    found = kernel.anatomy.regions(kernel.fields, kernel.launch, stages)
+    assert sum(region.size_of_all for region in found) == kernel.launch.shared_bytes
+    assert all(region.size >= 0 for region in found)
+    if kernel.config.family == "wgmma":
+        assert 16 <= found[-1].size <= 1024, "mbarriers"
+
+
+@pytest.mark.parametrize("span", [32, 64, 128])
+def test_eight_rows_of_a_chunk_lie_in_as_many_banks_as_can_be(span: int) -> None:
+    cells = [re.findall(r"\d+", cell) for row in memory.banks("", span).cells for cell in row]
+    places = {(int(row), int(chunk)): number % 8 for number, (row, chunk) in enumerate(cells)}
+    assert len(places) == 64
+    for chunk in range(span // 16):
+        assert len({places[row, chunk] for row in range(8)}) == 8
+
+
+@pytest.mark.parametrize(("raster", "swizzle"), [("m", 1), ("m", 4), ("n", 2), ("n", 8)])
+def test_the_raster_goes_through_every_tile_once_in_groups(raster: str, swizzle: int) -> None:
+    name = f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_cooperative_s6_{raster}{swizzle}_k1_linear"
+    order = Raster.of(parse_name(name), 5 * 256 - 3, 7 * 128 - 100)
+    tiles = [order.origin(index) for index in range(order.count)]
+    assert sorted(tiles) == [*itertools.product(range(5), range(7))]
+    assert [order.index(*tile) for tile in tiles] == [*range(order.count)]
+    across = 1 if raster == "m" else 0
+    first = tiles[: swizzle * (5, 7)[across ^ 1]]
+    assert {tile[across] for tile in first} == {*range(min(swizzle, (5, 7)[across]))}
+    assert [tile[across] for tile in tiles[:swizzle]] == [*range(swizzle)][: (5, 7)[across]] or swizzle > (5, 7)[across]
+
+
+def boxes(svg: str) -> list[tuple[float, float, float, float, str]]:
+    """Left, top, right, bottom of every text."""
+    found = []
+    for text in ElementTree.fromstring(svg).iter(f"{SVG}text"):
+        kind = text.get("class", "")
+        wide, high = (10.5, 16) if kind == "h" else (CHARACTER, 12)
+        for part in [*text.iter(f"{SVG}tspan")] or [text]:
+            if content := part.text or "":
+                x, y = float(part.get("x", 0)), float(text.get("y", 0))
+                length = len(content) * wide
+                left = x - {"c": length / 2, "r": length}.get(kind, 0)
+                found.append((left, y - high * 0.8, left + length, y + high * 0.2, content))
+    return found
+
+
+@named(EACH)
+def test_nothing_lies_on_anything_else(case: KernelCase) -> None:
+    config = case.config
+    waves = Waves("a problem", "a GPU", config.tile.m * 9, config.tile.n * 70, 4096, 1, 132, 9 * 70)
+    svg = as_svg(drawn(case), waves)
+    assert len(svg) < 1_000_000
+    root = ElementTree.fromstring(svg)
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    found = sorted(boxes(svg), key=lambda box: box[1])
+    for number, (left, top, right, bottom, text) in enumerate(found):
+        assert left >= 0, text
+        assert right <= width, text
+        assert 0 < top < bottom < height, text
+        for other in itertools.takewhile(lambda box: box[1] < bottom - 0.5, found[number + 1 :]):  # noqa: B023
+            assert other[0] >= right - 1 or other[2] <= left + 1, (text, other[4])
+    for rect in root.iter(f"{SVG}rect"):
+        x, y, wide, high = (float(rect.get(name, 0)) for name in ("x", "y", "width", "height"))
+        assert x + wide <= width
+        assert y + high <= height
+
+
+def test_html_is_the_picture_with_a_slider_that_needs_no_script_to_be_a_picture() -> None:
+    kernel = drawn(BASE[0])
+    waves = Waves("4096x4096x4096 bf16 tn", "NVIDIA H200", 4096, 4096, 4096, 1, 132, 1024)
+    html = as_html(kernel, waves)
+    assert as_svg(kernel, waves) in html
+    assert re.search(r'<label for="unit">.*<input id="unit" type="range"', html)
+    assert '<p id="control" hidden>' in html, "shown by the script"
+    assert 'aria-live="polite"' in html
+    assert html.count('data-i="') == 1024
+    assert "<script" not in as_html(kernel, None)
+    assert waves.waves == 8
+    assert waves.loss == pytest.approx(1 - 1024 / (8 * 132))
