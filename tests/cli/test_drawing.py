@@ -34,6 +34,13 @@ def test_pages_of_the_same_kernel_are_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+def test_the_picture_of_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
+    """After a change of pages: gemmill draw KERNEL --problem "4096x4096x4096 bf16 tn" --gpu H200 -o FILE"""
+    ok("draw", KERNEL, "-o", tmp_path / "a.svg", "--problem", "4096x4096x4096 bf16 tn", "--gpu", "H200")
+    shown = Path(__file__).parents[2] / "docs" / "pictures" / "kernel.svg"
+    assert (tmp_path / "a.svg").read_text() == shown.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says", "status"),
     [
