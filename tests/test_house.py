@@ -120,6 +120,10 @@ def contents() -> dict[str, str]:
     return {name(path): path.read_text(encoding="utf-8") for path in texts()}
 
 
+def test_the_readme_takes_five_minutes() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def test_files_are_short() -> None:
     assert not large_files(), "such a file has two subjects"
 

@@ -116,9 +116,11 @@ Made from `profiler/results/*.parquet` by `python -m gemmill.profiler.analysis.p
 to them. Bursts of a millisecond, not seconds at the power limit; [method.md](method.md) says how they are made,
 [reproduce.md](reproduce.md) by which commands. On one NVIDIA H200 or H100 a sweep, named with its day and time.
 
-A figure is the geometric mean over problems of the baseline's time over the selected kernel's, above 1 is faster; then
-the same of the fastest kernel of all that were measured, the least, the 5th and the 95th percentile over problems, how
-many of them gemmill wins, and how near the selected kernel is to the fastest.
+A figure is the geometric mean over problems of the baseline's time over the selected kernel's, above 1 is faster; in
+parentheses the same of opposite quartiles over rounds, of one's slow and of the other's fast ones. Where 1 lies between
+these the row is marked ≈: it claims no difference. Then the same of the fastest kernel of all that were measured, the
+least, the 5th and the 95th percentile over problems, how many of them gemmill wins, how near the selected kernel is to
+the fastest, and the fewest rounds that a time of the row is the median of; marked *, where these are less than nine.
 """
 
 
@@ -136,6 +138,11 @@ class Line(NamedTuple):
     """Speed of the best kernel relative to the baseline, by the same problems."""
     reached: Sequence[float]
     """Speed of the selected kernel relative to the best."""
+    between: tuple[Sequence[float], Sequence[float]]
+    """``ratios`` of the selected kernel's slow rounds and the baseline's fast ones, and the other way round: of their
+    quartiles, by problem."""
+    rounds: int
+    """That a time of the selected kernel or the baseline is the median of, at least."""
 
 
 @cache
@@ -165,7 +172,27 @@ def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Tab
         _known(chosen, lambda f, m: f.over(m, table.baseline)),
         _known(chosen, lambda f, m: f.over(f.best, table.baseline)),
         _known(chosen, lambda f, m: f.reached([m.kernel])),
+        (
+            _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=True)),
+            _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=False)),
+        ),
+        min(x.samples for f, m in chosen if (b := f.baselines.get(table.baseline)) for x in (m, b)),
     )
+
+
+def _of_quartiles(f: Figures, m: Measurement, baseline: str, *, slow: bool) -> float | None:
+    """Speed of a kernel in its slow rounds relative to a baseline in its fast ones, or the other way round."""
+    ratio, other = f.over(m, baseline), f.baselines.get(baseline)
+    if ratio is None or other is None:
+        return None
+    own, theirs = (m.high_us, other.low_us) if slow else (m.low_us, other.high_us)
+    if None in (own, theirs, m.us, other.us):
+        return None
+    return ratio * (m.us / own) * (theirs / other.us)  # type: ignore[operator]
+
+
+FEWEST_ROUNDS = 9
+"""Below which a row is marked."""
 
 
 def _known(
@@ -187,17 +214,20 @@ def _section(table: Table) -> list[str]:
         "",
         f"Baseline: `{table.baseline}`.",
         "",
-        "| type | selected | best | least, 5th, 95th percentile | wins | of the best | problems "
+        "| type | selected | best | least, 5th, 95th percentile | wins | of the best | problems | rounds "
         "| sweep, commit, driver |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines(table):
         low, *_, high = quantiles(line.ratios, n=20, method="inclusive")
         wins = sum(ratio > 1 for ratio in line.ratios) / len(line.ratios)
+        slow, fast = map(_mean, line.between)
+        mark = " ≈" if slow <= "1.000" <= fast else ""
         rows.append(
-            f"| {line.type} | **{_mean(line.ratios)}** | {_mean(line.best)} "
+            f"| {line.type} | **{_mean(line.ratios)}** ({slow} to {fast}){mark} | {_mean(line.best)} "
             f"| {min(line.ratios):.3f}, {low:.2f}, {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
-            f"| {len(line.ratios)} | `{line.sweep}`, {line.commit[:7]}, {line.driver} |"
+            f"| {len(line.ratios)} | {line.rounds}{'*' if line.rounds < FEWEST_ROUNDS else ''} "
+            f"| `{line.sweep}`, {line.commit[:7]}, {line.driver} |"
         )
     return [*rows, ""]
 

@@ -46,7 +46,7 @@ ROWS: Mapping[str, tuple[int, str, Figure]] = {
     "on 24 problems of layers that nobody had measured": (-2, "ratios", geometric_mean),
     "**H100**: selected / cuBLASLt (a41e89e)": (1, "ratios", geometric_mean),
 }
-"""Rows of the README: of which table, which ratios, and what is said of them."""
+"""Rows of the summary: of which table, which ratios, and what is said of them."""
 TWICE: Mapping[str, tuple[str, Figure]] = {
     "best of the set / cuBLASLt": ("best", geometric_mean),
     "least selected / cuBLASLt": ("ratios", min),
@@ -65,13 +65,17 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.heavy
-def test_the_readme_has_the_figures_of_the_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_summary_and_the_readme_have_the_figures_of_the_page() -> None:
+    summary = (ROOT / "docs" / "performance" / "summary.md").read_text(encoding="utf-8")
 
-    def said(start: str) -> list[list[float]]:
-        rows = re.findall(rf"^\| {re.escape(start)}[^|]*\|(.*)\|$", readme, re.M)
+    def said(start: str, page: str = summary) -> list[list[float]]:
+        rows = re.findall(rf"^\| {re.escape(start)}[^|]*\|(.*)\|$", page, re.M)
         return [[float(figure) for figure in re.findall(r"[\d.]+", row)] for row in rows]
 
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    of_suites = [[x for line in lines(TABLES[0]) for x in (geometric_mean(line.ratios), min(line.ratios))]]
+    assert said("bursts: up to 327 problems", readme) == [pytest.approx(row, abs=6e-4) for row in of_suites]
+    assert said("bursts: 60 problems drawn at random", readme) == said("60 drawn at random")
     for start, (table, ratios, figure) in ROWS.items():
         assert said(start) == [pytest.approx([figure(getattr(x, ratios)) for x in lines(TABLES[table])], abs=6e-4)]
     for start, (ratios, figure) in TWICE.items():
