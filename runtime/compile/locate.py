@@ -129,6 +129,8 @@ def _loaded_from_wheel(major: int) -> Path | None:
         return None
     if (path := _in_wheel("nvrtc", major, f"lib/{name}")) is not None:
         with suppress(OSError):  # pathfinder, which looks elsewhere too, then says why there is none
+            for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
+                ctypes.CDLL(str(builtins))  # which the NVRTC of some wheels, such as 13.0.88, does not look for here
             ctypes.CDLL(str(path))
             return path
     return None

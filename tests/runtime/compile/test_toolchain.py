@@ -50,11 +50,31 @@ def test_headers_are_where_it_says() -> None:
         assert any((path / header).is_file() for path in dirs), header
 
 
+@pytest.mark.slow
+def test_nvrtc_of_a_wheel_finds_its_builtins_wherever_it_looks(tmp_path: Path) -> None:
+    """NVRTC 13.0.88, which PyTorch 2.13 brings, does not look beside itself: here by a copy made so."""
+    toolchain = Toolchain.find()
+    if toolchain.found_via["nvrtc"] != "site-packages":
+        pytest.skip("NVRTC is of no wheel here")
+    library = Path(next(line.split()[-1] for line in run(_MAPS).splitlines() if "libnvrtc.so" in line))
+    copies = tmp_path.joinpath(*library.parts[library.parts.index("nvidia") : -1])
+    copies.mkdir(parents=True)
+    for path in library.parent.glob("libnvrtc*.so.*"):
+        copies.joinpath(path.name).write_bytes(path.read_bytes().replace(b"\0$ORIGIN", b"\0/nowher"))
+    shown = run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{_MAPS}")
+    assert str(copies / library.name) in shown
+    assert "libnvrtc-builtins" in shown
+
+
+_MAPS = (
+    "from gemmill.runtime.compile.toolchain import Toolchain; Toolchain.find()\n"
+    "print('\\n'.join(line for line in open('/proc/self/maps') if '.so' in line))"
+)
+"""Shows the libraries of a process that has found its toolchain."""
+
+
 def test_neither_gpu_nor_driver_is_touched() -> None:
-    maps = run(
-        "from gemmill.runtime.compile.toolchain import Toolchain; Toolchain.find()\n"
-        "print('\\n'.join(line for line in open('/proc/self/maps') if '.so' in line))"
-    )
+    maps = run(_MAPS)
     assert "libnvrtc" in maps
     assert "libcuda.so" not in maps
 
