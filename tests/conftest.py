@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from tests.cases.browser import Browser, browser
 
 # Examples compile kernels or run on busy machines; how long one takes says nothing about its correctness.
 settings.register_profile("gemmill", deadline=None, derandomize="CI" in os.environ)
@@ -43,3 +44,10 @@ def store_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEMMILL_STORE", str(root / "store"))
         yield
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Chromium, for the pages of a module."""
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
+        yield found

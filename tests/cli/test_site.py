@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from tests.cases.browser import HARD_TO_READ, Browser, browser
+from tests.cases.browser import HARD_TO_READ, Browser
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,12 +65,6 @@ def test_links_lead_somewhere_and_headings_are_in_order(site: Path) -> None:
         assert not page.without_text, path
     assert not wrong
     assert len(pages) > 40
-
-
-@pytest.fixture(scope="module")
-def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
-        yield found
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.cases.browser import HARD_TO_READ, Browser, browser
+from tests.cases.browser import HARD_TO_READ, Browser
 from tests.service.conftest import filled
 from tests.service.running import KERNEL, Running, serving
 
@@ -101,12 +101,6 @@ def test_problems_say_why_and_what_is_wrong(shown: Running) -> None:
     wrong = shown.ask("GET", "/problems?problem=%3Cscript%3Ealert(1)%3C/script%3E&gpu=x").body.decode()
     assert "<script" not in wrong
     assert 'role="alert"' in wrong
-
-
-@pytest.fixture(scope="module")
-def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
-        yield found
 
 
 @pytest.mark.slow
