@@ -42,8 +42,8 @@ class InWordsOfTheDsl(TyperCommand):
 def _numbers(count: int, example: str) -> Any:
     def read(text: str) -> tuple[int, ...]:
         parts = text.split(",")
-        if len(parts) != count or not all(part.strip().isdecimal() and len(part) < 6 for part in parts):
-            raise typer.BadParameter(f"{text!r} is not {count} numbers such as {example}")
+        if len(parts) != count or not all(part.strip().isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
+            raise typer.BadParameter(f"{text!r} is not {count} numbers above 0 such as {example}")
         return tuple(map(int, parts))
 
     return read
@@ -87,5 +87,5 @@ def kernels_of(problem: GemmProblem, tile: tuple[int, ...], cluster: tuple[int, 
         try:
             return load_manifest(path)
         except ManifestError as error:
-            why = str(error).partition("sets[0]: ")[2] or str(error)
+            why = "; ".join(line.partition("sets[0]")[2].lstrip(".: ") for line in str(error).splitlines())
             raise UnsupportedProblemError(f"no kernel has a tile of {'x'.join(map(str, tile))}: {why}") from None
