@@ -190,8 +190,10 @@ class Registry:
             configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})
 
         def expanded() -> Iterator[GemmConfig]:
+            from gemmill.library.manifest.load import shipped_sets
+
             where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
-            for kernel_set in self.kernel_sets:
+            for kernel_set in shipped_sets(types) if self._ships else self.kernel_sets:
                 with suppress(ManifestError):  # it has none of these
                     yield from kernel_set.expand(where=where)
 

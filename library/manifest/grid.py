@@ -96,16 +96,16 @@ class Grid:
         return {value[column] for values, column in columns for value in values}
 
     def meets(self, other: Grid) -> bool:
-        """Whether two grids over the same fields may share candidates: where their axes are the same, whether they share
-        values of every one."""
+        """Whether two grids over the same fields may share candidates: where they have the same axes, whether they
+        share values of every one."""
         pairs = [*zip(self.axes, other.axes, strict=False)]
         if any(mine.names != its.names for mine, its in pairs):
             return True
         return all(mine.names == ("stages",) or set(mine.values) & set(its.values) for mine, its in pairs)
 
     def narrowed(self, predicate: Predicate) -> Grid | None:
-        """The part of the grid that passes a predicate, where that reads fields of one axis and nothing else; None where
-        it reads more."""
+        """The part of the grid that passes a predicate, where that reads but fields of one axis; None where it reads
+        more."""
         along = None
         try:
             predicate(Known())
