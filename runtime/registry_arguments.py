@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +108,15 @@ def remote_of(remote: Remote | str | None) -> Remote | None:
     return Remote.of_settings(remote) if remote is None or isinstance(remote, str) else remote
 
 
-def kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
-    """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
-    from gemmill.library.manifest.load import load_manifest, shipped_manifests
+def kernel_sets(
+    manifests: Iterable[str | Path | KernelSet] | None, types: Collection[str] | None = None
+) -> Iterable[KernelSet]:
+    """The kernel sets of manifests; for None of all that ship, with ``types`` only what may have such A and B. That
+    they hold legal kernels, the tests have seen."""
+    from gemmill.library.manifest.load import load_manifest, shipped_manifests, shipped_sets
 
+    if manifests is None and types is not None:
+        return shipped_sets(types)
     shipped = shipped_manifests()
     return tuple(
         load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest
