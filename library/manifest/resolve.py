@@ -117,7 +117,7 @@ def grids(spec: SetSpec) -> Iterator[Grid]:
 
 def _axes(spec: SetSpec, stages: tuple[Value, ...]) -> Iterator[Axis]:
     for name in GROUPS:
-        parts = stages if name == "stages" else spec[name] or ()
+        parts: tuple[Any, ...] = stages if name == "stages" else spec[name] or ()
         if name == "c":
             continue  # an axis together with D, since C may be as D
         if name == "d":
