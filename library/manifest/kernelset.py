@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from gemmill.library.config.fields import Value, made_of, parts_of
+from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import ManifestError
 from gemmill.library.legality.footprint import resolved_stages
@@ -147,7 +147,7 @@ class KernelSet:
                 mask &= ~own.repeated(cells)
                 for fields in candidates.grid.candidates(cells, mask):
                     empty = False
-                    yield GemmConfig(**made_of(parts_of(fields)))  # values that the schema has validated
+                    yield config_of(fields)
         if empty:
             suffix = f" passes {where!r}" if where else " is legal"
             raise ManifestError(
@@ -191,9 +191,10 @@ class KernelSet:
         """Whether any kernel is in a preset."""
         for candidates in self.sets:
             chosen = _Chosen(candidates, preset, ())
-            rules = [table for _, table in candidates.rules]
-            if any((chosen.filtered(cells) & _all(rules, cells)).any() for cells in candidates.grid.blocks()):
-                return True
+            for cells in candidates.grid.blocks():
+                mask = chosen.filtered(cells)
+                if mask.any() and (mask & _all([table for _, table in candidates.rules], cells)).any():
+                    return True
         return False
 
     def _choice(self, preset: str | None, where: str | None) -> Preset:

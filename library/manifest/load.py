@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.files import read_given, read_regular, shipped
 from gemmill.library.input.keywords import strict
+from gemmill.library.legality.rules import legal as is_legal
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
@@ -241,11 +242,13 @@ def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal:
         passing = [part for part in parts if part.any(rules=False)]
         if not passing:
             document.fault(where, "no candidate passes")
-        elif legal and not any(part.any() for part in parts):
-            first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
-            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
-        else:
+        elif not legal:
             return True
+        else:  # the first candidate of most sets is a kernel, which is seen without judging all
+            first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
+            if is_legal(first) or any(part.any() for part in parts):
+                return True
+            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
     except ExpressionError as error:
         document.fault(where, str(error))
     return False
