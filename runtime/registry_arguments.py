@@ -21,11 +21,10 @@ from gemmill.library.errors import (
 )
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.settings import Settings
-from gemmill.runtime.storage.pack import Pack
-from gemmill.runtime.storage.trust.keys import TrustedKeys
 
 if TYPE_CHECKING:
     from gemmill.library.manifest.kernelset import KernelSet
+    from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.store import Store
 
@@ -75,8 +74,12 @@ def check_files(**given: object) -> None:
 def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
     """Packs, opened: signed by a trusted key where the environment names any. TrustError, PackError: as for
     :meth:`Pack.open`."""
-    files = [*packs]
-    trusted = TrustedKeys.of_settings() if files else None
+    if not (files := [*packs]):
+        return ()
+    from gemmill.runtime.storage.pack import Pack
+    from gemmill.runtime.storage.trust.keys import TrustedKeys
+
+    trusted = TrustedKeys.of_settings()
     return tuple(Pack.open(path, store, trusted) for path in files)
 
 
