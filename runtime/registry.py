@@ -100,7 +100,7 @@ class Registry:
         self.packs = opened_packs(packs, checked_place(store))
         self._ships = manifests is None and not self.packs
         if not self._ships:  # what is wrong with them is said at once
-            self.kernel_sets = () if manifests is None else kernel_sets(manifests)
+            self.kernel_sets = () if manifests is None else tuple(kernel_sets(manifests))
         self._store, self._remote = store, remote
         self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
@@ -122,7 +122,7 @@ class Registry:
     @cached_property
     def kernel_sets(self) -> tuple[KernelSet, ...]:
         """The kernel sets of the manifests: those that ship, unless others were named."""
-        return kernel_sets(None)
+        return tuple(kernel_sets(None))
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -191,7 +191,7 @@ class Registry:
 
         def expanded() -> Iterator[GemmConfig]:
             where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
-            for kernel_set in self.kernel_sets:
+            for kernel_set in kernel_sets(None, types) if self._ships else self.kernel_sets:
                 with suppress(ManifestError):  # it has none of these
                     yield from kernel_set.expand(where=where)
 

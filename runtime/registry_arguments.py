@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,10 @@ from gemmill.library.errors import (
 )
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.settings import Settings
-from gemmill.runtime.storage.pack import Pack
-from gemmill.runtime.storage.trust.keys import TrustedKeys
 
 if TYPE_CHECKING:
     from gemmill.library.manifest.kernelset import KernelSet
+    from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.store import Store
 
@@ -75,8 +74,12 @@ def check_files(**given: object) -> None:
 def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
     """Packs, opened: signed by a trusted key where the environment names any. TrustError, PackError: as for
     :meth:`Pack.open`."""
-    files = [*packs]
-    trusted = TrustedKeys.of_settings() if files else None
+    if not (files := [*packs]):
+        return ()
+    from gemmill.runtime.storage.pack import Pack
+    from gemmill.runtime.storage.trust.keys import TrustedKeys
+
+    trusted = TrustedKeys.of_settings()
     return tuple(Pack.open(path, store, trusted) for path in files)
 
 
@@ -108,10 +111,15 @@ def remote_of(remote: Remote | str | None) -> Remote | None:
     return Remote.of_settings(remote) if remote is None or isinstance(remote, str) else remote
 
 
-def kernel_sets(manifests: Iterable[str | Path | KernelSet] | None) -> tuple[KernelSet, ...]:
-    """The kernel sets of manifests; of all that ship for None. That those hold legal kernels, the tests have seen."""
-    from gemmill.library.manifest.load import load_manifest, shipped_manifests
+def kernel_sets(
+    manifests: Iterable[str | Path | KernelSet] | None, types: Collection[str] | None = None
+) -> Iterable[KernelSet]:
+    """The kernel sets of manifests; for None of all that ship, with ``types`` only what may have such A and B. That
+    they hold legal kernels, the tests have seen."""
+    from gemmill.library.manifest.load import load_manifest, shipped_manifests, shipped_sets
 
+    if manifests is None and types is not None:
+        return shipped_sets(types)
     shipped = shipped_manifests()
     return tuple(
         load_manifest(manifest, legal=str(manifest) not in shipped) if isinstance(manifest, str | Path) else manifest

@@ -85,15 +85,41 @@ class Grid:
         """Number of candidates."""
         return math.prod(self.shape)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields, axis by axis."""
+        return tuple(name for axis in self.axes for name in axis.names)
+
     def values(self, name: str) -> set[Value]:
         """The values that a field takes."""
         columns = ((axis.values, axis.names.index(name)) for axis in self.axes if name in axis.names)
         return {value[column] for values, column in columns for value in values}
 
     def meets(self, other: Grid) -> bool:
-        """Whether two grids over the same fields may share candidates: whether they share values of every axis."""
-        pairs = zip(self.axes, other.axes, strict=True)
+        """Whether two grids over the same fields may share candidates: where they have the same axes, whether they
+        share values of every one."""
+        pairs = [*zip(self.axes, other.axes, strict=False)]
+        if any(mine.names != its.names for mine, its in pairs):
+            return True
         return all(mine.names == ("stages",) or set(mine.values) & set(its.values) for mine, its in pairs)
+
+    def narrowed(self, predicate: Predicate) -> Grid | None:
+        """The part of the grid that passes a predicate, where that reads but fields of one axis; None where it reads
+        more."""
+        along = None
+        try:
+            predicate(Known())
+        except UnreadError as unread:
+            along = next((axis for axis in self.axes if unread.reader in axis.names and axis != AUTO), None)
+        if along is None:
+            return None
+        try:
+            kept = [values for values in along.values if predicate(Known(zip(along.names, values, strict=True)))]
+        except UnreadError:
+            return None
+        if len(kept) == len(along.values):
+            return self
+        return Grid(tuple(Axis(axis.names, tuple(kept)) if axis is along else axis for axis in self.axes))
 
     def tabulate(self, function: Callable[[Fields], Any]) -> Table:
         """Evaluates a predicate, or another function of fields, over the grid; ExpressionError where the fields that it
@@ -161,8 +187,8 @@ def _distinct(values: Sequence[Any], places: npt.NDArray[np.intp]) -> _Column:
 
 
 def _blocks(shape: tuple[int, ...], cells: int) -> Iterator[Cells]:
-    if not shape:
-        yield ()
+    if math.prod(shape) <= cells:
+        yield tuple(slice(0, length) for length in shape)
         return
     inner = math.prod(shape[1:])
     step = max(1, cells // max(1, inner))

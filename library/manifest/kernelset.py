@@ -5,9 +5,11 @@ Same manifest, same order, everywhere: grids in the order of the manifest, the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,11 @@ from gemmill.library.legality.footprint import resolved_stages
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import RULES
 from gemmill.library.manifest import expression
-from gemmill.library.manifest.grid import Cells, Grid, Predicate, Table
+from gemmill.library.manifest.grid import AUTO, Axis, Cells, Grid, Predicate, Table
 from gemmill.library.wording import suggest
 
+SMALL = 1 << 8
+"""Most cells of a grid that is expanded together with others."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -57,10 +61,11 @@ class Candidates:
 
     @cached_property
     def rules(self) -> tuple[tuple[Rule, Table], ...]:
-        """Every rule for schedules of the grid, over the grid: true where it is kept."""
+        """The rules that refuse any cell of the grid, over the grid: true where they are kept."""
         schedules = [{"schedule": schedule} for schedule in self.grid.values("schedule")]
         concerning = (rule for rule in RULES if any(map(rule.concerns, schedules)))
-        return tuple((rule, self.grid.tabulate(rule.allows)) for rule in concerning)
+        tables = ((rule, self.grid.tabulate(rule.allows)) for rule in concerning)
+        return tuple((rule, table) for rule, table in tables if not table.entries.all())
 
     @cached_property
     def members(self) -> tuple[Predicate, ...]:
@@ -69,10 +74,20 @@ class Candidates:
         # Asked over grids of other sets: what divides by zero there alone is none of these candidates.
         return (*axes, *(expression.guarded(predicate, axes) for predicate in self.where))
 
+    def narrowed(self, predicates: Sequence[Predicate]) -> tuple[Candidates, tuple[Predicate, ...]]:
+        """The candidates on the values of axes that pass predicates, and those of these that read more than an axis."""
+        grid, others = self.grid, []
+        for predicate in predicates:
+            if (part := grid.narrowed(predicate)) is None:
+                others.append(predicate)
+            else:
+                grid = part
+        return self if grid is self.grid else Candidates(grid, self.where), tuple(others)
+
     def any(self, rules: bool = True) -> bool:
         """Whether any candidate passes the filters and, with ``rules``, breaks none of them."""
         tables = [*self.passing, *(table for _, table in (self.rules if rules else ()))]
-        return any(_all(tables, cells).any() for cells in self.grid.blocks())
+        return not tables or any(_all(tables, cells).any() for cells in self.grid.blocks())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +128,23 @@ class KernelSet:
 
     def _expand(self, choice: Preset, legal: bool, whole: str, where: str | None) -> Iterator[GemmConfig]:
         empty = True
-        for index, candidates in enumerate(self.sets):
-            chosen = _Chosen(candidates, choice, self.sets[:index])
+        narrowed = [candidates.narrowed(choice.where) for candidates in self.sets]
+        left = [(candidates, others) for candidates, others in narrowed if candidates.grid.size]
+        sets = tuple(candidates for candidates, _ in left)
+        chosen = [
+            _Chosen(candidates, Preset("", others, choice.alternatives), sets[:index])
+            for index, (candidates, others) in enumerate(left)
+        ]
+        for own in _with_small_ones_together(chosen):
+            candidates = own.candidates
             for cells in candidates.grid.blocks():
-                mask = chosen.filtered(cells)
+                mask = own.filtered(cells)
                 if not mask.any():
                     continue
                 if legal:
                     for _, table in candidates.rules:
                         mask &= table.over(cells)
-                mask &= ~chosen.repeated(cells)
+                mask &= ~own.repeated(cells)
                 for fields in candidates.grid.candidates(cells, mask):
                     empty = False
                     yield config_of(fields)
@@ -169,9 +191,10 @@ class KernelSet:
         """Whether any kernel is in a preset."""
         for candidates in self.sets:
             chosen = _Chosen(candidates, preset, ())
-            rules = [table for _, table in candidates.rules]
-            if any((chosen.filtered(cells) & _all(rules, cells)).any() for cells in candidates.grid.blocks()):
-                return True
+            for cells in candidates.grid.blocks():
+                mask = chosen.filtered(cells)
+                if mask.any() and (mask & _all([table for _, table in candidates.rules], cells)).any():
+                    return True
         return False
 
     def _choice(self, preset: str | None, where: str | None) -> Preset:
@@ -181,6 +204,29 @@ class KernelSet:
             raise ManifestError(f"{self.name} has no preset {preset!r}{hint} its presets: {known}")
         chosen = self.presets[preset] if preset is not None else Preset()
         return Preset(chosen.description, (*chosen.where, *predicates(where)), chosen.alternatives)
+
+
+def _with_small_ones_together(sets: Sequence[_Chosen]) -> Iterator[_Chosen]:
+    """Sets in order, of which those with few cells that follow each other are one."""
+    for is_small, run in itertools.groupby(sets, lambda own: own.candidates.grid.size <= SMALL):
+        if not is_small:
+            yield from run
+            continue
+        first, *others = run
+        if rows := dict.fromkeys(row for own in (first, *others) for row in own.rows()):
+            together = _with_stages(first.candidates.grid.names, rows)
+            yield _Chosen(Candidates(together, ()), Preset(), first.before)
+
+
+def _with_stages(names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> Grid:
+    """Candidates along one axis, in order and each once, of which some may have ``auto`` stages."""
+    at = names.index("stages")
+    autos = [row for row in rows if row[at] == "auto"]
+    others = Axis((*names[:at], *names[at + 1 :]), tuple((*row[:at], *row[at + 1 :]) for row in autos))
+    stages = Grid((others, AUTO)).tabulate(itemgetter("stages")).entries if autos else np.array([])
+    numbers = iter(np.broadcast_to(stages.ravel(), len(autos)).tolist())
+    found = ((*row[:at], next(numbers) if row[at] == "auto" else row[at], *row[at + 1 :]) for row in rows)
+    return Grid((Axis(names, tuple(dict.fromkeys(found))),))
 
 
 def predicates(where: str | None) -> tuple[Predicate, ...]:
@@ -199,20 +245,22 @@ def member(names: tuple[str, ...], values: tuple[tuple[Value, ...], ...]) -> Pre
 class _Chosen:
     """The filters of a preset over one set, and which of the set's candidates had come before."""
 
-    def __init__(self, candidates: Candidates, preset: Preset, earlier: tuple[Candidates, ...]) -> None:
-        self._grid = grid = candidates.grid
-        self._before = earlier
+    def __init__(self, candidates: Candidates, preset: Preset, before: tuple[Candidates, ...]) -> None:
+        self.candidates, self.before, grid = candidates, before, candidates.grid
         self.filters = (*candidates.passing, *(grid.tabulate(predicate) for predicate in preset.where))
         self.alternatives = [[grid.tabulate(p) for p in alternative] for alternative in preset.alternatives]
 
     @cached_property
     def earlier(self) -> list[list[Table]]:
         """What candidates of earlier sets fulfil, over the grid."""
-        return [
-            [self._grid.tabulate(predicate) for predicate in other.members]
-            for other in self._before
-            if other.grid.meets(self._grid)
-        ]
+        grid = self.candidates.grid
+        return [[grid.tabulate(p) for p in other.members] for other in self.before if other.grid.meets(grid)]
+
+    def rows(self) -> Iterator[tuple[Value, ...]]:
+        """The values of candidates that pass, of a grid that is small, in the order of :attr:`Grid.names`."""
+        (cells,) = (grid := self.candidates.grid).blocks()
+        chosen = itertools.compress(itertools.product(*(axis.values for axis in grid.axes)), self.filtered(cells).flat)
+        return (tuple(itertools.chain.from_iterable(cell)) for cell in chosen)
 
     def filtered(self, cells: Cells) -> Mask:
         mask = _all(self.filters, cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.files import read_given, read_regular, shipped
 from gemmill.library.input.keywords import strict
+from gemmill.library.legality.rules import legal as is_legal
 from gemmill.library.legality.rules import verdicts
 from gemmill.library.manifest import resolve
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
@@ -21,6 +22,7 @@ from gemmill.library.manifest.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.manifest.renamed import rename
 from gemmill.library.manifest.schema import FilteredSet, Manifest, PresetSpec
 from gemmill.library.manifest.validation import validated
+from gemmill.library.manifest.wanted import Wanted
 from gemmill.library.wording import suggest
 
 SHIPPED = Path(__file__).parents[2] / "manifests"
@@ -69,6 +71,18 @@ def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
     return kernel_set
 
 
+def shipped_sets(types: Collection[str]) -> Iterator[KernelSet]:
+    """The kernel sets of all manifests that ship: of each the sets that may have A and B of some types, no presets.
+
+    That they hold legal kernels, the tests have seen. What a set says of its types is looked at before all else is.
+    """
+    for name in shipped_manifests():
+        source = _read(shipped_manifest(name), (), Wanted(frozenset(types)))
+        sets = tuple(_candidates(source, legal=False))
+        source.document.check()
+        yield KernelSet(source.head.name, source.head.description, sets, {})
+
+
 @dataclass
 class _Source:
     """One file: its head, and those of its sets and presets that have no faults."""
@@ -84,8 +98,8 @@ class _Source:
         return [*(self.parent.lineage() if self.parent else ()), self]
 
 
-def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
-    """Reads a file and those it extends.
+def _read(path: Path, chain: tuple[Path, ...], wanted: Wanted | None = None) -> _Source:
+    """Reads a file and those it extends; with ``wanted`` without presets, and without the sets that this refuses.
 
     Faults within its sets and presets are recorded in the document; with any other the file means nothing, and they
     are raised together as a ManifestError.
@@ -105,10 +119,13 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
             inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
             head = Manifest.model_validate({"name": "?", **inherited})
     source = _Source(document, head or Manifest(name="?"))
+    wanted = wanted.within(rest.get("defaults")) if wanted else None
     for name, item in _items(document, data, "sets", list):
+        if wanted and not wanted.has(item):
+            continue
         if part := validated(document, FilteredSet, item, ("sets", name)):
             source.sets[name] = part
-    for name, item in _items(document, data, "presets", dict):
+    for name, item in () if wanted else _items(document, data, "presets", dict):
         if preset := validated(document, PresetSpec, item, ("presets", name)):
             source.presets[name] = preset
     if "extends" not in rest and not data.get("sets"):
@@ -116,7 +133,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> _Source:
     target = _extended(document, rest.get("extends"), (*chain, path))
     if target:
         try:
-            source.parent = _read(target, (*chain, path))
+            source.parent = _read(target, (*chain, path), wanted)
             source.parent.document.check()
         except ManifestError as error:
             document.fault(("extends",), f"{target} has faults")
@@ -189,9 +206,6 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
             if open_fields := resolve.missing(spec):
                 document.fault(at, f"{which}{', '.join(open_fields)} missing; give a value here or in defaults")
                 continue
-            if (number := resolve.candidates(spec)) > resolve.MAX_CANDIDATES:
-                document.fault(at, f"{which}holds {number:,} candidates; at most {resolve.MAX_CANDIDATES:,}")
-                continue
             if crowd := resolve.crowded(spec):
                 document.fault(at, f"{which}{crowd}")
                 continue
@@ -228,11 +242,13 @@ def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal:
         passing = [part for part in parts if part.any(rules=False)]
         if not passing:
             document.fault(where, "no candidate passes")
-        elif legal and not any(part.any() for part in parts):
-            first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
-            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
-        else:
+        elif not legal:
             return True
+        else:  # the first candidate of most sets is a kernel, which is seen without judging all
+            first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
+            if is_legal(first) or any(part.any() for part in parts):
+                return True
+            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
     except ExpressionError as error:
         document.fault(where, str(error))
     return False

@@ -45,6 +45,8 @@ def _defaults(row: Row) -> tuple[Value, ...]:
 BASE = SetSpec(**{group: _base(group) for group in GROUPS})
 """What a set falls back to where it and its manifest's defaults say nothing; leaves fall back by themselves."""
 
+_NEEDED = tuple(row for row in TABLE.values() if not _defaults(row))
+_NAMES = {group: tuple(row.name for row in rows) for group, rows in GROUPS.items()}
 _MOST = f"at most {MAX_VALUES:,} are multiplied out"
 _NO_C = tuple(row.absent for row in GROUPS["c"])
 
@@ -64,15 +66,16 @@ def _filled(own: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     def fill(item: Any, default: Any) -> Any:
         if not isinstance(item, Choices) or not isinstance(default, Choices):
             return item
-        leaves = type(item).model_fields
-        return item.model_copy(update={leaf: default[leaf] for leaf in leaves if item[leaf] is None})
+        open_leaves = [leaf for leaf in type(item).model_fields if item[leaf] is None]
+        given = {leaf: values for leaf in open_leaves if (values := default[leaf]) is not None}
+        return item.model_copy(update=given) if given else item
 
     return tuple(dict.fromkeys(fill(item, default) for item in own for default in other))
 
 
 def missing(spec: SetSpec) -> list[str]:
     """The fields that a merged set gives no value."""
-    return [row.name for row in TABLE.values() if not _defaults(row) and _is_open(spec[row.group], row.leaf)]
+    return [row.name for row in _NEEDED if _is_open(spec[row.group], row.leaf)]
 
 
 def _is_open(parts: tuple[Any, ...] | None, leaf: str) -> bool:
@@ -93,14 +96,11 @@ def _misread(text: str, c_dtype: Value) -> str | None:
     return epilogue_c.says({"epilogue": text, "c.dtype": c_dtype}) if canonical(text) == LINEAR else None
 
 
-def candidates(spec: SetSpec) -> int:
-    """How many candidates a merged set without missing fields has."""
-    return math.prod(_count(name, parts) for name in GROUPS if (parts := spec[name]))
-
-
 def crowded(spec: SetSpec) -> str:
-    """Which part of a merged set without missing fields has too many values; empty where none has."""
+    """What a merged set without missing fields has too many of; empty where that is nothing."""
     counts = {name: _count(name, spec[name] or ()) for name in GROUPS}
+    if (number := math.prod(counts.values())) > MAX_CANDIDATES:
+        return f"holds {number:,} candidates; at most {MAX_CANDIDATES:,}"
     together = {**counts, "c with d": counts["c"] * counts["d"], "epilogue with c": counts["epilogue"] * counts["c"]}
     return next((f"{count:,} values of {name}; {_MOST}" for name, count in together.items() if count > MAX_VALUES), "")
 
@@ -112,19 +112,19 @@ def _count(group: str, parts: tuple[Any, ...]) -> int:
 def grids(spec: SetSpec) -> Iterator[Grid]:
     """The grids of a merged set: one for each run of numbers in ``stages``, and one for ``auto``."""
     for _, stages in itertools.groupby(spec["stages"] or (), key=lambda value: value == "auto"):
-        yield Grid(tuple(_axes(spec.model_copy(update={"stages": tuple(stages)}))))
+        yield Grid(tuple(_axes(spec, tuple(stages))))
 
 
-def _axes(spec: SetSpec) -> Iterator[Axis]:
+def _axes(spec: SetSpec, stages: tuple[Value, ...]) -> Iterator[Axis]:
     for name in GROUPS:
-        parts = spec[name] or ()
+        parts: tuple[Any, ...] = stages if name == "stages" else spec[name] or ()
         if name == "c":
             continue  # an axis together with D, since C may be as D
         if name == "d":
             values = [(*(d if c == "same" else c), *d) for d in _values("d", parts) for c in _c_values(spec["c"] or ())]
-            yield Axis((*_names("c"), *_names("d")), tuple(dict.fromkeys(values)))
+            yield Axis((*_NAMES["c"], *_NAMES["d"]), tuple(dict.fromkeys(values)))
         elif name in PARTS:
-            yield Axis(_names(name), tuple(dict.fromkeys(_values(name, parts))))
+            yield Axis(_NAMES[name], tuple(dict.fromkeys(_values(name, parts))))
         elif name == "epilogue":
             yield Axis((name,), tuple((text,) for text in dict.fromkeys(map(canonical, parts))))
         else:
@@ -146,10 +146,6 @@ def _choices(group: str, part: Any) -> list[tuple[Value, ...]]:
     if not isinstance(part, Choices):
         return [(part,)]
     return [part[row.leaf] or _defaults(row) for row in GROUPS[group]]
-
-
-def _names(group: str) -> tuple[str, ...]:
-    return tuple(row.name for row in GROUPS[group])
 
 
 def filters(where: tuple[Expression, ...] | None) -> tuple[Predicate, ...]:
@@ -184,7 +180,7 @@ def _any_epilogue(texts: tuple[str, ...]) -> Predicate:
 
 
 def _any_part(group: str, parts: tuple[Any, ...]) -> Predicate:
-    names, like_d = _names(group), _names("d") if "same" in parts else ()
+    names, like_d = _NAMES[group], _NAMES["d"] if "same" in parts else ()
 
     def fits(part: Any, fields: Fields) -> bool:
         if part == "none":

@@ -120,7 +120,7 @@ they are written, since they say whether there is a C."""
 class Spec(BaseModel):
     """Base of the schema's models."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Choices(Spec):
@@ -239,37 +239,35 @@ else:
 class FilteredSet(SetSpec):
     """The cross product of its choices, less what ``where`` filters out."""
 
-    where: Where | None = None
-    """Keeps the candidates for which this holds, as in ``tile.m * tile.n <= 32768``."""
+    where: Where | None = Field(
+        None, description="Keeps the candidates for which this holds, as in ``tile.m * tile.n <= 32768``."
+    )
 
 
 class PresetSpec(Spec):
     """A named part of the manifest's kernels."""
 
     description: str = ""
-    where: Where | None = None
-    """Keeps the kernels for which this holds."""
-    match: OneOrMore[SetSpec] | None = None
-    """Keeps the kernels that match one of these; what a match leaves out may be anything."""
+    where: Where | None = Field(None, description="Keeps the kernels for which this holds.")
+    match: OneOrMore[SetSpec] | None = Field(
+        None, description="Keeps the kernels that match one of these; what a match leaves out may be anything."
+    )
 
 
 class Manifest(Spec):
     """A set of GEMM kernels."""
 
-    name: Annotated[str, Field(min_length=1)]
-    """What the set is called."""
+    name: str = Field(min_length=1, description="What the set is called.")
     description: str = ""
-    extends: str | None = None
-    """Another manifest, by path relative to this one or by the name it ships under, whose sets and presets come first.
-    This manifest's ``defaults`` override the other's."""
-    defaults: SetSpec = SetSpec()
-    """What sets fall back to."""
-    where: Where | None = None
-    """Keeps the candidates, of inherited sets too, for which this holds."""
-    sets: list[FilteredSet] = []
-    """The kernels: the union of these sets."""
-    presets: dict[str, PresetSpec] = {}
-    """Named parts of the kernels."""
+    extends: str | None = Field(
+        None,
+        description="Another manifest, by path relative to this one or by the name it ships under, whose sets and "
+        "presets come first.\nThis manifest's ``defaults`` override the other's.",
+    )
+    defaults: SetSpec = Field(SetSpec(), description="What sets fall back to.")
+    where: Where | None = Field(None, description="Keeps the candidates, of inherited sets too, for which this holds.")
+    sets: list[FilteredSet] = Field([], description="The kernels: the union of these sets.")
+    presets: dict[str, PresetSpec] = Field({}, description="Named parts of the kernels.")
 
 
 def json_schema() -> dict[str, Any]:

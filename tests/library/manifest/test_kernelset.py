@@ -141,6 +141,31 @@ def test_expansion_is_repeatable_and_free_of_duplicates(kernel_set: KernelSet) -
 
 
 @examples(8, 30)
+@given(kernel_sets(), st.sampled_from(["tile.m <= 128", "a.dtype == 'bf16' and tile.m >= 128 and stages >= 4"]))
+def test_a_filter_keeps_of_an_expansion_what_passes_it(kernel_set: KernelSet, where: str) -> None:
+    assume(kernel_set.count(where=where).legal)
+    passes = [config for config in kernel_set.expand() if all(check(fields_of(config)) for check in predicates(where))]
+    assert [*kernel_set.expand(where=where)] == passes
+
+
+def test_a_grid_is_narrowed_by_what_reads_one_axis_alone() -> None:
+    grid = Grid((Axis(("tile.m", "tile.n"), ((64, 64), (128, 64))), Axis(("tile.k",), ((32,), (64,)))))
+    narrow, same, wide, none = map(
+        grid.narrowed,
+        predicates("tile.m > 64")
+        + predicates("tile.n == 64")
+        + predicates("tile.m > tile.k")
+        + predicates("tile.k == 1"),
+    )
+    assert narrow is not None
+    assert narrow.shape == (1, 2)
+    assert same is grid
+    assert wide is None
+    assert none is not None
+    assert none.size == 0
+
+
+@examples(8, 30)
 @given(kernel_sets())
 def test_illegal_candidates_are_expanded_when_asked_for(kernel_set: KernelSet) -> None:
     count = kernel_set.count()
