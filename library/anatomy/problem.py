@@ -23,18 +23,12 @@ def raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     order = Raster.of(kernel.config, waves.m, waves.n)
     m, n = kernel.config.tile.m * kernel.config.cluster.m, kernel.config.tile.n * kernel.config.cluster.n
     transposed = ", of the transposed problem" if waves.swapped else ""
-    streams = kernel.config.scheduler.decomposition == "stream"
-    lost = (
-        "would be without work, were those of the last not shared along K"
-        if streams
-        else "are without work, all in the last"
-    )
     tiles, whole = ("cluster tiles", "clusters") if kernel.launch.cluster_ctas > 1 else ("tiles", "CTAs")
     sheet.words(
         f"{order.clusters_m} x {order.clusters_n} {tiles} of {m}x{n}, along {'M' if order.along_m else 'N'} in groups "
         f"of {order.swizzle}{transposed}. The {waves.gpu} holds {waves.slots:,} {whole} at a time: {waves.units:,} "
         f"units of work are {waves.waves:,} wave{'s' * (waves.waves > 1)}, and {waves.loss:.1%} of their places "
-        f"{lost}. Colours are waves, numbers the order."
+        "have no unit of their own, all in the last. Colours are waves, numbers the order."
     )
     rows, columns = min(order.clusters_m, MOST), min(order.clusters_n, MOST)
     wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
