@@ -7,7 +7,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,11 @@ def _key(means: Mapping[str, float]) -> Iterator[str]:
 
 def _marks(selected: Mapping[str, Mapping[str, Any]], y: float) -> Iterator[str]:
     for name, (words, shade) in OBJECTIVES.items():
-        middle, low, high = _quartiles(selected[name]["ratio"])
+        middle, low, high = selected[name]["ratio"]
         yield element("path", d=f"M{_x(low):.1f} {y:.1f}H{_x(high):.1f}", class_="line", stroke_width=2)
         told = element("title", f"{words}: {middle:.3f} ({low:.3f} to {high:.3f}), {selected[name]['kernel']}")
         style = f"fill:var(--{shade})"
         yield element("circle", told, cx=_x(middle), cy=y, r=6, class_=f"{shade} line", style=style)
-
-
-def _quartiles(ratio: Sequence[float]) -> tuple[float, float, float]:
-    middle, low, high = ratio
-    return middle, low, high
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ RESULTS = ROOT / "profiler" / "results"
 PAGE = ROOT / "docs" / "performance" / "results.md"
 TYPES: Mapping[str, str] = {"bf16": "bf16", "f16": "f16", "e4m3": "fp8", "s8": "int8", "tf32": "tf32"}
 """Types of A and B, and what the names of their sweeps begin with."""
+FEWEST_ROUNDS = 9
+"""Below which a row is marked."""
 
 
 class Table(NamedTuple):
@@ -191,10 +193,6 @@ def _of_quartiles(f: Figures, m: Measurement, baseline: str, *, slow: bool) -> f
     return ratio * (m.us / own) * (theirs / other.us)  # type: ignore[operator]
 
 
-FEWEST_ROUNDS = 9
-"""Below which a row is marked."""
-
-
 def _known(
     chosen: Sequence[tuple[Figures, Measurement]], figure: Callable[[Figures, Measurement], float | None]
 ) -> list[float]:
@@ -221,10 +219,10 @@ def _section(table: Table) -> list[str]:
     for line in lines(table):
         low, *_, high = quantiles(line.ratios, n=20, method="inclusive")
         wins = sum(ratio > 1 for ratio in line.ratios) / len(line.ratios)
-        slow, fast = map(_mean, line.between)
-        mark = " ≈" if slow <= "1.000" <= fast else ""
+        slow, fast = (round(geometric_mean(ratios) or 0.0, 3) for ratios in line.between)
+        mark = " ≈" if slow <= 1 <= fast else ""
         rows.append(
-            f"| {line.type} | **{_mean(line.ratios)}** ({slow} to {fast}){mark} | {_mean(line.best)} "
+            f"| {line.type} | **{_mean(line.ratios)}** ({slow:.3f} to {fast:.3f}){mark} | {_mean(line.best)} "
             f"| {min(line.ratios):.3f}, {low:.2f}, {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
             f"| {len(line.ratios)} | {line.rounds}{'*' if line.rounds < FEWEST_ROUNDS else ''} "
             f"| `{line.sweep}`, {line.commit[:7]}, {line.driver} |"

@@ -3,7 +3,7 @@
 A key rests on the text of the kernel's source, which takes longer to emit than the kernel to read. What a name leads to
 is decided by the code that emits it and computes keys, by all headers and by the toolchain: names are kept in a file of
 the store that is called by a digest of these, so that none outlives what it rests on. The digest is made once for each
-:class:`KernelKeys`, that is once in a registry or in a process that compiles.
+:class:`KernelKeys`: once in a registry; where kernels are compiled for each of them, which so has what others added.
 """
 
 from __future__ import annotations

@@ -26,9 +26,13 @@ def run_page(page: Path, folder: Path, gpu: bool) -> int:
             (name,) = re.findall(r"\Aname: (\w+)$", text, re.MULTILINE)
             (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
             continue
-        script = f'set -e\ngemmill() {{ "{sys.executable}" -m gemmill "$@"; }}\n{text}'
-        command = ["bash", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
+        command = shell(text) if kind == "sh" else [sys.executable, "-c", text]
         done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=600, check=False)
         assert not done.returncode, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         count += 1
     return count
+
+
+def shell(text: str) -> list[str]:
+    """A command that runs lines of a shell, as far as they succeed, in which gemmill is that of this interpreter."""
+    return ["bash", "-c", f'set -e\ngemmill() {{ "{sys.executable}" -m gemmill "$@"; }}\n{text}']

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.cases.pages import shell
 
 from gemmill.cli import application
 from gemmill.library.manifest.load import load_manifest
@@ -43,8 +44,7 @@ def test_the_way_of_an_edited_kernel_is_as_the_page_says(tmp_path: Path) -> None
     page = (ROOT / "docs" / "editing.md").read_text()
     without_gpu = page[: page.index("## Verify and time")] + page[page.index("## Pack and run") :]
     lines = re.findall(r"^ {4}((?:gemmill|K=|sed ).*)", without_gpu, re.MULTILINE)
-    script = "\n".join(["set -e", f'gemmill() {{ "{sys.executable}" -m gemmill "$@"; }}', *lines])
-    said = subprocess.check_output(["bash", "-c", script], text=True, cwd=tmp_path)
+    said = subprocess.check_output(shell("\n".join(lines)), text=True, cwd=tmp_path)
     assert "+  static constexpr int kSwizzle = 4;" in said
     assert "edited.pack: 1 kernels, 0 damaged" in said
     assert "HGMMA" in (tmp_path / "lines.sass").read_text()

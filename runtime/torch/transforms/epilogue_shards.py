@@ -7,7 +7,8 @@ of DTensor's dispatch of it. Importing it does so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
 from gemmill.runtime.torch.operators import LIBRARY
 from gemmill.runtime.torch.outputs import d_shape, of_epilogue
+from gemmill.runtime.torch.transforms.sharding import along
 
 Extents = tuple[int, ...]
 
@@ -39,11 +41,11 @@ def dispatch(_: Any, operator: Any, __: Any, args: Sequence[Any], kwargs: Mappin
     axes = _axes_of_d(tensors, mesh, epilogue) if extents.keys() == tensors.keys() else [None] * mesh.ndim
     with torch.no_grad():
         local = {
-            name: x.redistribute(mesh, [_shard(axis, shape, extents.get(name, ()), x.ndim) for axis in axes]).to_local()
+            name: x.redistribute(mesh, _placements(axes, along(extents.get(name, ()), shape, x.ndim))).to_local()
             for name, x in tensors.items()
         }
         made = operator(expression, local["a"], local["b"], [local[x] for x in names if x in local], names, **kwargs)
-        placements = [[_of_output(x, axis, shape) for axis in axes] for x in (None, *epilogue.outputs)]
+        placements = [_placements(axes, partial(_of_output, x, shape)) for x in (None, *epilogue.outputs)]
         return [
             DTensor.from_local(x, mesh, placed, run_check=False, shape=torch.Size(out.shape), stride=_packed(out.shape))
             for x, placed, out in zip(made, placements, outs, strict=True)
@@ -96,17 +98,14 @@ def _axes_of_d(tensors: Mapping[str, Any], mesh: Any, epilogue: Epilogue) -> lis
     return [axis(dimension) for dimension in range(mesh.ndim)]
 
 
-def _shard(axis: int | None, shape: Extents, own: Extents, rank: int) -> Any:
-    """Placement of a tensor with extents along the axes of D, which is in shards along one."""
-    at = -1 if axis is None else axis - len(shape) + len(own)
-    return Shard(min(at, rank - 1)) if at >= 0 and own[at] != 1 else Replicate()
+def _placements(axes: Sequence[int | None], placement: Callable[[int], Any]) -> list[Any]:
+    """Placements on a mesh, along each dimension of which an axis of D is in shards, or none."""
+    return [Replicate() if axis is None else placement(axis) for axis in axes]
 
 
-def _of_output(output: Assignment | None, axis: int | None, shape: Extents) -> Any:
+def _of_output(output: Assignment | None, shape: Extents, axis: int) -> Any:
     """Placement of D, of None, or of what an expression writes beside it: in shards as D is, or, of what is made of
     elements along the axis of shards, parts of a sum, or of a greatest or least value."""
-    if axis is None:
-        return Replicate()
     behind = axis - (len(shape) - 2)  # 0 for rows, 1 for columns, less for batch extents
     if output is None or output.kind == "matrix" or (behind < 0 and output.kind != "scalar"):
         return Shard(axis)

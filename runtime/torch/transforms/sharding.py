@@ -75,9 +75,9 @@ def _placements(before: Sequence[Any], a: Any, b: Any, behind: Sequence[Any]) ->
     """Of tensors that broadcast to D before A and behind B in the schema; None for those that are not given."""
     shape = _shape_of_d(a, b)
     others = [x for x in (*before, *behind) if x is not None]
-    along = [_along(x.tensor_meta.shape, shape) for x in others]
-    of_a = _along((*a.tensor_meta.shape[:-1], 1), shape)
-    of_b = _along((*b.tensor_meta.shape[:-2], 1, b.tensor_meta.shape[-1]), shape)
+    of_others = [along(x.tensor_meta.shape, shape) for x in others]
+    of_a = along((*a.tensor_meta.shape[:-1], 1), shape)
+    of_b = along((*b.tensor_meta.shape[:-2], 1, b.tensor_meta.shape[-1]), shape)
 
     def placed(d: Any, a: Any, b: Any, others: Iterable[Any]) -> Placed:
         given = iter(others)
@@ -88,7 +88,7 @@ def _placements(before: Sequence[Any], a: Any, b: Any, behind: Sequence[Any]) ->
     if all(x is None for x in behind[2:]):  # scales multiply parts of sums, and a C behind is added once
         parts = [Replicate() if behind else Partial() for _ in others]
         found.append(placed(Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), parts))
-    return [*found, *(placed(Shard(i), of_a(i), of_b(i), [x(i) for x in along]) for i in range(len(shape)))]
+    return [*found, *(placed(Shard(i), of_a(i), of_b(i), [x(i) for x in of_others]) for i in range(len(shape)))]
 
 
 def _shape_of_d(a: Any, b: Any) -> tuple[int, ...]:
@@ -105,12 +105,13 @@ def _broadcasts(own: Any, shape: Any) -> bool:
     return fits and 1 in padded[-2:]
 
 
-def _along(own: Any, shape: Any) -> Callable[[int], Any]:
-    """What gives the placement of a tensor that broadcasts to a shape, where that is sharded along an axis."""
+def along(own: Any, shape: Any, rank: int | None = None) -> Callable[[int], Any]:
+    """What gives the placement of a tensor that broadcasts to a shape, where that is sharded along an axis; ``rank``
+    where the tensor has fewer axes than extents are given, whose others are 1."""
 
     def placement(axis: int) -> Any:
         at = axis - len(shape) + len(own)
-        return Shard(at) if at >= 0 and own[at] != 1 else Replicate()
+        return Shard(at if rank is None else min(at, rank - 1)) if at >= 0 and own[at] != 1 else Replicate()
 
     return placement
 

@@ -123,8 +123,7 @@ def run(
     else:
         if tile and (manifest or records):
             raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")
-        of_tile = [kernels_of(problem, tile, cluster or (1, 1))] if tile else []
-        chosen = Registry(of_tile) if tile else registry(manifest, [], records)
+        chosen = Registry([kernels_of(problem, tile, cluster or (1, 1))]) if tile else registry(manifest, [], records)
         configs = [parse_name(name) for name in best(chosen.select(problem), top)]
     problem = problem.with_narrow_a
     if upconverts_a(problem.b_dtype, problem.a_dtype):
