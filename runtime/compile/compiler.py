@@ -7,6 +7,7 @@ used. No GPU and no driver are needed.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import threading
@@ -14,7 +15,7 @@ import time
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gemmill.emitters import include_path
 from gemmill.emitters.emit import DEFINES, EmittedSource
@@ -25,6 +26,7 @@ from gemmill.library.version import __version__
 from gemmill.runtime.compile import limits, pch
 from gemmill.runtime.compile.headers import toolkit_digest
 from gemmill.runtime.compile.patch.sass import chain_multiply_adds
+from gemmill.runtime.compile.patch.strip import stripped
 from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
 from gemmill.runtime.storage.cubin import Cubin
@@ -33,8 +35,6 @@ from gemmill.runtime.storage.verify import check_facts, verify
 
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
 """What became of the precompiled header: ``heap exhausted`` and ``none`` cost time, never the kernel."""
-Form = Literal["CUBIN", "PTX"]
-"""What a source is compiled to, as the names of NVRTC's functions say it."""
 
 # -default-device: CUTLASS headers hold functions without annotation.
 _OPTIONS = ("--std=c++17", "-default-device", *(f"-D{macro}" for macro in DEFINES))
@@ -59,6 +59,14 @@ class CompileStats:
     """What became of the precompiled header."""
     log: str
     """What NVRTC and ptxas said."""
+
+
+class _Code(NamedTuple):
+    """What a source was compiled to, by way of which PTX, and how that went."""
+
+    cubin: bytes
+    ptx: str
+    stats: CompileStats
 
 
 class Compiler:
@@ -87,7 +95,8 @@ class Compiler:
             toolkit_digest=self.toolkit_digest,
             options=(
                 *_options(config, lineinfo),
-                *([f"chain={source.chain}:{_chain_digest()}"] if source.chain else []),
+                f"strip={_patch_digest('strip')}",
+                *([f"chain={source.chain}:{_patch_digest('sass')}"] if source.chain else []),
             ),
             nvrtc_version=versions["nvrtc"],
             cutlass_version=versions["cutlass"],
@@ -115,8 +124,8 @@ class Compiler:
                 exports differs from the one that its LaunchSpec was computed with; of an edited page also where
                 threads, parameters or shared memory are others. The message ends with the log.
         """
-        cubin = self._code("CUBIN", source, config, lineinfo)
-        assert self.stats is not None
+        made = self._code(source, config, lineinfo)
+        cubin = _stripped(source, made)
         parsed = Cubin(cubin)
         try:
             code = parsed.code(source.entry)
@@ -125,7 +134,7 @@ class Compiler:
         if source.chain:
             cubin = chain_multiply_adds(cubin, code, source.chain)
         provenance = self.provenance(source, config, lineinfo)
-        resources = _resources(source, parsed, self.stats.log)
+        resources = _resources(source, parsed, made.stats.log)
         artifact = Artifact(config, source.launch, cubin, resources, provenance, source.is_edited)
         if source.is_edited:  # of what is emitted, tests know
             try:
@@ -136,19 +145,20 @@ class Compiler:
 
     def ptx(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> str:
         """The PTX that NVRTC makes of a source, of which nothing is checked; errors of it as of :meth:`compile`."""
-        return self._code("PTX", source, config, lineinfo).rstrip(b"\0").decode()
+        return self._code(source, config, lineinfo).ptx
 
-    def _code(self, form: Form, source: EmittedSource, config: GemmConfig, lineinfo: bool) -> bytes:
+    def _code(self, source: EmittedSource, config: GemmConfig, lineinfo: bool) -> _Code:
         """What a source is compiled to; how that went is in :attr:`stats`."""
         self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
             try:
                 options = [*_options(config, lineinfo), *_UNRECORDED, *includes]
-                code, self.stats = _compiled(form, source, config, options)
+                made = _compiled(source, config, options)
             except CompileError as error:
                 raise self._explained(error) from None
-        return code
+        self.stats = made.stats
+        return made
 
     def _explained(self, error: CompileError) -> GemmillError:
         """What NVRTC says, after what is wrong with its headers, if anything is."""
@@ -164,27 +174,36 @@ class Compiler:
 
 
 @cache
-def _chain_digest() -> str:
-    """SHA-256 of the code that rewrites machine code."""
-    return digest_of(Path(__file__).parent, "patch/sass.py")
+def _patch_digest(name: str) -> str:
+    """SHA-256 of the code that rewrites cubins in one way."""
+    return digest_of(Path(__file__).parent / "patch", f"{name}.py")
+
+
+def _stripped(source: EmittedSource, made: _Code) -> bytes:
+    """A cubin without variables that no code reads, or with them where they must stay, which is no fault of it."""
+    try:
+        return stripped(made.cubin, made.ptx)
+    except CompileError as error:
+        logging.getLogger(__name__).info("%s: all variables stay in its cubin: %s", source.name, error)
+        return made.cubin
 
 
 def _options(config: GemmConfig, lineinfo: bool) -> tuple[str, ...]:
     return (f"--gpu-architecture={config.target.nvrtc}", *_OPTIONS, *(["-lineinfo"] if lineinfo else []))
 
 
-def _compiled(form: Form, source: EmittedSource, config: GemmConfig, options: list[str]) -> tuple[bytes, CompileStats]:
+def _compiled(source: EmittedSource, config: GemmConfig, options: list[str]) -> _Code:
     """With a precompiled header, or without where one cannot be."""
     if (folder := pch.folder(config.target.nvrtc, source.text)) is not None:
         try:
             _set_heap()
-            return _nvrtc(form, source, [*options, "-pch", f"-pch-dir={folder}"])
+            return _nvrtc(source, [*options, "-pch", f"-pch-dir={folder}"])
         except CompileError as error:
             # Memory that cannot be mapped, a header that cannot be written; of a source, one that cannot be opened.
             if (why := _CATASTROPHE.search(str(error))) is None:
                 raise
             pch.give_up(why[0])
-    return _nvrtc(form, source, options)
+    return _nvrtc(source, options)
 
 
 def _set_heap() -> None:
@@ -196,7 +215,7 @@ def _set_heap() -> None:
         _heap_is_set = True
 
 
-def _nvrtc(form: Form, source: EmittedSource, options: list[str]) -> tuple[bytes, CompileStats]:
+def _nvrtc(source: EmittedSource, options: list[str]) -> _Code:
     from cuda.bindings import nvrtc
 
     program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), b"gemmill.cu", 0, [], []))
@@ -208,8 +227,10 @@ def _nvrtc(form: Form, source: EmittedSource, options: list[str]) -> tuple[bytes
         log = said.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{source.name}: {status.name}\n{log}")
-        code = _output(program, getattr(nvrtc, f"nvrtcGet{form}Size"), getattr(nvrtc, f"nvrtcGet{form}"))
-        return code, CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
+        stats = CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
+        cubin = _output(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        ptx = _output(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        return _Code(cubin, ptx.rstrip(b"\0").decode(), stats)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from gemmill.library.errors import CompileError
 
-_HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
+HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
+"""Of a file, a section and a symbol of it: the headers and entries of 64-bit ELF, in the order of their fields."""
 _INFO = struct.Struct("<BBH")
 _WORDS = struct.Struct("<II")
 _CUDA = 190
 """``e_machine`` of a cubin."""
-_NO_BITS = 8
+NO_BITS = 8
 """Type of a section that takes no room in the file."""
 _INFO_VALUES = 0x04
 """Format of ``.nv.info`` attributes that carry a 16-bit size and that many bytes; others carry their value in it."""
@@ -87,7 +88,7 @@ class Cubin:
     def code(self, entry: str) -> range:
         """Where in the file the instructions of one kernel are."""
         section = self._names.get(f".text.{entry}")
-        if section is None or section.kind == _NO_BITS:
+        if section is None or section.kind == NO_BITS:
             raise CompileError(f"the cubin has no code of {entry}")
         return range(section.offset, section.offset + section.size)
 
@@ -118,25 +119,26 @@ class Cubin:
             raise CompileError(f"the cubin's {section} is damaged: {error}") from error
 
     def _read_sections(self) -> tuple[list[_Section], Mapping[str, _Section]]:
-        magic, bits, order, _, machine, *_, table, _, _, _, _, size, count, names = _HEADER.unpack_from(self._data)
-        if (magic, bits, order, machine, size) != (b"\x7fELF", 2, 1, _CUDA, _SECTION.size):
+        magic, bits, order, _, machine, *_, table, _, _, _, _, size, count, names = HEADER.unpack_from(self._data)
+        if (magic, bits, order, machine, size) != (b"\x7fELF", 2, 1, _CUDA, SECTION.size):
             raise ValueError("it does not begin as one")
-        rows = [_SECTION.unpack_from(self._data, table + i * size) for i in range(count)]
+        rows = [SECTION.unpack_from(self._data, table + i * size) for i in range(count)]
         sections = [_Section(row[1], row[4], row[5], row[6]) for row in rows]
         for section in sections:
-            if section.kind != _NO_BITS and section.offset + section.size > len(self._data):
+            if section.kind != NO_BITS and section.offset + section.size > len(self._data):
                 raise ValueError("a section ends behind it")
         texts = self._bytes(sections[names])
-        return sections, {_text(texts, row[0]): section for row, section in zip(rows, sections, strict=True)}
+        return sections, {text_at(texts, row[0]): section for row, section in zip(rows, sections, strict=True)}
 
     def _read_symbols(self, table: _Section) -> Iterator[tuple[str, int, int, int]]:
         texts = self._bytes(self._sections[table.link])
-        for name, _, _, section, value, size in _SYMBOL.iter_unpack(self._bytes(table)):
-            yield _text(texts, name), section, value, size
+        for name, _, _, section, value, size in SYMBOL.iter_unpack(self._bytes(table)):
+            yield text_at(texts, name), section, value, size
 
     def _bytes(self, section: _Section) -> bytes:
-        return b"" if section.kind == _NO_BITS else self._data[section.offset : section.offset + section.size]
+        return b"" if section.kind == NO_BITS else self._data[section.offset : section.offset + section.size]
 
 
-def _text(texts: bytes, start: int) -> str:
+def text_at(texts: bytes, start: int) -> str:
+    """A text of a table of texts, by its place there; ValueError where it does not end."""
     return texts[start : texts.index(b"\0", start)].decode(errors="replace")

@@ -71,7 +71,7 @@ def test_a_client_that_does_not_read_is_ended(bounded: Running, artifact: Artifa
         request = f"GET /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         client.settimeout(20)
         with suppress(ConnectionError, TimeoutError):
-            for _ in range(400):  # more than the buffers of both ends take
+            for _ in range(2000):  # more than the buffers of both ends take
                 client.sendall(request)
         reason = 'gemmill_connections_closed_total{reason="slow reader"}'
         end = time.monotonic() + 30

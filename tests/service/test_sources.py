@@ -120,7 +120,7 @@ def test_what_failed_is_shown(server: Running) -> None:
 ENDLESS = "\n".join(("#define A0 1 +", *(f"#define A{i} {f'A{i - 1} ' * 64}" for i in range(1, 8)), "int bomb = A7 1;"))
 """Four trillion terms."""
 BOMBS = {
-    "a large kernel": "__device__ int large[1 << 24] = {1};\n",
+    "a large kernel": "__device__ int large[1 << 24] = {1};\n__global__ void reads(int* o) { *o = large[*o]; }\n",
     "a very large one": "__device__ int large[1 << 28] = {1};\n",
     "many errors": "@\n" * 200_000,
     "templates without end": "template<int N> struct Bomb { Bomb<N + 1> x; };\nBomb<0> bomb;\n",

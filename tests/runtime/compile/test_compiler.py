@@ -323,8 +323,11 @@ def test_the_key_is_that_of_the_code_that_rewrites_machine_code(
     chained = replace(source, chain=4)
     key = Compiler().key(chained, config)
     assert key != Compiler().key(source, config)
-    monkeypatch.setattr("gemmill.runtime.compile.compiler._chain_digest", lambda: "0" * 64)
-    assert key != Compiler().key(chained, config)
+    for patch, rewritten in (("sass", chained), ("strip", source)):
+        key = Compiler().key(rewritten, config)
+        with monkeypatch.context() as context:
+            context.setattr("gemmill.runtime.compile.compiler._patch_digest", lambda name, its=patch: name != its)
+            assert key != Compiler().key(rewritten, config)
 
 
 def test_compile_and_key_agree(artifact: Artifact, source: EmittedSource, config: GemmConfig) -> None:
