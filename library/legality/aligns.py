@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gemmill.library.config.model import FamilyName, GemmConfig
-from gemmill.library.decompositions.decomposition import decomposition_of
 
 BY_TMA: frozenset[FamilyName] = frozenset({"wgmma"})
 """Families whose operands TMA moves. It stands here, as who serves from a pack loads no family with its rules."""
@@ -14,7 +13,7 @@ def least_aligns(config: GemmConfig) -> tuple[int, int, int, int]:
     element where they are realigned beforehand, or threads store the D that TMA cannot."""
     a, b, c, d, batching = config.a, config.b, config.c, config.d, config.scheduler.batching
     tma = config.family in BY_TMA
-    by_element = tma and not decomposition_of(config).has_second_kernel and batching != "array"
+    by_element = tma and batching != "array"
     realigned = tma and batching == "strided" and a.type.bits == b.type.bits
     return (
         a.type.bytes if realigned else a.align,

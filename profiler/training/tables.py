@@ -21,7 +21,7 @@ from gemmill.runtime.select.measured import FORMATS, formats_of
 
 SUITES = (
     *("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal"),
-    *("input-gradients", "weight-gradients"),
+    *("input-gradients", "weight-gradients", "m-major", "deep-narrow"),
 )
 """Whose shapes ship with what was measured of them."""
 SETS = ("bf16", "f16", "fp8", "int8", "tf32")

@@ -89,7 +89,7 @@ class SmFeatures(NamedTuple):
     elements: Floats
     """Elements of it."""
     align: Floats
-    """Bytes that D is aligned to where the kernel stores it at its best."""
+    """Bytes that D is aligned to where the kernel stores it at its best; 0 where a second one stores it."""
     adding_ns: Floats
     """What its decomposition adds to each tile."""
 
@@ -105,7 +105,7 @@ class SmFeatures(NamedTuple):
             bytes_b=tile_k * (tile_n * column(configs, lambda c: c.b.type.bits / 8) * shared_b),
             stored=np.array(slowness) * tile_m * tile_n / column(configs, cluster_k) * column(configs, _stored_bytes),
             elements=elements,
-            align=column(configs, lambda c: c.d.align),
+            align=column(configs, lambda c: 0 if decomposition_of(c).has_second_kernel else c.d.align),
             adding_ns=tile_ns(configs),
         )
 

@@ -8,7 +8,7 @@ from gemmill.library.input.group_sizes import WITH_SIZES, sizes_of
 from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
 from gemmill.runtime.registry import Registry
 
-SAYING = ("attention", "fp8-blocks", "fp8-rows", "fused-mlp", "moe", "muon", "w4a16")
+SAYING = ("attention", "deep-narrow", "fp8-blocks", "fp8-rows", "fused-mlp", "m-major", "moe", "muon", "w4a16")
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,11 @@ struct Reduction {
     }
     D* const d = reinterpret_cast<D*>(params.d_pointer) + batch * params.d_batch_stride +
                  across * params.d_stride + along;
-    copy<Config::kAlignD>(d, out.elements, inside);
+    // Elsewhere than the kernel was made for, one by one.
+    if (params.batched & kUnalignedD)
+      copy<int(sizeof(D))>(d, out.elements, inside);
+    else
+      copy<Config::kAlignD>(d, out.elements, inside);
   }
 
   __device__ static void load_c(PartialParams const& params, int along, int across, int batch, int inside,

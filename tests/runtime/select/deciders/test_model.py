@@ -80,12 +80,19 @@ def test_only_elements_of_d_need_be_aligned(everything: Selector, size: tuple[in
     aligned, unaligned = problem(*size), replace(problem(*size), d_align=2)
     choice = everything.select(unaligned)
     assert choice.config.family == "wgmma"
-    assert choice.config.scheduler.decomposition != "split"
     assert choice.predicted_us > 0.99 * everything.select(aligned).predicted_us
     array = replace(problem(*size), batching="array")
     assert everything.select(array).config.family == "wgmma"
     with pytest.raises(UnsupportedProblemError, match="no kernel serves"):
         everything.select(replace(array, d_align=2))
+
+
+@pytest.mark.parametrize(("size", "d_align"), [((128, 129, 65536), 2), ((128, 132, 65536), 8), ((512, 4, 65536), 8)])
+def test_a_long_k_is_split_whatever_d_is_aligned_to(
+    everything: Selector, size: tuple[int, int, int], d_align: int
+) -> None:
+    choice = everything.select(replace(problem(*size), d_align=d_align))
+    assert choice.config.scheduler.decomposition == "split"
 
 
 def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Selector) -> None:
