@@ -75,11 +75,6 @@ class Step(NamedTuple):
     """Fields that the step before has otherwise."""
 
     @property
-    def kernel(self) -> str:
-        """What of the kernel's name tells the steps apart."""
-        return "_".join(kernel_name(self.config).split("_")[6:11])
-
-    @property
     def resources(self) -> dict[str, str]:
         """What a CTA takes and reads, by heading."""
         config, reading = self.config, READS[self.config.schedule](self.config)
@@ -108,6 +103,11 @@ def ladder() -> list[Step]:
         [config] = load_manifest(path).expand()
         steps.append(Step(path.stem, config, changes(steps[-1].config, config) if steps else ""))
     return steps
+
+
+def brief(kernel: str) -> str:
+    """What of a kernel's name tells the steps apart."""
+    return "_".join(kernel.split("_")[6:11])
 
 
 def changes(before: GemmConfig, after: GemmConfig) -> str:
@@ -197,7 +197,7 @@ def ratio(before: Measurement | None, after: Measurement) -> float | None:
 
 def resource_table(steps: Sequence[Step], besides: Sequence[Mapping[str, str]] = ()) -> str:
     """A Markdown table of what each step takes, and what else is known of each."""
-    rows = [{"step": step.name, "kernel": f"`{step.kernel}`", **step.resources} for step in steps]
+    rows = [{"step": step.name, "kernel": f"`{brief(kernel_name(step.config))}`", **step.resources} for step in steps]
     return table([{**row, **more} for row, more in zip(rows, besides or [{}] * len(rows), strict=True)])
 
 
@@ -206,7 +206,7 @@ def time_table(results: Mapping[str, Any]) -> str:
     rows = [
         {
             "step": row["step"],
-            "kernel": f"`{'_'.join(row['kernel'].split('_')[6:11])}`",
+            "kernel": f"`{brief(row['kernel'])}`",
             "changed": row["changed"],
             **_told(row),
             "x the step before": _number(row["of_step_before"], 2),
@@ -257,8 +257,10 @@ def page(text: str) -> str:
 
 
 def extents(text: str) -> tuple[int, int, int]:
-    """M, N and K of a command line."""
+    """M, N and K of a command line; ValueError for anything else."""
     m, n, k = map(int, text.split(","))
+    if min(m, n, k) < 1:
+        raise ValueError(text)
     return m, n, k
 
 
@@ -284,7 +286,8 @@ def main() -> None:
             if arguments.json:
                 publish(arguments.json, [json.dumps(found, indent=1).encode(), b"\n"])
             print(time_table(found))
-            if wrong := [f"{name}: {record.says}" for name, record in records.items() if not record.verified]:
+            own = [records[kernel_name(step.config)] for step in steps]
+            if wrong := [f"{record.kernel}: {record.says}" for record in own if not record.verified]:
                 sys.exit("\n".join(wrong))
     except DeviceError as error:
         parser.exit(3, f"to climb takes a Hopper GPU and PyTorch ({error}); without: {parser.prog} --dry\n")

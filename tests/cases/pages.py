@@ -16,8 +16,8 @@ _BLOCK = re.compile(rf"(^{ON_GPU}\n)?^```(yaml|sh|python)\n(.*?)^```", re.MULTIL
 
 
 def run_page(page: Path, folder: Path, gpu: bool) -> int:
-    """Run the blocks of a page in a folder with ``examples``, those that need a GPU if there is one: a manifest or suite
-    is saved by its name, commands and programs must succeed. How many commands and programs were run."""
+    """Run the blocks of a page in a folder beside ``examples``, those that need a GPU if there is one: a manifest or
+    suite is saved by its name, commands and programs must succeed. How many commands and programs were run."""
     count = 0
     (folder / "examples").symlink_to(ROOT / "examples")
     for needs_gpu, kind, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
@@ -35,6 +35,6 @@ def run_page(page: Path, folder: Path, gpu: bool) -> int:
 
 
 def shell(text: str) -> list[str]:
-    """A command that runs lines of a shell, as far as they succeed, in which python and gemmill are this interpreter's."""
+    """A command that runs lines of a shell, as far as they succeed, with this interpreter's python and gemmill."""
     python = f'python() {{ "{sys.executable}" "$@"; }}\ngemmill() {{ python -m gemmill "$@"; }}'
     return ["bash", "-c", f"set -e\n{python}\n{text}"]
