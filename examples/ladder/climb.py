@@ -84,11 +84,11 @@ class Step(NamedTuple):
         launch = emit(config).launch
         return {
             "threads": f"{launch.threads}",
-            "shared memory": f"{launch.shared_bytes / 1024:.0f} KiB",
-            "loaded ahead": f"{(config.stages - 1) * ELEMENT * (m + n) * k / 1024:.0f} KiB",
-            "MACs of an instruction": f"{reading.instruction:,}",
-            "MACs a byte from L2": f"{m * n / asked:.1f}",
-            "MACs a byte from shared memory": f"{reading.m * reading.n / read:.1f}",
+            "shared KiB": f"{launch.shared_bytes / 1024:.0f}",
+            "KiB ahead": f"{(config.stages - 1) * ELEMENT * (m + n) * k / 1024:.0f}",
+            "MACs an instruction": f"{reading.instruction:,}",
+            "a byte from L2": f"{m * n / asked:.1f}",
+            "a byte from shared": f"{reading.m * reading.n / read:.1f}",
         }
 
 
@@ -174,6 +174,7 @@ def results(
             "step": step.name,
             "kernel": record.kernel,
             "changed": step.changed,
+            "verified": record.verified,
             **times(record),
             "of_step_before": ratio(before, record),
             "of_torch": ratio(torch, record),
@@ -197,16 +198,16 @@ def ratio(before: Measurement | None, after: Measurement) -> float | None:
 
 def resource_table(steps: Sequence[Step], besides: Sequence[Mapping[str, str]] = ()) -> str:
     """A Markdown table of what each step takes, and what else is known of each."""
-    rows = [{"step": step.name, "kernel": f"`{brief(kernel_name(step.config))}`", **step.resources} for step in steps]
+    rows = [{"step": step.name, **step.resources} for step in steps]
     return table([{**row, **more} for row, more in zip(rows, besides or [{}] * len(rows), strict=True)])
 
 
-def time_table(results: Mapping[str, Any]) -> str:
-    """A Markdown table of what :func:`results` made, and a line on where that was measured."""
+def time_table(results: Mapping[str, Any], kernels: bool = True) -> str:
+    """A Markdown table of what :func:`results` made, with kernels or without, and a line on where that was measured."""
     rows = [
         {
             "step": row["step"],
-            "kernel": f"`{brief(row['kernel'])}`",
+            **({"kernel": brief(row["kernel"])} if kernels else {}),
             "changed": row["changed"],
             **_told(row),
             "x the step before": _number(row["of_step_before"], 2),
@@ -248,7 +249,8 @@ def page(text: str) -> str:
     found = sorted(RESULTS.glob("ladder-*.json"))
     made = {"resources": resource_table(ladder()), "times": ""}
     if found:
-        made["times"] = time_table(json.loads(found[-1].read_text(encoding="utf-8"))) + f" From `{found[-1].name}`."
+        newest = json.loads(found[-1].read_text(encoding="utf-8"))
+        made["times"] = f"{time_table(newest, kernels=False)} From `{found[-1].name}`."
     for name, content in made.items():
         begin, end = f"<!-- {name}: made by python examples/ladder/climb.py --page -->", f"<!-- end of {name} -->"
         inner = f"\n\n{content}\n\n" if content else "\n\n"
