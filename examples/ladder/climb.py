@@ -96,7 +96,8 @@ def ladder() -> list[Step]:
     """The steps, lowest first.
 
     Raises:
-        ManifestError: a manifest is wrong, or declares another number of kernels than one.
+        ManifestError: a manifest is wrong.
+        ValueError: one declares more kernels than one.
     """
     steps: list[Step] = []
     for path in sorted(HERE.glob("*.yaml")):
