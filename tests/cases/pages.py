@@ -16,9 +16,10 @@ _BLOCK = re.compile(rf"(^{ON_GPU}\n)?^```(yaml|sh|python)\n(.*?)^```", re.MULTIL
 
 
 def run_page(page: Path, folder: Path, gpu: bool) -> int:
-    """Run the blocks of a page in a folder, those that need a GPU if there is one: a manifest or suite is saved by its
-    name, commands and programs must succeed. How many commands and programs were run."""
+    """Run the blocks of a page in a folder beside ``examples``, those that need a GPU if there is one: a manifest or
+    suite is saved by its name, commands and programs must succeed. How many commands and programs were run."""
     count = 0
+    (folder / "examples").symlink_to(ROOT / "examples")
     for needs_gpu, kind, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
         if needs_gpu and not gpu:
             continue
@@ -34,5 +35,6 @@ def run_page(page: Path, folder: Path, gpu: bool) -> int:
 
 
 def shell(text: str) -> list[str]:
-    """A command that runs lines of a shell, as far as they succeed, in which gemmill is that of this interpreter."""
-    return ["bash", "-c", f'set -e\ngemmill() {{ "{sys.executable}" -m gemmill "$@"; }}\n{text}']
+    """A command that runs lines of a shell, as far as they succeed, with this interpreter's python and gemmill."""
+    python = f'python() {{ "{sys.executable}" "$@"; }}\ngemmill() {{ python -m gemmill "$@"; }}'
+    return ["bash", "-c", f"set -e\n{python}\n{text}"]

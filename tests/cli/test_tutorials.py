@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cases.pages import ROOT, TUTORIALS, run_page
 
-WITHOUT_GPU = {"README": 2, "kernel": 4, "kernel-set": 3, "pack": 3, "frameworks": 0}
+WITHOUT_GPU = {"README": 2, "kernel": 4, "kernel-set": 3, "pack": 3, "frameworks": 0, "ladder": 5}
 """How many blocks of a page are commands and programs that need none."""
 
 
