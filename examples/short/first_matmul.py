@@ -16,7 +16,7 @@ torch.manual_seed(0)
 x = torch.randn(4, 300, 1024, device="cuda", dtype=torch.bfloat16)  # (batch, tokens, width)
 w = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)  # as a Linear layer keeps it
 residual = torch.randn(4, 300, 2048, device="cuda", dtype=torch.bfloat16)
-q = torch.randn(2, 300, 8, 64, device="cuda", dtype=torch.float16)  # (batch, tokens, heads, width of a head)
+q = torch.randn(2, 304, 8, 64, device="cuda", dtype=torch.float16)  # (batch, tokens, heads, width of a head)
 exact = x.double() @ w.double().T
 
 found = {
