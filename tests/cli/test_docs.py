@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import typer
+from tests.cases.pages import blocks
 
 from gemmill.cli import application
+from gemmill.cli.dsl import WORDS
 from gemmill.library.manifest.load import load_manifest
 from gemmill.profiler.sweep.shapes import load_shapes
 
@@ -39,8 +42,10 @@ def test_manifests_and_suites_in_the_docs_are_such(tmp_path: Path) -> None:
 def test_every_command_and_option_in_the_docs_exists() -> None:
     known = typer.main.get_command(application())
     for file in (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        for line in re.findall(r"^ {4}gemmill (.*)|`gemmill ([^`]+)`", file.read_text(), re.MULTILINE):
-            words = "".join(line).partition("#")[0].split()
+        fenced = "".join(text for _, kind, text in blocks(file) if kind == "sh")
+        shown = f"{file.read_text()}\n{indent(fenced, ' ' * 4)}"
+        for line in re.findall(r"^ {4}gemmill (.*)|`gemmill ([^`]+)`", shown, re.MULTILINE):
+            words = [WORDS.get(word, word) for word in "".join(line).partition("#")[0].split()]
             command: Any = known
             while words and words[0] in getattr(command, "commands", {}):
                 command = command.commands[words.pop(0)]
