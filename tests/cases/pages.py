@@ -5,33 +5,59 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").iterdir())
 ON_GPU = "<!-- needs a GPU -->"
 """Stands above a block that does."""
 
 _BLOCK = re.compile(rf"(^{ON_GPU}\n)?^```(yaml|sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_REMEMBERED = re.compile(r"^[A-Z]+=.*\n", re.MULTILINE)
+"""What a shell is told, and later blocks take from it."""
+
+UNRUN: Mapping[tuple[str, str], str] = {
+    ("docs/manifests.md", "# yaml-language-server"): "a comment for an editor",
+    ("docs/tuning.md", "registry = gemmill.Registry(manifests"): "the commands before it measure for minutes",
+}
+"""Blocks that no test runs, by page and beginning, and why."""
 
 
-def run_page(page: Path, folder: Path, gpu: bool) -> int:
+def name(page: Path) -> str:
+    """Of a page, by its path in the project."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> list[tuple[bool, str, str]]:
+    """Those of a page that are run: whether a GPU is needed, ``yaml``, ``sh`` or ``python``, the text."""
+    unrun = tuple(beginning for of, beginning in UNRUN if of == name(page))
+    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [(bool(gpu), kind, text) for gpu, kind, text in found if not (unrun and text.startswith(unrun))]
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if blocks(page)]
+"""README and the pages of the docs that have such blocks."""
+
+
+def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
     """Run the blocks of a page in a folder beside ``examples``, those that need a GPU if there is one: a manifest or
-    suite is saved by its name, commands and programs must succeed. How many commands and programs were run."""
-    count = 0
+    suite is saved by its name, commands and programs must succeed. What each command and program printed."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    for needs_gpu, kind, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+    printed = []
+    remembered = ""
+    for needs_gpu, kind, text in blocks(page):
         if needs_gpu and not gpu:
             continue
         if kind == "yaml":
-            (name,) = re.findall(r"\Aname: (\w+)$", text, re.MULTILINE)
-            (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+            (named,) = re.findall(r"\Aname: (\w+)$", text, re.MULTILINE)
+            (folder / f"{named}.yaml").write_text(text, encoding="utf-8")
             continue
-        command = shell(text) if kind == "sh" else [sys.executable, "-c", text]
+        command = shell(remembered + text) if kind == "sh" else [sys.executable, "-c", text]
         done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=600, check=False)
         assert not done.returncode, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        count += 1
-    return count
+        printed.append(done.stdout)
+        remembered += "".join(_REMEMBERED.findall(text)) if kind == "sh" else ""
+    return printed
 
 
 def shell(text: str) -> list[str]:

@@ -1,17 +1,59 @@
-"""README and tutorials do what they say, as far as no GPU is needed; tests/gpu/test_tutorials.py runs all of them."""
+"""README, tutorials and pages do what they show, as far as no GPU is needed; tests/gpu/test_tutorials.py runs all."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.cases.pages import ROOT, TUTORIALS, run_page
+from tests.cases.pages import PAGES, ROOT, UNRUN, name, run_page
 
-WITHOUT_GPU = {"README": 2, "kernel": 4, "kernel-set": 3, "pack": 3, "frameworks": 0, "ladder": 5}
+WITHOUT_GPU: Mapping[str, int] = {
+    "README.md": 2,
+    "docs/editing.md": 4,
+    "docs/epilogues.md": 0,
+    "docs/index.md": 0,
+    "docs/jax.md": 0,
+    "docs/manifests.md": 1,
+    "docs/problems.md": 1,
+    "docs/reference/api.md": 0,
+    "docs/torch.md": 0,
+    "docs/tuning.md": 0,
+    "docs/tutorials/frameworks.md": 0,
+    "docs/tutorials/kernel-set.md": 3,
+    "docs/tutorials/kernel.md": 4,
+    "docs/tutorials/ladder.md": 5,
+    "docs/tutorials/pack.md": 3,
+}
 """How many blocks of a page are commands and programs that need none."""
 
+SHOWN: Mapping[str, tuple[str, ...]] = {
+    "docs/editing.md": ("+  static constexpr int kSwizzle = 4;", "edited.pack: 1 kernels, 0 damaged"),
+}
+"""What is printed, besides."""
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("page", [ROOT / "README.md", *TUTORIALS], ids=lambda page: page.stem)
+
+def of_page(page: Path) -> Any:
+    tier = pytest.mark.slow if WITHOUT_GPU.get(name(page), 2) < 2 else pytest.mark.heavy
+    return pytest.param(page, marks=tier, id=name(page))
+
+
+@pytest.mark.parametrize("page", [of_page(page) for page in PAGES])
 def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path) -> None:
-    assert run_page(page, tmp_path, gpu=False) == WITHOUT_GPU[page.stem]
+    printed = run_page(page, tmp_path, gpu=False)
+    assert len(printed) == WITHOUT_GPU[name(page)]
+    assert {text for text in SHOWN.get(name(page), ()) if text not in "".join(printed)} == set()
+
+
+def test_no_block_is_passed_over() -> None:
+    """What is in a language that nothing here runs is a directive of the site's, or of docs/layouts.md, whose own test
+    runs it."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        languages = {*re.findall(r"^```(\S*)[^\n]*\n(?:[^`]|`(?!``))*^```$", text, re.MULTILINE)}
+        known = {"yaml", "sh", "python"} | ({"console"} if name(page) == "docs/layouts.md" else set())
+        assert not {word for word in languages - known if not word.startswith("{")}, page
+        for of, beginning in UNRUN:
+            assert of != name(page) or f"\n{beginning}" in text, f"{of} has no such block any more: {beginning}"

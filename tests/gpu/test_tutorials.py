@@ -1,15 +1,27 @@
-"""README and tutorials do what they say, from start to end."""
+"""README, tutorials and pages of the docs do what they show, from start to end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.cases.pages import ROOT, TUTORIALS, run_page
+from tests.cases.pages import PAGES, blocks, name, run_page
+
+from gemmill.library.errors import ToolchainError
+from gemmill.runtime.compile.disassembly import disassembler
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *TUTORIALS], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path) -> None:
-    assert run_page(page, tmp_path, gpu=True)
+    texts = [text for _, _, text in blocks(page)]
+    for module in ("torch", "jax"):
+        if any(f"\nimport {module}\n" in f"\n{text}" for text in texts):
+            pytest.importorskip(module)
+    if any(" --sass" in line.partition("#")[0] for text in texts for line in text.splitlines()):
+        try:
+            disassembler()
+        except ToolchainError as error:
+            pytest.skip(str(error))
+    run_page(page, tmp_path, gpu=True)

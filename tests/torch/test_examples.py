@@ -25,13 +25,6 @@ def printed(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_each_has_a_line_and_a_test() -> None:
-    programs = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert programs == {*re.findall(r"\[(\w+)\.py\]", (EXAMPLES / "README.md").read_text())}
-    tests = "".join(path.read_text() for path in Path(__file__).parents[1].glob("*/test_*.py"))
-    assert {name for name in programs if name not in tests} == set()
-
-
 def test_weights_are_converted() -> None:
     text = printed("fp8_inference")
     rows = re.findall(rf"^(\S[\w ]*\w) +({NUMBER}) MB +({NUMBER}) from", text, re.MULTILINE)

@@ -1,0 +1,68 @@
+"""The same without PyTorch: memory of the driver's, handed over by `__cuda_array_interface__`.
+
+    python examples/short/arrays.py
+
+Needs a GPU and NumPy. Arrays of CuPy, Numba and JAX are passed as they are: they have this or `__dlpack__`. D is
+made by gemmill where A is PyTorch's or CuPy's, and passed as `out` elsewhere.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+import gemmill
+
+
+def check(answer: tuple[Any, ...]) -> Any:
+    """What a call of the driver returns, or an error."""
+    if answer[0]:
+        raise RuntimeError(answer[0])
+    return answer[1] if len(answer) > 1 else None
+
+
+class Matrix:
+    """A row-major matrix in memory of the GPU, as a program in C++ might have it."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+        self.address = int(check(driver.cuMemAlloc(values.nbytes)))
+        check(driver.cuMemcpyHtoD(self.address, values.ctypes.data, values.nbytes))
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": values.shape,
+            "strides": None,  # row-major
+            "typestr": values.dtype.str,
+            "data": (self.address, False),  # may be written to
+        }
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """What it holds now."""
+        check(driver.cuMemcpyDtoH(self.values.ctypes.data, self.address, self.values.nbytes))
+        return self.values
+
+
+check(driver.cuInit(0))
+check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))))
+draw = np.random.default_rng(0)
+a, b = (draw.integers(-3, 4, shape).astype(np.float16) for shape in ((512, 256), (256, 768)))
+wanted = a.astype(np.float32) @ b.astype(np.float32)  # exact: small integers
+left, right, d = Matrix(a), Matrix(b), Matrix(np.zeros((512, 768), np.float16))
+
+gemmill.matmul(left, right, out=d)  # on the legacy default stream, or on `stream=`
+check(driver.cuCtxSynchronize())
+print("memory of the driver's:", "right" if (same := np.array_equal(d.read(), wanted)) else "wrong")
+assert same
+
+if find_spec("cupy"):
+    import cupy
+
+    made = gemmill.matmul(cupy.asarray(left), cupy.asarray(right))  # a view of the same memory; D is CuPy's
+    cupy.cuda.runtime.deviceSynchronize()
+    print("CuPy:", type(made).__name__, made.shape)
+    assert np.array_equal(cupy.asnumpy(made), wanted)
+else:
+    print("CuPy is not installed here; its arrays are passed in the same way")
