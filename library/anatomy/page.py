@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmill.library.anatomy import holders, panels, problem
-from gemmill.library.anatomy.raster import Raster, Waves
+from gemmill.library.anatomy.raster import Waves
 from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
 from gemmill.library.drawing.svg import document
 
@@ -29,5 +29,5 @@ def as_html(kernel: Kernel, waves: Waves | None) -> str:
     """The page as HTML, whose slider walks through the raster."""
     if waves is None:
         return problem.as_html(kernel.name, as_svg(kernel, None))
-    tiles = Raster.of(kernel.config, waves.m, waves.n).count
+    tiles = sum(order.count for order in waves.rasters(kernel.config))
     return problem.as_html(kernel.name, as_svg(kernel, waves), tiles, waves.slots)

@@ -77,9 +77,10 @@ def epilogue(sheet: Sheet, kernel: Kernel) -> None:
         return
     wide, buffers = staging.subtile_n, staging.buffers
     across = -(-staging.columns // wide)
+    whose = f"Each of {staging.writers} warpgroups stages" if staging.writers > 1 else "A warpgroup stages"
     overlaps = "The last of a row begins earlier, and writes anew what it shares with the one before."
     sheet.words(
-        f"Each of {staging.writers} warpgroups stages its {64 * staging.down}x{staging.columns} of D in subtiles of "
+        f"{whose} its {64 * staging.down}x{staging.columns} of D in subtiles of "
         f"64x{wide}, one after the other, in {buffers} buffer{'s' * (buffers > 1)}; TMA stores each while the next is "
         f"written. {overlaps if staging.columns % wide else ''}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from types import MappingProxyType
 
@@ -18,41 +18,62 @@ MOST = 64
 
 
 def raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
-    """The cluster tiles of a matrix in their order, coloured by wave."""
+    """The cluster tiles of a matrix, or of every group, in their order, coloured by wave."""
     sheet.heading(f"The raster over {waves.problem}")
-    order = Raster.of(kernel.config, waves.m, waves.n)
-    m, n = kernel.config.tile.m * kernel.config.cluster.m, kernel.config.tile.n * kernel.config.cluster.n
-    transposed = ", of the transposed problem" if waves.swapped else ""
+    orders, config = waves.rasters(kernel.config), kernel.config
     tiles, whole = ("cluster tiles", "clusters") if kernel.launch.cluster_ctas > 1 else ("tiles", "CTAs")
+    size = f"{config.tile.m * config.cluster.m}x{config.tile.n * config.cluster.n}"
+    first = orders[0]
+    of = f"{first.clusters_m} x {first.clusters_n} {tiles} of {size}"
+    if waves.grouped:
+        of = f"{len(orders)} groups, one after the other, of {sum(order.count for order in orders)} {tiles} of {size}"
+    transposed = ", of the transposed problem" if waves.swapped else ""
     sheet.words(
-        f"{order.clusters_m} x {order.clusters_n} {tiles} of {m}x{n}, along {'M' if order.along_m else 'N'} in groups "
-        f"of {order.swizzle}{transposed}. The {waves.gpu} holds {waves.slots:,} {whole} at a time: {waves.units:,} "
-        f"units of work are {waves.waves:,} wave{'s' * (waves.waves > 1)}, and {waves.loss:.1%} of their places "
-        "have no unit of their own, all in the last. Colours are waves, numbers the order."
+        f"{of}, along {'M' if first.along_m else 'N'} in strips of {first.swizzle}{transposed}. The {waves.gpu} holds "
+        f"{waves.slots:,} {whole} at a time: {waves.units:,} units of work are {waves.waves:,} "
+        f"wave{'s' * (waves.waves != 1)}, and {waves.loss:.1%} of their places have no unit of their own, all in the "
+        "last. Colours are waves, numbers the order."
     )
-    rows, columns = min(order.clusters_m, MOST), min(order.clusters_n, MOST)
-    wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
-    high = 22.0 if wide >= 30 else 12.0
-    left, top = LEFT + 50.0, sheet.bottom + 28
-    sheet.text(left, top - 10, f"{tiles}: N to the right, M down")
-    fits = len(str(order.count - 1)) * CHARACTER + 4 <= wide
-    for row, column in itertools.product(range(rows), range(columns)):
-        number = order.index(row, column)
-        at, shade = (left + column * wide, top + row * high), number // waves.slots % SHADES
-        sheet.box(*at, wide - 1, high - 1, shade, str(number) if fits else "", data_i=number)
-    sheet.bottom = top + rows * high + 6
-    if (rows, columns) != (order.clusters_m, order.clusters_n):
-        sheet.words(f"Drawn are the first {rows} x {columns} of {order.clusters_m} x {order.clusters_n} {tiles}.")
-    if waves.units != order.count:
+    sheet.text(LEFT + 50, sheet.bottom + 18, f"{tiles}: N to the right, M down")
+    sheet.bottom += 28
+    shown = _rasters(sheet, waves, orders)
+    if waves.grouped and shown < len(orders):
+        sheet.words(f"Drawn are {shown} of {len(orders)} groups; of each the first {MOST} x {MOST} {tiles}.")
+    elif any(max(order.clusters_m, order.clusters_n) > MOST for order in orders):
+        sheet.words(f"Drawn are the first {MOST} of each extent.")
+    if not waves.grouped and waves.units != first.count:
         sheet.words(
             "Drawn are the units of the first matrix, and of the first slice of its K; the others follow alike."
         )
 
 
+def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster]) -> int:
+    """Draws as many as there is room for, and says how many."""
+    columns = min(max(order.clusters_n for order in orders), MOST)
+    wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
+    high = 22.0 if wide >= 30 else 12.0
+    fits = len(str(sum(order.count for order in orders))) * CHARACTER + 4 <= wide
+    before = lines = 0
+    for group, (matrix, order) in enumerate(zip(waves.matrices, orders, strict=True)):
+        rows = min(order.clusters_m, MOST)
+        if group and lines + rows > MOST:
+            return group
+        if waves.grouped:
+            sheet.words(f"group {group}: {matrix.m:,} x {matrix.n:,}, K {matrix.k:,}", LEFT + 50)
+        for row, column in itertools.product(range(rows), range(min(order.clusters_n, MOST))):
+            number = before + order.index(row, column)
+            at = LEFT + 50 + column * wide, sheet.bottom + row * high
+            shade = number // waves.slots % SHADES
+            sheet.box(*at, wide - 1, high - 1, shade, str(number) if fits else "", data_i=number)
+        sheet.bottom += rows * high + 6
+        before, lines = before + order.count, lines + max(1, rows)
+    return len(orders)
+
+
 def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
     """Which CTA sums which part of K of a tile."""
     sheet.heading("K of a tile")
-    shared, k = kernel.launch.k_decomposition, waves.k if waves else None
+    shared, k = kernel.launch.k_decomposition, _k(waves)
     steps = -(-k // kernel.config.tile.k) if k else None
     said = f"{steps} steps of {kernel.config.tile.k}" if steps else f"steps of {kernel.config.tile.k}"
     splits = max(kernel.launch.cluster_k, shared.splits if shared else 1)
@@ -66,6 +87,12 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
     sheet.bottom += 30
     more = f" Drawn are {drawn} of {splits} slices." if drawn < splits else ""
     sheet.words(f"K goes in {said}; {DECOMPOSITIONS[name]}{more}")
+
+
+def _k(waves: Waves | None) -> int | None:
+    """The K of all matrices; None where they have none in common."""
+    found = {matrix.k for matrix in waves.matrices} if waves else set()
+    return found.pop() if len(found) == 1 else None
 
 
 DECOMPOSITIONS: Mapping[DecompositionName, str] = MappingProxyType(

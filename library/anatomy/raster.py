@@ -1,8 +1,10 @@
-"""The order of output tiles (``TileOrder`` in scheduler/work.cuh), and the waves that they take."""
+"""The order of output tiles (``TileOrder`` in scheduler/work.cuh, and groups.cuh), and the waves that they take."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
 
@@ -51,6 +53,14 @@ class Raster:
         return group * self.swizzle * along_extent + along * width + within
 
 
+class Matrix(NamedTuple):
+    """A product that a kernel makes, of a batch or for a group, as the kernel sees it."""
+
+    m: int
+    n: int
+    k: int
+
+
 @dataclass(frozen=True)
 class Waves:
     """How a problem fills a GPU."""
@@ -58,15 +68,14 @@ class Waves:
     problem: str
     """In a line."""
     gpu: str
-    m: int
-    """Rows of D as the kernel sees them; so columns."""
-    n: int
-    k: int
-    matrices: int
+    matrices: Sequence[Matrix]
+    """One that all of a batch are like; or of each group, in order."""
     slots: int
     """Clusters that the GPU holds at a time."""
     units: int
     """Cluster tiles of all matrices, each as often as K is split among clusters."""
+    grouped: bool = False
+    """Whether ``matrices`` are groups."""
     swapped: bool = False
     """Whether the kernel runs the transposed problem."""
 
@@ -78,4 +87,8 @@ class Waves:
     @property
     def loss(self) -> float:
         """Part of all rounds in which a cluster of the last one has no work, from 0 to 1."""
-        return 1 - self.units / (self.waves * self.slots)
+        return 1 - self.units / (self.waves * self.slots) if self.units else 0.0
+
+    def rasters(self, config: GemmConfig) -> list[Raster]:
+        """Of each of ``matrices``, which a kernel walks through one after the other."""
+        return [Raster.of(config, matrix.m, matrix.n) for matrix in self.matrices]

@@ -28,6 +28,46 @@ def test_a_page_has_the_waves_of_its_problem(tmp_path: Path) -> None:
     assert "holds 57 clusters" in (tmp_path / "c.html").read_text()
 
 
+ROWS = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8{}_k1_linear"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "sizes", "says"),
+    [
+        (
+            ROWS.format("grouped"),
+            "1024x1024x1024 bf16 tn grouped=6",
+            None,
+            "6 groups, one after the other, of 96 tiles",
+        ),
+        (
+            ROWS.format("grouped"),
+            "300x1024x64 bf16 tn grouped=3",
+            "129,0,171",
+            "of 32 tiles .* group 1: 0 x 1,024, K 64",
+        ),
+        (
+            ROWS.format("masked"),
+            "256x1024x64 bf16 tn masked=3",
+            "1,128,129",
+            "of 32 tiles .* 32 units .* 1 wave, and 75.8%",
+        ),
+        (
+            ROWS.format("kgrouped").replace("bf16k16_bf16k16", "bf16mn16_bf16mn16"),
+            "256x512x1024 bf16 nt kgrouped=2",
+            "24,1000",
+            "of 16 tiles .* group 1: 256 x 512, K 1,000 .* K goes in steps of 64; one",
+        ),
+    ],
+)
+def test_groups_are_drawn_one_after_the_other(
+    tmp_path: Path, name: str, problem: str, sizes: str | None, says: str
+) -> None:
+    ok("draw", name, "-o", tmp_path / "a.svg", "--problem", problem, *(("--sizes", sizes) if sizes else ()))
+    text = " ".join(" ".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext()).split())
+    assert re.search(says, text), text[-2500:]
+
+
 def test_pages_of_the_same_kernel_are_the_same(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
         ok("draw", KERNEL, "-o", tmp_path / name, "--problem", PROBLEM)

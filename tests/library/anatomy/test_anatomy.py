@@ -14,7 +14,7 @@ from gemmill.emitters.emit import launch_spec
 from gemmill.library.anatomy import memory
 from gemmill.library.anatomy.families import FAMILIES
 from gemmill.library.anatomy.page import as_html, as_svg
-from gemmill.library.anatomy.raster import Raster, Waves
+from gemmill.library.anatomy.raster import Matrix, Raster, Waves
 from gemmill.library.anatomy.sheet import Kernel
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import parse_name
@@ -174,7 +174,7 @@ def boxes(svg: str) -> list[tuple[float, float, float, float, str]]:
 @named(EACH)
 def test_nothing_lies_on_anything_else(case: KernelCase) -> None:
     config = case.config
-    waves = Waves("a problem", "a GPU", config.tile.m * 9, config.tile.n * 70, 4096, 1, 132, 9 * 70)
+    waves = Waves("a problem", "a GPU", [Matrix(config.tile.m * 9, config.tile.n * 70, 4096)], 132, 9 * 70)
     svg = as_svg(drawn(case), waves)
     assert len(svg) < 1_000_000
     root = ElementTree.fromstring(svg)
@@ -194,7 +194,7 @@ def test_nothing_lies_on_anything_else(case: KernelCase) -> None:
 
 def test_html_is_the_picture_with_a_slider_that_needs_no_script_to_be_a_picture() -> None:
     kernel = drawn(BASE[0])
-    waves = Waves("4096x4096x4096 bf16 tn", "NVIDIA H200", 4096, 4096, 4096, 1, 132, 1024)
+    waves = Waves("4096x4096x4096 bf16 tn", "NVIDIA H200", [Matrix(4096, 4096, 4096)], 132, 1024)
     html = as_html(kernel, waves)
     assert as_svg(kernel, waves) in html
     assert re.search(r'<label for="unit">.*<input id="unit" type="range"', html)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gemmill.cli.app import app
-from gemmill.cli.options import Kernel, OnGpu, kernel, refuse_overwriting
+from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, refuse_overwriting
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import page, sheet
 from gemmill.library.anatomy.families import FAMILIES
-from gemmill.library.anatomy.raster import Waves
+from gemmill.library.anatomy.raster import Matrix, Waves
 from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.files import publish
+from gemmill.library.input.group_sizes import checked_sizes, sizes_of
 from gemmill.library.legality.footprint import FAMILY
 from gemmill.library.problem import GemmProblem
 
@@ -36,6 +38,7 @@ def draw(
         typer.Option("--problem", metavar="TEXT", help="Draw the raster over this problem: '4096x7168x2048 bf16 tn'."),
     ] = None,
     gpu: OnGpu = None,
+    sizes: Sizes = None,
 ) -> None:
     """Draw how a kernel works: its tile, shared memory, who holds what, epilogue, roles, raster and K.
 
@@ -56,11 +59,13 @@ def draw(
     config = parse_name(kernel_name(config))
     fields = fields_of(config)
     drawn = sheet.Kernel(kernel_name(config), config, fields, launch, FAMILY[config.family], FAMILIES[config.family])
-    waves = None if problem is None else _waves(config, problem, gpu)
+    if problem is None and sizes is not None:
+        raise typer.BadParameter("--sizes is of the groups of a problem: say which with --problem")
+    waves = None if problem is None else _waves(config, problem, gpu, sizes)
     publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
 
 
-def _waves(config: GemmConfig, text: str, gpu: Gpu | None) -> Waves:
+def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) -> Waves:
     """How a problem fills a GPU with a kernel's clusters; UnsupportedProblemError where it does not serve it."""
     from gemmill.runtime.select.cost.model import FeatureTable
     from gemmill.runtime.select.cost.tiling import Work
@@ -68,12 +73,21 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None) -> Waves:
 
     try:
         problem = GemmProblem.from_text(text)
+        of_groups = sizes_of(problem, checked_sizes(problem, sizes))
     except ProblemError as error:
         raise typer.BadParameter(str(error)) from None
     if (swapped := needs_swap(config, problem)) is None:
         lacks = "; ".join(faults(config, problem))
         raise UnsupportedProblemError(f"{kernel_name(config)} does not serve {problem}: it needs {lacks}")
     found = gpu or DEFAULT_GPU
-    work = Work.of(FeatureTable.of([config], swapped).tiling, problem, found, uneven=False)
+    tiling = FeatureTable.of([config], swapped).tiling
+    work = Work.of(tiling, problem, found, uneven=False)
     m, n, units, slots = (int(each[0]) for each in (work.m, work.n, work.clusters, work.slots))
-    return Waves(str(problem), found.name, m, n, problem.k, problem.batch, slots, units, swapped)
+    waves = Waves(str(problem), found.name, [Matrix(m, n, problem.k)], slots, units, swapped=swapped)
+    if not of_groups:
+        return waves
+    along_k = problem.batching == "kgrouped"
+    groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in of_groups]
+    waves = replace(waves, matrices=groups, grouped=True)
+    each = int(tiling.splits[0]) // int(tiling.cluster_k[0])
+    return replace(waves, units=each * sum(order.count for order in waves.rasters(config)))
