@@ -26,6 +26,7 @@ WITHOUT_GPU: Mapping[str, int] = {
     "docs/tutorials/kernel.md": 4,
     "docs/tutorials/ladder.md": 5,
     "docs/tutorials/pack.md": 3,
+    "docs/tutorials/service.md": 5,
 }
 """How many blocks of a page are commands and programs that need none."""
 
