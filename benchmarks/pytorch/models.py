@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--least", type=float, default=10, help="seconds a model is started with (%(default)s)")
     parser.add_argument("--layers", type=int, help="of each model (2 to 8, as the model)")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64], help="decoded at once (%(default)s)")
-    parser.add_argument("--prefill", nargs="+", default=["1x2048"], help="prompts x tokens (%(default)s)")
+    parser.add_argument("--prefill", nargs="*", default=["1x2048"], help="prompts x tokens (%(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="two layers 64 wide, of a few tokens")
