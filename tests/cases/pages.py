@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
     """Run the blocks of a page in a folder beside ``examples``, those that need a GPU if there is one: a manifest or
     suite is saved by its name, commands and programs must succeed. What each command and program printed."""
     (folder / "examples").symlink_to(ROOT / "examples")
+    environment = os.environ | {"PATH": f"{_programs(folder / '.programs')}{os.pathsep}{os.environ['PATH']}"}
     printed = []
     remembered = ""
     for needs_gpu, kind, text in blocks(page):
@@ -52,15 +54,21 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
             (named,) = re.findall(r"\Aname: (\w+)$", text, re.MULTILINE)
             (folder / f"{named}.yaml").write_text(text, encoding="utf-8")
             continue
-        command = shell(remembered + text) if kind == "sh" else [sys.executable, "-c", text]
-        done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=600, check=False)
+        command = ["bash", "-c", f"set -e\n{remembered}{text}"] if kind == "sh" else [sys.executable, "-c", text]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600, check=False
+        )
         assert not done.returncode, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         printed.append(done.stdout)
         remembered += "".join(_REMEMBERED.findall(text)) if kind == "sh" else ""
     return printed
 
 
-def shell(text: str) -> list[str]:
-    """A command that runs lines of a shell, as far as they succeed, with this interpreter's python and gemmill."""
-    python = f'python() {{ "{sys.executable}" "$@"; }}\ngemmill() {{ python -m gemmill "$@"; }}'
-    return ["bash", "-c", f"set -e\n{python}\n{text}"]
+def _programs(folder: Path) -> Path:
+    """A folder with ``python`` and ``gemmill``, those of this interpreter, for PATH."""
+    folder.mkdir()
+    for name, module in (("python", ""), ("gemmill", "-m gemmill")):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+    return folder
