@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,10 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
         done = subprocess.run(
             command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600, check=False
         )
+        if done.returncode:  # what the page has started, it will not end
+            for process in folder.glob("*.pid"):
+                with suppress(ProcessLookupError):
+                    os.kill(int(process.read_text()), signal.SIGTERM)
         assert not done.returncode, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         printed.append(done.stdout)
         remembered += "".join(_REMEMBERED.findall(text)) if kind == "sh" else ""
