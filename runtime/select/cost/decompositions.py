@@ -45,17 +45,20 @@ def _nothing(splits: Floats, tile: Floats) -> Floats:
 
 def exchange_ns(splits: Floats, tile: Floats) -> Floats:
     """Time to add up so many partial sums of an output tile of so many elements; 0 for one."""
-    levels, takes = (figure.take(splits.astype(np.int64)) for figure in _exchanges())
-    return np.asarray(levels * _LEVEL_NS + takes * tile * PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
+    index = splits.astype(np.int64)
+    levels_ns, element_ns = _exchanges()
+    return np.asarray(levels_ns.take(index) + element_ns.take(index) * tile)
 
 
 @cache
 def _exchanges() -> tuple[Floats, Floats]:
-    """By the number of partial sums levels of the tree in which they are added up, and how many the last CTA takes."""
+    """By the number of partial sums what the levels of the tree take in which they are added up, and an element of
+    those that the last CTA takes."""
     splits = np.arange(_MOST_SUMS + 1, dtype=np.float64)
     levels = np.ceil(np.log(np.maximum(splits, 1)) / np.log(_BRANCHES) - 1e-9)
     last = np.ceil(splits / _BRANCHES ** np.maximum(levels - 1, 0)) - 1
-    return levels, np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
+    takes = np.where(levels > 0, (_BRANCHES - 1) * (levels - 1) + last, 0)
+    return levels * _LEVEL_NS, takes * (PARTIAL_BYTES * _TAKE_NS_PER_BYTE)
 
 
 def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
@@ -123,11 +126,12 @@ def stream_ns(
     """Time of the busiest SM under stream-K, for so many cluster tiles of so many steps along K."""
     grid = np.minimum(np.maximum(clusters, clusters * steps // MIN_SHARE), resident)
     shared = clusters % grid
-    parts = np.maximum(grid // np.maximum(shared, 1), 2)
-    each = np.ceil(shared / (grid - shared))
-    helped = np.minimum(np.ceil((steps + EXCHANGE_STEPS) * each / (each + 1)), steps)
-    owned = np.where(2 * shared <= grid, np.ceil(steps / parts), helped)
-    shared = np.where(steps - owned < EXCHANGE_STEPS, 0, shared)
+    others = grid - shared
+    parts = np.maximum(grid // np.maximum(shared, 1.0), 2.0)
+    each = np.ceil(shared / others)
+    helped = np.minimum(np.ceil((steps + EXCHANGE_STEPS) * each / (each + 1.0)), steps)
+    owned = np.where(shared <= others, np.ceil(steps / parts), helped)
+    shared *= steps - owned >= EXCHANGE_STEPS
     whole = np.ceil((clusters - shared) / grid)
     sharing_ns = owned * step_ns + store_ns + exchange_ns(parts, tile)
-    return np.asarray(whole * (steps * step_ns + store_ns) + np.where(shared > 0, sharing_ns, 0))
+    return np.asarray(whole * (steps * step_ns + store_ns) + (shared > 0.0) * sharing_ns)

@@ -10,13 +10,13 @@ import numpy as np
 from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.legality.quantities import align_up
+from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Floats
-    from gemmill.runtime.select.cost.tiling import Tiling, Work
+    from gemmill.runtime.select.cost.tiling import Work
 
 # Fitted to measurements on an H200 (docs/performance).
 _L2_SHARE = 0.85
@@ -28,11 +28,14 @@ _REALIGNED_KEPT = 0.45
 class Traffic(NamedTuple):
     """What kernels read and write of each element, and in which order."""
 
-    bytes_a: Floats
-    """Bytes of an element of A; so of the others, 0 without C."""
-    bytes_b: Floats
-    bytes_c: Floats
-    bytes_d: Floats
+    inputs: Floats
+    """Bytes of an element of A and of B, the rows."""
+    widest: Floats
+    """Bytes of an element of the wider of them."""
+    outputs: Floats
+    """Bytes of an element of C, if there is one, and of D together."""
+    tile_inputs: Floats
+    """Bytes that an output tile takes of A and of B, the rows, for each of K."""
     aligns: Floats
     """Bytes that A, B and C of the problem, the rows, are aligned to where the kernel loads them."""
     dram_share: Floats
@@ -45,11 +48,12 @@ class Traffic(NamedTuple):
         """Of kernels, for problems as they are or transposed, which reach so much of DRAM's rate."""
         aligns = [[c.a.align, c.b.align, c.c.align if c.c else 0] for c in configs]
         order = [1, 0, 2] if swap_ab else [0, 1, 2]
+        inputs = np.array([(c.a.type.bits / 8, c.b.type.bits / 8) for c in configs]).T
         return cls(
-            bytes_a=column(configs, lambda c: c.a.type.bits / 8),
-            bytes_b=column(configs, lambda c: c.b.type.bits / 8),
-            bytes_c=column(configs, lambda c: c.c.type.bytes if c.c else 0),
-            bytes_d=column(configs, lambda c: c.d.type.bytes),
+            inputs=inputs,
+            widest=inputs.max(axis=0),
+            outputs=column(configs, lambda c: (c.c.type.bytes if c.c else 0) + c.d.type.bytes),
+            tile_inputs=inputs * np.array([(c.tile.m, c.tile.n) for c in configs]).T,
             aligns=np.array(aligns, np.float64).T[order],
             dram_share=np.array(dram_shares, np.float64),
             swizzle=column(configs, lambda c: c.scheduler.swizzle_size),
@@ -57,24 +61,24 @@ class Traffic(NamedTuple):
         )
 
 
-def dram_bytes(k: Traffic, tiling: Tiling, work: Work, problem: GemmProblem, gpu: Gpu) -> Floats:
+def dram_bytes(k: Traffic, work: Work, problem: GemmProblem, gpu: Gpu) -> Floats:
     """Bytes that cross DRAM: every operand once, and A and B anew in each wave if they outgrow L2.
 
     The tiles of a wave are as many as the swizzle size across the raster order, and go along it.
     """
-    inputs = problem.k * (work.m * k.bytes_a + work.n * k.bytes_b) * problem.batch
-    outputs = problem.m * problem.n * (k.bytes_c + k.bytes_d) * problem.batch
-    outgrown = inputs / problem.batch > _L2_SHARE * gpu.l2_bytes
+    a, b = work.extents * k.inputs
+    inputs = (a + b) * (problem.k * problem.batch)
+    outputs = k.outputs * (problem.m * problem.n * problem.batch)
+    outgrown = inputs > problem.batch * _L2_SHARE * gpu.l2_bytes
     if not outgrown.any():
         return inputs + outputs
-    tiles_m, tiles_n = work.tiles_m, work.tiles_n
-    across, along = np.where(k.raster_m, tiles_n, tiles_m), np.where(k.raster_m, tiles_m, tiles_n)
+    across, along = np.where(k.raster_m, work.tiles[::-1], work.tiles)
     width = np.minimum(k.swizzle, across)
     length = np.minimum(np.ceil(work.active / width), along)
     width = np.minimum(np.maximum(width, work.active / length), across)
-    wave_m, wave_n = np.where(k.raster_m, length, width), np.where(k.raster_m, width, length)
-    wave = problem.k * (wave_m * tiling.m * k.bytes_a + wave_n * tiling.n * k.bytes_b)
-    rounds = tiles_m * tiles_n * problem.batch / (wave_m * wave_n)
+    a, b = np.where(k.raster_m, (length, width), (width, length)) * k.tile_inputs
+    wave = (a + b) * problem.k
+    rounds = across * along * problem.batch / (width * length)
     return outputs + np.where(outgrown, np.maximum(inputs, rounds * wave), inputs)
 
 
@@ -86,7 +90,7 @@ def realigned(k: Traffic, problem: GemmProblem) -> Bools:
 def realignment_us(k: Traffic, problem: GemmProblem, gpu: Gpu) -> Floats | float:
     """Microseconds in which operands that are less aligned than a kernel reads them are realigned first: of what is
     read and written, as the launch of the kernel hides behind it."""
-    if min(problem.a_align, problem.b_align, problem.c_align) >= k.aligns.max():
+    if min(problem.a_align, problem.b_align, problem.c_align) >= TMA_ALIGN:  # no kernel wants more
         return 0.0
     own = [(_realigned_bytes(problem, name),) for name in "abc"]
     size = np.where(realigned(k, problem), own, 0).sum(axis=0) * problem.batch

@@ -158,8 +158,7 @@ class FeatureTable(NamedTuple):
         rows = np.array(work)
         for members, features in self.families.values():
             own = features.cost(SmWork._make(rows.take(members, axis=1)), problem, gpu)
-            for figure, values in zip(found, own, strict=True):
-                figure[members] = values
+            found.ns[members], found.bound[members], found.loads[members] = own
         return found
 
 
@@ -237,26 +236,27 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estim
     k, traffic, problem = table.tiling, table.traffic, problem.typical()
     work = Work.of(k, problem, gpu, uneven)
     sm = table.cost(table.sm.work(k, work, problem, gpu, strided), problem, gpu)
-    moved = memory.dram_bytes(traffic, k, work, problem, gpu)
+    moved = memory.dram_bytes(traffic, work, problem, gpu)
     dram_ns = moved / (gpu.dram_gbps * traffic.dram_share)
-    capped_ns = power_ns(problem, np.maximum(traffic.bytes_a, traffic.bytes_b), gpu)
+    capped_ns = power_ns(problem, traffic.widest, gpu)
     busy_ns, bound = roofline(sm, dram_ns, capped_ns)
     ns = _LAUNCH_NS + busy_ns
-    if (split := np.flatnonzero(table.has_second_kernel)).size:
-        ns[split] += second_kernel_ns(problem, k.splits[split], (traffic.bytes_c + traffic.bytes_d)[split])
+    if (split := table.has_second_kernel.nonzero()[0]).size:
+        ns[split] += second_kernel_ns(problem, k.splits[split], traffic.outputs[split])
     figures = Estimate(
         us=ns / 1000,
-        tiles=work.clusters * k.ctas / k.cluster_k,
+        tiles=work.clusters * k.tiles,
         waves=work.waves,
         utilisation=utilisation(k, work, problem, gpu),
         bound=bound,
     )
+    filled_m, filled_n = work.extents / (work.tiles * k.tile)
     return figures, {
         "loads": sm.loads,
         "DRAM": dram_ns / ns,
         "power": capped_ns / ns,
-        "filled M": work.m / (work.tiles_m * k.m),
-        "filled N": work.n / (work.tiles_n * k.n),
+        "filled M": filled_m,
+        "filled N": filled_n,
         "steps": work.steps,
         "active": work.active,
         "last wave": work.clusters / work.slots - work.waves + 1,

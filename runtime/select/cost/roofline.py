@@ -39,13 +39,13 @@ class Estimate(NamedTuple):
 
 def soft_maximum(times: Floats, sharpness: float) -> Floats:
     """The maximum of the rows, but that what competes delays each other where it is about as slow: their norm."""
-    slowest = times.max(axis=0)
-    return np.asarray(slowest * ((times / slowest) ** sharpness).sum(axis=0) ** (1 / sharpness))
+    slowest = np.maximum.reduce(times)
+    return np.asarray(slowest * np.add.reduce((times / slowest) ** sharpness) ** (1 / sharpness))
 
 
 def power_ns(problem: GemmProblem, element_bytes: Floats, gpu: Gpu) -> Floats:
     """The least time under the power cap, by the bytes of the wider of the elements of A and B."""
-    return problem.flops * element_bytes / 2 / gpu.power_tflops / 1000
+    return element_bytes * (problem.flops / 2 / gpu.power_tflops / 1000)
 
 
 def roofline(sm: SmTime, dram_ns: Floats, power_ns: Floats) -> tuple[Floats, Integers]:

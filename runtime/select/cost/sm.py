@@ -11,6 +11,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.decompositions import cluster_k, tile_ns
@@ -81,17 +82,16 @@ class SmWork(NamedTuple):
 class SmFeatures(NamedTuple):
     """What CTAs load for a step along K, and store of a tile."""
 
-    bytes_a: Floats
-    """What is loaded of A, as far as multicast does not save it; so of B."""
-    bytes_b: Floats
-    stored: Floats
-    """Bytes of an output tile that a CTA stores or, of C, loads."""
+    loaded: Floats
+    """Bytes that are loaded of A and of B, the rows, as far as multicast does not save them."""
+    store_cycles: Floats
+    """Clocks in which a CTA alone stores its output tile and loads what it reads of C."""
     elements: Floats
     """Elements of it."""
     align: Floats
     """Bytes that D is aligned to where the kernel stores it at its best; 0 where a second one stores it."""
-    adding_ns: Floats
-    """What its decomposition adds to each tile."""
+    tile_ns: Floats
+    """What each tile takes whatever it stores, for its decomposition among others."""
 
     @classmethod
     def of(cls, configs: Sequence[GemmConfig], slowness: Sequence[float]) -> SmFeatures:
@@ -100,28 +100,27 @@ class SmFeatures(NamedTuple):
         tile_k, elements = column(configs, lambda c: c.tile.k), tile_m * tile_n / column(configs, cluster_k)
         shared_a = _MULTICAST_COST + (1 - _MULTICAST_COST) / column(configs, lambda c: c.cluster.n)
         shared_b = _MULTICAST_COST + (1 - _MULTICAST_COST) / column(configs, lambda c: c.cluster.m)
+        bytes_a = tile_k * (tile_m * column(configs, lambda c: c.a.type.bits / 8) * shared_a)
+        bytes_b = tile_k * (tile_n * column(configs, lambda c: c.b.type.bits / 8) * shared_b)
         return cls(
-            bytes_a=tile_k * (tile_m * column(configs, lambda c: c.a.type.bits / 8) * shared_a),
-            bytes_b=tile_k * (tile_n * column(configs, lambda c: c.b.type.bits / 8) * shared_b),
-            stored=np.array(slowness) * tile_m * tile_n / column(configs, cluster_k) * column(configs, _stored_bytes),
+            loaded=np.array((bytes_a, bytes_b)),
+            store_cycles=np.array(slowness) * elements * column(configs, _stored_bytes) / _STORE_BYTES_PER_CYCLE,
             elements=elements,
             align=column(configs, lambda c: 0 if decomposition_of(c).has_second_kernel else c.d.align),
-            adding_ns=tile_ns(configs),
+            tile_ns=_TILE_NS + tile_ns(configs),
         )
 
     def work(self, tiling: Tiling, work: Work, problem: GemmProblem, gpu: Gpu, strided: bool) -> SmWork:
         """What a problem has an SM do; ``strided``: boxes end with the operands."""
-        inside_a = inside_b = np.ones_like(work.m)
-        if strided:
-            inside_a, inside_b = np.minimum(work.m / tiling.m, 1), np.minimum(work.n / tiling.n, 1)
+        inside = np.minimum(work.extents / tiling.tile, 1.0) if strided else np.ones_like(work.extents)
         rate = np.minimum(SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / work.active)
-        load_ns = (self.bytes_a * inside_a + self.bytes_b * inside_b) / rate
-        store_ns = _TILE_NS + work.sharing * self.stored / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
-        store_ns += self.adding_ns
-        if (unaligned := problem.d_align < self.align).any():
+        bytes_a, bytes_b = self.loaded * inside
+        store_ns = work.sharing * self.store_cycles / gpu.clock_ghz + self.tile_ns
+        if problem.d_align < TMA_ALIGN:
+            unaligned = problem.d_align < self.align
             store_ns += np.where(unaligned, self.elements / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
-        of_tiles = work.m, work.clusters, work.resident, work.waves, work.sharing, work.steps
-        return SmWork(*of_tiles, inside_a, inside_b, load_ns, store_ns)
+        of_tiles = work.extents[0], work.clusters, work.resident, work.waves, work.sharing, work.steps
+        return SmWork(*of_tiles, *inside, (bytes_a + bytes_b) / rate, store_ns)
 
 
 def _stored_bytes(config: GemmConfig) -> int:

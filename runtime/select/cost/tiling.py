@@ -25,23 +25,30 @@ _MAX_CLUSTER = 16
 
 
 class Tiling(NamedTuple):
-    """The tiles of kernels."""
+    """The tiles of kernels. Of pairs the first row is along M, the second along N."""
 
-    m: Floats
-    n: Floats
-    k: Floats
-    elements: Floats
-    """Of an output tile."""
-    cluster_m: Floats
-    cluster_n: Floats
-    cluster_k: Floats
-    """CTAs of a cluster that share K of a tile."""
+    side: Integers
+    """Which extents of a problem a kernel sees there: 0 for its M, 1 for its N."""
+    tile: Floats
+    """Rows and columns of an output tile."""
+    cluster: Floats
+    """Output tiles of a cluster."""
+    cluster_tile: Floats
+    """Rows and columns of them."""
+    tiles: Floats
+    """Output tiles of a cluster in all."""
     ctas: Floats
-    """Of a cluster."""
+    """CTAs of a cluster."""
     cluster_size: Integers
     """The same, as an index."""
     splits: Floats
     """CTAs or clusters that K of a tile is split among."""
+    clusters: Floats
+    """Those that are clusters."""
+    step_k: Floats
+    """What of K all of these cover in a step."""
+    splits_per_element: Floats
+    """Splits, by the elements of an output tile."""
     ctas_per_sm: Floats
     """CTAs that share an SM where the problem has as many."""
     counted_ctas: Floats
@@ -54,20 +61,22 @@ class Tiling(NamedTuple):
         cls, configs: Sequence[GemmConfig], swap_ab: bool, ctas_per_sm: Sequence[int], counted: Sequence[int]
     ) -> Tiling:
         """Of kernels, for problems as they are or transposed."""
-        tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
-        cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
-        ctas = cluster_m * cluster_n * column(configs, cluster_k)
+        tile = np.array([(c.tile.m, c.tile.n) for c in configs], np.float64).T
+        cluster = np.array([(c.cluster.m, c.cluster.n) for c in configs], np.float64).T
+        splits, along_k = column(configs, lambda c: c.scheduler.splits), column(configs, cluster_k)
+        ctas = cluster.prod(axis=0) * along_k
         return cls(
-            m=tile_m,
-            n=tile_n,
-            k=column(configs, lambda c: c.tile.k),
-            elements=tile_m * tile_n,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            cluster_k=column(configs, cluster_k),
+            side=np.array([[swap_ab], [not swap_ab]], np.int64).repeat(len(configs), axis=1),
+            tile=tile,
+            cluster=cluster,
+            cluster_tile=tile * cluster,
+            tiles=cluster.prod(axis=0),
             ctas=ctas,
             cluster_size=ctas.astype(np.int64),
-            splits=column(configs, lambda c: c.scheduler.splits),
+            splits=splits,
+            clusters=splits / along_k,
+            step_k=splits * column(configs, lambda c: c.tile.k),
+            splits_per_element=splits / tile.prod(axis=0),
             ctas_per_sm=np.array(ctas_per_sm, np.float64),
             counted_ctas=np.array(counted, np.float64),
             swap_ab=np.full(len(configs), swap_ab),
@@ -85,12 +94,10 @@ def _resident(gpu: Gpu) -> Floats:
 class Work(NamedTuple):
     """What a problem makes of the tiles of kernels."""
 
-    m: Floats
-    """M and N as a kernel sees them."""
-    n: Floats
-    tiles_m: Floats
-    """Output tiles along M, in whole clusters; so along N."""
-    tiles_n: Floats
+    extents: Floats
+    """M and N as a kernel sees them, the rows."""
+    tiles: Floats
+    """Output tiles along them, in whole clusters."""
     clusters: Floats
     """Tiles of whole clusters, each as often as K is divided among clusters."""
     resident: Floats
@@ -109,26 +116,23 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, k: Tiling, problem: GemmProblem, gpu: Gpu, uneven: bool) -> Work:
         """Of a problem on a GPU; ``uneven``: its M is the mean of those of groups."""
-        m, n = (np.where(k.swap_ab, float(y), float(x)) for x, y in ((problem.m, problem.n), (problem.n, problem.m)))
+        extents = np.array((problem.m, problem.n), np.float64).take(k.side)
         resident = _resident(gpu).take(k.cluster_size)
-        clusters_m = np.ceil(np.ceil(m / k.m) / k.cluster_m)
+        along = np.ceil(extents / k.cluster_tile)
         if uneven:  # on average, if the rows of groups are spread exponentially
-            clusters_m = -1 / np.expm1(-k.m * k.cluster_m / m)
-        clusters_n = np.ceil(np.ceil(n / k.n) / k.cluster_n)
-        clusters = clusters_m * clusters_n * problem.batch * k.splits / k.cluster_k
+            along[0] = -1 / np.expm1(-k.cluster_tile[0] / extents[0])
+        clusters = along[0] * along[1] * (problem.batch * k.clusters)
         slots = resident * k.ctas_per_sm
         return cls(
-            m=m,
-            n=n,
-            tiles_m=clusters_m * k.cluster_m,
-            tiles_n=clusters_n * k.cluster_n,
+            extents=extents,
+            tiles=along * k.cluster,
             clusters=clusters,
             resident=resident,
             slots=slots,
             waves=np.ceil(clusters / slots),
             sharing=np.minimum(k.ctas_per_sm, np.ceil(clusters / gpu.sms)),
             active=np.minimum(clusters, slots) * k.ctas,
-            steps=np.ceil(problem.k / k.splits / k.k),
+            steps=np.ceil(problem.k / k.step_k),
         )
 
 
@@ -136,5 +140,4 @@ def utilisation(k: Tiling, work: Work, problem: GemmProblem, gpu: Gpu) -> Floats
     """Part of the SMs' rounds that compute something inside the problem."""
     held = np.maximum(work.sharing, k.counted_ctas)
     outputs = problem.m * problem.n * problem.batch
-    useful = outputs / (work.waves * work.resident * held * k.ctas * k.elements / k.splits)
-    return useful * work.resident * k.ctas / gpu.sms
+    return outputs / gpu.sms * k.splits_per_element / (work.waves * held)

@@ -52,9 +52,10 @@ class GemvFeatures(NamedTuple):
     """Steps as if WGMMA and TMA made them: the residual model has learned the figure "loads" of these kernels so."""
     counted_rows: Floats
     """Rows of A of a tile that take time: of more than an MMA has."""
-    step_bytes_a: Floats
-    """Bytes of A, for each row, and of B that a step along K of a tile reads."""
-    step_bytes_b: Floats
+    row_ns: Floats
+    """What such a row takes of a step along K."""
+    stream_ns: Floats
+    """What B takes of it."""
     bytes_b: Floats
     """Bytes of an element of B."""
     issue_cycles: Floats
@@ -69,8 +70,8 @@ class GemvFeatures(NamedTuple):
         return cls(
             learned=Step.of(configs, swap_ab, lambda config: (WIDE_ROW, WIDE_ROW)),
             counted_rows=column(configs, lambda c: c.tile.m if c.tile.m > _MMA_ROWS else 0),
-            step_bytes_a=column(configs, lambda c: c.tile.k * c.a.type.bits / 8),
-            step_bytes_b=column(configs, lambda c: c.tile.n * c.tile.k * c.b.type.bits / 8),
+            row_ns=column(configs, lambda c: c.tile.k * c.a.type.bits / 8) * (_STREAM_A / _STREAM_GBPS),
+            stream_ns=column(configs, lambda c: c.tile.n * c.tile.k * c.b.type.bits / 8) / _STREAM_GBPS,
             bytes_b=bytes_b,
             issue_cycles=column(configs, _issue_cycles),
             crossing=column(configs, _crossing),
@@ -82,14 +83,13 @@ class GemvFeatures(NamedTuple):
         crosses = problem.k * self.bytes_b % L2_SECTOR > 0
         if min(problem.a_align, problem.b_align) < TMA_ALIGN:
             crosses |= np.where(self.learned.swap_ab, problem.a_align, problem.b_align) < TMA_ALIGN
-        moved = work.sharing * self.step_bytes_b * (1 + np.where(crosses, self.crossing, 0))
-        rows = np.minimum(work.m, self.counted_rows)
-        rows_ns = work.sharing * rows * self.step_bytes_a * _STREAM_A / _STREAM_GBPS
+        moved_ns = work.sharing * (self.stream_ns + crosses * self.crossing * self.stream_ns)
+        rows_ns = work.sharing * np.minimum(work.m, self.counted_rows) * self.row_ns
         issued_ns = work.sharing * self.issue_cycles / gpu.clock_ghz
-        paces = np.array((np.full_like(rows, _STREAM_NS), moved / _STREAM_GBPS, issued_ns))
+        paces = np.array((np.full(rows_ns.size, _STREAM_NS), moved_ns, issued_ns))
         step_ns = soft_maximum(paces, STEP_SHARPNESS) + rows_ns
-        sm_ns = LATENCY_NS + work.waves * np.maximum(work.steps, 1) * step_ns
-        return SmTime(sm_ns, np.full(rows.size, LOAD_LATENCY), load_ns / multiply_ns)
+        sm_ns = LATENCY_NS + work.waves * work.steps * step_ns
+        return SmTime(sm_ns, np.full(rows_ns.size, LOAD_LATENCY), load_ns / multiply_ns)
 
 
 def _issue_cycles(config: GemmConfig) -> float:

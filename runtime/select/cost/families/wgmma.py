@@ -86,26 +86,24 @@ class Step(NamedTuple):
             swap_ab=np.full(len(configs), swap_ab),
         )
 
-    def paces(
-        self, work: SmWork, problem: GemmProblem, gpu: Gpu, transposing_cycles: Floats | float = 0.0
-    ) -> tuple[Floats, Floats]:
-        """Times to multiply a step, and to load and transpose it."""
-        own_cycles = np.maximum(self._row_cycles(work, problem), transposing_cycles)
-        load_ns = np.maximum(work.load_ns, own_cycles / gpu.clock_ghz)
-        return self.multiply_cycles / gpu.clock_ghz, load_ns
+    def paces(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> tuple[Floats, Floats]:
+        """Times to multiply a step, and to load it.
 
-    def _row_cycles(self, work: SmWork, problem: GemmProblem) -> Floats | float:
-        """Clocks in which TMA loads the rows of boxes of a step, as far as the constants, which were fitted to wide
-        rows within lines, do not have it. Operands are taken for packed, but those that are realigned: their rows begin
-        lines."""
-        a = _crossing_cycles(problem.a_dtype, problem.extents_of("a")[0])
-        b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
+        TMA loads the rows of its boxes one by one, which counts as far as the constants, which were fitted to wide rows
+        within lines, do not have it. Operands are taken for packed, but those that are realigned: their rows begin
+        lines.
+        """
+        multiply_ns, load_ns = self.multiply_cycles / gpu.clock_ghz, work.load_ns
+        a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
+        b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
         if not (a or b or self.narrow.any()):
-            return 0.0
+            return multiply_ns, load_ns
         cycles = self.narrow * _ROW_CYCLES
         if a or b:
             cycles = np.maximum(cycles, np.where(self.swap_ab, ((b,), (a,)), ((a,), (b,))))
-        return np.asarray((self.rows * np.array((work.inside_a, work.inside_b)) * cycles).sum(axis=0))
+        rows_a, rows_b = self.rows * cycles
+        row_cycles = rows_a * work.inside_a + rows_b * work.inside_b
+        return multiply_ns, np.maximum(load_ns, row_cycles / gpu.clock_ghz)
 
 
 def _takes_turns(config: GemmConfig) -> bool:
@@ -143,7 +141,8 @@ class WgmmaFeatures(NamedTuple):
 
     def cost(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> SmTime:
         """As :meth:`Features.cost`."""
-        multiply_ns, load_ns = self.step.paces(work, problem, gpu, self.transposing_cycles)
+        multiply_ns, load_ns = self.step.paces(work, problem, gpu)
+        load_ns = np.maximum(load_ns, self.transposing_cycles / gpu.clock_ghz)
         paces = np.array((multiply_ns, load_ns, self.latency_ns))
         sm_ns = LATENCY_NS + self._tiles_ns(work, soft_maximum(paces, STEP_SHARPNESS))
         bound = np.where(work.stores_set_pace(sm_ns), EPILOGUE, np.argmax(paces, axis=0))
@@ -153,9 +152,10 @@ class WgmmaFeatures(NamedTuple):
         """Time of the tiles of the busiest SM. Pingpong computes one while it stores another: of the stores the last
         alone is seen, if they are shorter."""
         loop_ns, store_ns = work.steps * step_ns, work.store_ns
-        hidden_ns = work.waves * np.maximum(loop_ns, (loop_ns + store_ns) / 2) + store_ns
-        ns = np.where(self.pingpong, hidden_ns, work.tiles_ns(step_ns)) + self.kernel_ns
-        if (stream := np.flatnonzero(self.has_shares)).size:
+        both_ns = loop_ns + store_ns
+        tile_ns = np.where(self.pingpong, np.maximum(loop_ns, both_ns / 2), both_ns)
+        ns = work.waves * tile_ns + self.pingpong * store_ns + self.kernel_ns
+        if (stream := self.has_shares.nonzero()[0]).size:
             own = work.clusters, work.resident, work.steps, step_ns, store_ns, self.tile
             ns[stream] = stream_ns(*(figure[stream] for figure in own))
         return ns

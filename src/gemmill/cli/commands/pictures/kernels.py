@@ -82,12 +82,12 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
     found = gpu or DEFAULT_GPU
     tiling = FeatureTable.of([config], swapped).tiling
     work = Work.of(tiling, problem, found, uneven=False)
-    m, n, units, slots = (int(each[0]) for each in (work.m, work.n, work.clusters, work.slots))
+    m, n, units, slots = (int(each[0]) for each in (*work.extents, work.clusters, work.slots))
     waves = Waves(str(problem), found.name, [Matrix(m, n, problem.k)], slots, units, swapped=swapped)
     if not of_groups:
         return waves
     along_k = problem.batching == "kgrouped"
     groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in of_groups]
     waves = replace(waves, matrices=groups, grouped=True)
-    each = int(tiling.splits[0]) // int(tiling.cluster_k[0])
+    each = int(tiling.clusters[0])
     return replace(waves, units=each * sum(order.count for order in waves.rasters(config)))
