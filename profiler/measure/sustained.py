@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 
 from gemmill.library.config.names import parse_name
-from gemmill.library.dtypes import DTYPES
-from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import torch
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
-from gemmill.runtime.select.cost.model import FeatureTable
 from gemmill.runtime.select.cost.sustained import Law, Moved
 
 HANDFUL = 8
@@ -33,17 +30,16 @@ LIKELY = Law(burst=0.64, written=5.0, fetched=0.4, third=0.02, scale=1.0, watts=
 """Roughly what was fitted to bf16 on the H200: who is looked at, of any type, where no law says who is the fastest."""
 
 
-def likely(us: Mapping[str, float], problem: GemmProblem, count: int) -> list[str]:
+def likely(us: Mapping[str, float], count: int) -> list[str]:
     """The kernels that may be the fastest alone, at most ``count``, the likeliest first.
 
     Args:
         us: microseconds of a brief look at each, by its name.
-        problem: what they solve.
         count: of them.
     """
     if not us:
         return []
-    moved = Moved.of(FeatureTable.of([parse_name(name) for name in us]), DTYPES[problem.a_dtype].bits / 8)
+    moved = Moved.of([parse_name(name) for name in us])
     times = LIKELY.us(np.array([*us.values()]), 1.0, moved)
     names = [*us]
     return [names[i] for i in np.argsort(times, kind="stable")[:count].tolist()]

@@ -12,7 +12,6 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import parse_name
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import THROUGH_TORCH
@@ -77,8 +76,7 @@ def _part(problem: GemmProblem, kernels: Sequence[str], swap_ab: bool, gpu: Gpu)
     if not members:
         return None
     table = FeatureTable.of([*members.values()], swap_ab)
-    moved = Moved.of(table, DTYPES[problem.a_dtype].bits / 8)
-    return [*members], estimate(table, problem, gpu).us, moved
+    return [*members], estimate(table, problem, gpu).us, table.moved
 
 
 def fit(problems: Sequence[Held]) -> Law:

@@ -67,8 +67,8 @@ def dram_bytes(k: Traffic, work: Work, problem: GemmProblem, gpu: Gpu) -> Floats
     The tiles of a wave are as many as the swizzle size across the raster order, and go along it.
     """
     a, b = work.extents * k.inputs
-    inputs = (a + b) * (problem.k * problem.batch)
-    outputs = k.outputs * (problem.m * problem.n * problem.batch)
+    inputs: Floats = (a + b) * (problem.k * problem.batch)
+    outputs: Floats = k.outputs * (problem.m * problem.n * problem.batch)
     outgrown = inputs > problem.batch * _L2_SHARE * gpu.l2_bytes
     if not outgrown.any():
         return inputs + outputs

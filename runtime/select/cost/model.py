@@ -10,6 +10,7 @@ over the kernels. Where a GPU was measured, a residual model that was fitted to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -25,6 +26,7 @@ from gemmill.runtime.select.cost.decompositions import cluster_k, second_kernel_
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.roofline import Estimate, power_ns, roofline
 from gemmill.runtime.select.cost.sm import SmFeatures, SmTime, SmWork
+from gemmill.runtime.select.cost.sustained import Moved
 from gemmill.runtime.select.cost.tiling import Tiling, Work, utilisation
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class FeatureTable(NamedTuple):
     """Whether the residual model corrects the kernel."""
     own: Floats
     """The figures :data:`_OWN`, the rows."""
+    moved: Moved
     families: Mapping[FamilyName, OfFamily]
 
     @classmethod
@@ -112,6 +115,7 @@ class FeatureTable(NamedTuple):
             has_second_kernel=np.array([decomposition_of(config).has_second_kernel for config in configs]),
             fitted=np.array([family.is_corrected(config) for family, config in each]),
             own=np.array([column(configs, figure) for figure in _OWN.values()]),
+            moved=Moved.of(configs),
             families=found,
         )
 
@@ -132,6 +136,7 @@ class FeatureTable(NamedTuple):
             np.concatenate([part.has_second_kernel for part in parts]),
             np.concatenate([part.fitted for part in parts]),
             np.concatenate([part.own for part in parts], axis=1),
+            joined([part.moved for part in parts]),
             families,
         )
 
@@ -139,10 +144,6 @@ class FeatureTable(NamedTuple):
     def swap_ab(self) -> Bools:
         """Whether each kernel runs the transposed problem."""
         return self.tiling.swap_ab
-
-    def figure(self, name: str) -> Floats:
-        """A figure that kernels have whatever the problem, by its name among the features."""
-        return np.asarray(self.own[_ROWS[name] - _FIRST_OWN])
 
     def realigned(self, problem: GemmProblem) -> Bools:
         """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
@@ -188,18 +189,25 @@ def _corrected(
 ) -> Floats:
     """Times in microseconds as the residual model corrects those of the kernels that could be the fastest."""
     members = np.arange(figures.us.size) if serving is None else serving
-    near = figures.us[members] <= CORRECTED * figures.us[members].min()
-    asked = members[near & table.fitted[members]]
-    if asked.size > MOST_CORRECTED:
-        asked = asked[np.argpartition(figures.us[asked], MOST_CORRECTED)[:MOST_CORRECTED]]
     us = figures.us.copy()
+    own = us.take(members)
+    asked = members[(own <= CORRECTED * own.min()) & table.fitted.take(members)]
+    if asked.size > MOST_CORRECTED:
+        asked = asked[us.take(asked).argpartition(MOST_CORRECTED)[:MOST_CORRECTED]]
     if asked.size:
         rows = features(table, figures, others, problem, gpu, asked)
-        factors = np.exp(model(rows.take([_ROWS[name] for name in model.features], axis=0)))
-        us[asked] *= factors
+        factors = np.exp(model(rows.take(_rows_of(model.features), axis=0)))
+        us[asked] = corrected = us.take(asked) * factors
         # What the fastest of these loses, as to slow memory, those that it does not know lose as well.
-        us[~table.fitted] *= max(1.0, factors[us[asked].argmin()])
+        if (lost := factors[corrected.argmin()]) > 1:
+            us[~table.fitted] *= lost
     return us
+
+
+@cache
+def _rows_of(names: tuple[str, ...]) -> Integers:
+    """Which rows of :func:`features` have these names."""
+    return np.array([_ROWS[name] for name in names])
 
 
 def features(
@@ -213,10 +221,8 @@ def features(
     """What the residual model may ask of each kernel, or of some, in rows as :data:`FEATURES`, from what
     :func:`analytic` returns; M and N are those that the kernel sees."""
     asked = np.arange(figures.us.size) if members is None else members
-    swap_ab = table.swap_ab.take(asked)
     rows = np.empty((len(FEATURES), asked.size))
-    rows[_ROWS["M"]] = np.where(swap_ab, problem.n, problem.m)
-    rows[_ROWS["N"]] = np.where(swap_ab, problem.m, problem.n)
+    rows[_ROWS["M"]], rows[_ROWS["N"]] = np.array((problem.m, problem.n)).take(table.tiling.side.take(asked, axis=1))
     rows[_ROWS["K"]] = problem.k
     rows[_ROWS["batch"]] = problem.batch
     rows[_FIRST_OWN:_FIRST_FIGURE] = table.own.take(asked, axis=1)

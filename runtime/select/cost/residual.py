@@ -79,7 +79,7 @@ class ResidualModel(NamedTuple):
         threshold = np.array([[at] for _, at in index], np.float32).repeat(COLUMNS, axis=1)
         comparison = np.array([[index[split] for split in own] for own in splits], np.intp)
         value = np.array([tree["values"] for tree in content["trees"]], np.float64)
-        first = np.arange(0, value.size, value.shape[1], np.min_scalar_type(value.size))[:, np.newaxis]
+        first = (np.arange(len(value)) * value.shape[1]).astype(np.min_scalar_type(value.size))[:, np.newaxis]
         return cls(tuple(rows), feature, threshold, comparison.T.copy(), value, first)
 
 

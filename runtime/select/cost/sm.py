@@ -112,15 +112,15 @@ class SmFeatures(NamedTuple):
 
     def work(self, tiling: Tiling, work: Work, problem: GemmProblem, gpu: Gpu, strided: bool) -> SmWork:
         """What a problem has an SM do; ``strided``: boxes end with the operands."""
-        inside = np.minimum(work.extents / tiling.tile, 1.0) if strided else np.ones_like(work.extents)
+        inside_a, inside_b = np.minimum(work.extents / tiling.tile, 1.0) if strided else np.ones_like(work.extents)
         rate = np.minimum(SHARED_BYTES_PER_CYCLE * gpu.clock_ghz, gpu.l2_gbps / work.active)
-        bytes_a, bytes_b = self.loaded * inside
+        loaded = self.loaded[0] * inside_a + self.loaded[1] * inside_b
         store_ns = work.sharing * self.store_cycles / gpu.clock_ghz + self.tile_ns
         if problem.d_align < TMA_ALIGN:
             unaligned = problem.d_align < self.align
             store_ns += np.where(unaligned, self.elements / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
         of_tiles = work.extents[0], work.clusters, work.resident, work.waves, work.sharing, work.steps
-        return SmWork(*of_tiles, *inside, (bytes_a + bytes_b) / rate, store_ns)
+        return SmWork(*of_tiles, inside_a, inside_b, loaded / rate, store_ns)
 
 
 def _stored_bytes(config: GemmConfig) -> int:

@@ -12,7 +12,7 @@ fitted to records of the regime ``sustained`` by `gemmill train`; docs/performan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,13 +21,14 @@ import numpy as np
 
 from gemmill.library.dtypes import DTYPES, default_output
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.roofline import power_ns
 from gemmill.runtime.select.models import content_of, path_of, sound
 
 if TYPE_CHECKING:
     from gemmill.library.arch import Gpu
+    from gemmill.library.config.model import GemmConfig
     from gemmill.runtime.select.cost.arrays import Floats, Integers
-    from gemmill.runtime.select.cost.model import FeatureTable
 
 VERSION = 2
 """Of the files."""
@@ -46,18 +47,19 @@ class Moved(NamedTuple):
     """1 where three warpgroups share a tile, of 192 rows."""
 
     @classmethod
-    def of(cls, table: FeatureTable, element_bytes: float) -> Moved:
-        """By kernels of a table."""
-        m, n, cluster_m, cluster_n = (table.figure(f"{what} {x}") for what in ("tile", "cluster") for x in "MN")
+    def of(cls, configs: Sequence[GemmConfig]) -> Moved:
+        """By kernels."""
+        element_bytes = column(configs, lambda c: c.a.type.bits / 8)
+        tile = column(configs, lambda c: c.tile.m * c.tile.n)
         return cls(
-            element_bytes * (m + n) / (m * n),
-            element_bytes * (m / cluster_n + n / cluster_m) / (m * n),
-            (m == 192).astype(np.float64),
+            element_bytes * column(configs, lambda c: c.tile.m + c.tile.n) / tile,
+            element_bytes * column(configs, lambda c: c.tile.m / c.cluster.n + c.tile.n / c.cluster.m) / tile,
+            column(configs, lambda c: c.tile.m == 192),
         )
 
     def take(self, members: Integers) -> Moved:
         """Of some."""
-        return Moved(*(x[members] for x in self))
+        return Moved(*[x.take(members) for x in self])
 
 
 class Law(NamedTuple):

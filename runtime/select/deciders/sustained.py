@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice, Rows
-from gemmill.runtime.select.cost.sustained import HELD, Moved, law_of, least_us, power_us
+from gemmill.runtime.select.cost.sustained import HELD, law_of, least_us, power_us
 from gemmill.runtime.select.deciders.measurements import ByMeasurement
 from gemmill.runtime.select.deciders.model import ByModel, chosen, fastest
 
@@ -51,14 +50,15 @@ class UnderPower:
         if limit < HELD * least_us(problem, gpu):
             return None
         group, serving, figures = self._model.asked(problem, None)
-        least = figures.us[serving].min()
+        alone = figures.us.take(serving)
+        least = alone.min()
         if limit < HELD * least:
             return None
-        near: Integers = serving[figures.us[serving] <= NEAR * least]
-        moved = Moved.of(group.table, DTYPES[problem.a_dtype].bits / 8)
-        us = np.full_like(figures.us, np.inf)
-        us[near] = law.us(figures.us[near], limit, moved.take(near))
-        ranked = fastest(group, near, figures._replace(us=us), 1 + RUNNERS_UP)
+        near: Integers = serving[alone <= NEAR * least]
+        us = np.full(figures.us.size, np.inf)
+        us[near] = law.us(figures.us.take(near), limit, group.table.moved.take(near))
+        figures = figures._replace(us=us)
+        ranked = fastest(group, near, figures, 1 + RUNNERS_UP)
         joules = law.watts * float(us[ranked[0]]) / 1e6
         why = f"in a long run, which the power limit holds at {law.watts:.0f} W, {joules:.3g} J a launch: "
-        return chosen(group, ranked, figures._replace(us=us), problem, gpu, why)
+        return chosen(group, ranked, figures, problem, gpu, why)

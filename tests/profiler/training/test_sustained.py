@@ -17,7 +17,7 @@ from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.training.sustained import held, judge
 from gemmill.profiler.training.train import train
 from gemmill.runtime.select.cost.model import FeatureTable, estimate
-from gemmill.runtime.select.cost.sustained import Law, Moved, laws, power_us
+from gemmill.runtime.select.cost.sustained import Law, laws, power_us
 from gemmill.runtime.select.decisions import read_decisions
 
 H200 = gpu_named("H200")
@@ -52,7 +52,7 @@ def record(problem: GemmProblem, kernel: str, us: float, regime: str = "sustaine
 
 def written(path: Path, problems: int) -> Path:
     table = FeatureTable.of(KERNELS)
-    moved = Moved.of(table, 2)
+    moved = table.moved
     with path.open("w") as file:
         for i in range(problems):
             problem = GemmProblem(m=4096, n=4096 + 512 * i, k=2048 + 1024 * (i % 9))
