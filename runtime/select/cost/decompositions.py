@@ -114,7 +114,7 @@ def _added(configs: Sequence[GemmConfig], figure: Callable[[Cost], Callable[[Flo
     return added
 
 
-def second_kernel_ns(problem: GemmProblem, splits: Floats, output_bytes: Floats) -> Floats:
+def second_kernel_ns(problem: GemmProblem, splits: Floats, output_bytes: float) -> Floats:
     """Time of the second kernel of split-K, by the bytes of an element of C and D."""
     elements = problem.m * problem.n * problem.batch
     return _REDUCTION_NS + elements * (splits * PARTIAL_BYTES + output_bytes) / _REDUCTION_GBPS

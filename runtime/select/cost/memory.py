@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
@@ -26,16 +26,12 @@ _REALIGNED_KEPT = 0.45
 
 
 class Traffic(NamedTuple):
-    """What kernels read and write of each element, and in which order."""
+    """What kernels read, and in which order."""
 
-    inputs: Floats
-    """Bytes of an element of A and of B, the rows."""
-    widest: Floats
-    """Bytes of an element of the wider of them."""
-    outputs: Floats
-    """Bytes of an element of C, if there is one, and of D together."""
-    tile_inputs: Floats
-    """Bytes that an output tile takes of A and of B, the rows, for each of K."""
+    across: Floats
+    """Bytes that a tile takes, for each of K, of the operand that changes with the tile across the raster order."""
+    along: Floats
+    """The same of the operand that changes along it."""
     aligns: Floats
     """Bytes that A, B and C of the problem, the rows, are aligned to where the kernel loads them."""
     dram_share: Floats
@@ -48,38 +44,46 @@ class Traffic(NamedTuple):
         """Of kernels, for problems as they are or transposed, which reach so much of DRAM's rate."""
         aligns = [[c.a.align, c.b.align, c.c.align if c.c else 0] for c in configs]
         order = [1, 0, 2] if swap_ab else [0, 1, 2]
-        inputs = np.array([(c.a.type.bits / 8, c.b.type.bits / 8) for c in configs]).T
+        raster_m = np.array([c.scheduler.raster == "m" for c in configs])
+        a, b = (
+            column(configs, lambda c: c.tile.m * c.a.type.bits / 8),
+            column(configs, lambda c: c.tile.n * c.b.type.bits / 8),
+        )
         return cls(
-            inputs=inputs,
-            widest=inputs.max(axis=0),
-            outputs=column(configs, lambda c: (c.c.type.bytes if c.c else 0) + c.d.type.bytes),
-            tile_inputs=inputs * np.array([(c.tile.m, c.tile.n) for c in configs]).T,
+            across=np.where(raster_m, b, a),
+            along=np.where(raster_m, a, b),
             aligns=np.array(aligns, np.float64).T[order],
             dram_share=np.array(dram_shares, np.float64),
             swizzle=column(configs, lambda c: c.scheduler.swizzle_size),
-            raster_m=np.array([c.scheduler.raster == "m" for c in configs]),
+            raster_m=raster_m,
         )
 
 
-def dram_bytes(k: Traffic, work: Work, problem: GemmProblem, gpu: Gpu) -> Floats:
+def dram_bytes(k: Traffic, work: Work, problem: GemmProblem, gpu: Gpu) -> Floats | float:
     """Bytes that cross DRAM: every operand once, and A and B anew in each wave if they outgrow L2.
 
     The tiles of a wave are as many as the swizzle size across the raster order, and go along it.
     """
-    a, b = work.extents * k.inputs
-    inputs: Floats = (a + b) * (problem.k * problem.batch)
-    outputs: Floats = k.outputs * (problem.m * problem.n * problem.batch)
-    outgrown = inputs > problem.batch * _L2_SHARE * gpu.l2_bytes
-    if not outgrown.any():
+    inputs = problem.k * (problem.m * _bytes(problem.a_dtype) + problem.n * _bytes(problem.b_dtype)) * problem.batch
+    outputs = problem.m * problem.n * output_bytes(problem) * problem.batch
+    if inputs / problem.batch <= _L2_SHARE * gpu.l2_bytes:
         return inputs + outputs
     across, along = np.where(k.raster_m, work.tiles[::-1], work.tiles)
     width = np.minimum(k.swizzle, across)
     length = np.minimum(np.ceil(work.active / width), along)
     width = np.minimum(np.maximum(width, work.active / length), across)
-    a, b = np.where(k.raster_m, (length, width), (width, length)) * k.tile_inputs
-    wave = (a + b) * problem.k
-    rounds = across * along * problem.batch / (width * length)
-    return outputs + np.where(outgrown, np.maximum(inputs, rounds * wave), inputs)
+    wave = width * k.across + length * k.along
+    rounds = across * along / (width * length)
+    return np.asarray(outputs + np.maximum(inputs, rounds * wave * (problem.k * problem.batch)))
+
+
+def output_bytes(problem: GemmProblem) -> float:
+    """Bytes of an element of C, if there is one, and of D together."""
+    return (_bytes(problem.c_dtype) if problem.c_dtype else 0) + _bytes(problem.d_dtype)
+
+
+def _bytes(dtype: DTypeName) -> float:
+    return DTYPES[dtype].bits / 8
 
 
 def realigned(k: Traffic, problem: GemmProblem) -> Bools:

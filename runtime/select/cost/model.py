@@ -244,11 +244,11 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estim
     sm = table.cost(table.sm.work(k, work, problem, gpu, strided), problem, gpu)
     moved = memory.dram_bytes(traffic, work, problem, gpu)
     dram_ns = moved / (gpu.dram_gbps * traffic.dram_share)
-    capped_ns = power_ns(problem, traffic.widest, gpu)
+    capped_ns = power_ns(problem, gpu)
     busy_ns, bound = roofline(sm, dram_ns, capped_ns)
     ns = _LAUNCH_NS + busy_ns
     if (split := table.has_second_kernel.nonzero()[0]).size:
-        ns[split] += second_kernel_ns(problem, k.splits[split], traffic.outputs[split])
+        ns[split] += second_kernel_ns(problem, k.splits[split], memory.output_bytes(problem))
     figures = Estimate(
         us=ns / 1000,
         tiles=work.clusters * k.tiles,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 
 if TYPE_CHECKING:
@@ -43,14 +44,16 @@ def soft_maximum(times: Floats, sharpness: float) -> Floats:
     return np.asarray(slowest * np.add.reduce((times / slowest) ** sharpness) ** (1 / sharpness))
 
 
-def power_ns(problem: GemmProblem, element_bytes: Floats, gpu: Gpu) -> Floats:
-    """The least time under the power cap, by the bytes of the wider of the elements of A and B."""
-    return element_bytes * (problem.flops / 2 / gpu.power_tflops / 1000)
+def power_ns(problem: GemmProblem, gpu: Gpu) -> float:
+    """The least time under the power cap, whatever the kernel."""
+    widest = max(DTYPES[problem.a_dtype].bits, DTYPES[problem.b_dtype].bits) / 8
+    return problem.flops * widest / 2 / gpu.power_tflops / 1000
 
 
-def roofline(sm: SmTime, dram_ns: Floats, power_ns: Floats) -> tuple[Floats, Integers]:
+def roofline(sm: SmTime, dram_ns: Floats, power_ns: float) -> tuple[Floats, Integers]:
     """Time by the slowest of the busiest SM, DRAM and power, and which it is, as an index into :data:`BOUNDS`."""
-    shared = np.array((sm.ns, dram_ns, power_ns))
+    shared = np.empty((3, sm.ns.size))
+    shared[0], shared[1], shared[2] = sm.ns, dram_ns, power_ns
     slowest = np.argmax(shared, axis=0)
     bound = np.where(slowest == 0, sm.bound, slowest + EPILOGUE)
     return soft_maximum(shared, _WHOLE_SHARPNESS), bound

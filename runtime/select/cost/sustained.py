@@ -118,8 +118,7 @@ def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Least microseconds under the power limit, whatever the kernel."""
-    widest = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype)) / 8
-    return float(power_ns(problem, np.array(widest), gpu)) / 1000
+    return power_ns(problem, gpu) / 1000
 
 
 def least_us(problem: GemmProblem, gpu: Gpu) -> float:
