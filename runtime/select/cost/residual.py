@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 VERSION = 3
 """Of the files."""
-COLUMNS = 64
-"""Kernels that trees are asked of at a time."""
 _AT_A_TIME = 220
 """Comparisons, or trees: of 64 kernels their figures, or leaves, take 56 or 113 kB."""
 
@@ -34,8 +32,7 @@ class ResidualModel(NamedTuple):
     feature: npt.NDArray[np.intp]
     """(comparisons,): the feature that is compared. Trees share comparisons, each of which is made once."""
     threshold: npt.NDArray[np.float32]
-    """(comparisons, columns): with what. Above it the way is right; infinite where all go left. Each is here as often
-    as there may be columns: numpy compares arrays of one shape in a third of the time."""
+    """(comparisons, 1): with what. Above it the way is right; infinite where all go left."""
     comparison: npt.NDArray[np.intp]
     """(levels, trees): which of them all nodes of a level ask."""
     value: Floats
@@ -45,14 +42,12 @@ class ResidualModel(NamedTuple):
 
     def __call__(self, rows: Floats) -> Floats:
         """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
-        if (columns := rows.shape[1]) > COLUMNS:
-            return np.concatenate([self(rows[:, i : i + COLUMNS]) for i in range(0, columns, COLUMNS)])
         # As few bytes as can be: what is moved sets the pace, and what is allocated and freed by the hundred kilobytes
         # malloc takes from the system each time, page fault by page fault.
         rows = rows.astype(np.float32)
-        is_above = np.empty((self.feature.size, columns), np.bool_)
+        is_above = np.empty((self.feature.size, rows.shape[1]), np.bool_)
         for part in _parts(self.feature.size):
-            np.greater(rows.take(self.feature[part], axis=0), self.threshold[part, :columns], out=is_above[part])
+            np.greater(rows.take(self.feature[part], axis=0), self.threshold[part], out=is_above[part])
         above = is_above.view(np.uint8)
         root, *levels = self.comparison
         leaf = above.take(root, axis=0)
@@ -60,7 +55,7 @@ class ResidualModel(NamedTuple):
             leaf += leaf
             leaf += above.take(level, axis=0)
         del is_above, above
-        sums: Floats = np.zeros(columns)
+        sums: Floats = np.zeros(rows.shape[1])
         for part in _parts(leaf.shape[0]):
             values = self.value.take(leaf[part] + self.first[part], mode="clip")  # none is outside: it spares the test
             values[0] += sums
@@ -76,7 +71,7 @@ class ResidualModel(NamedTuple):
         ]
         index = {split: i for i, split in enumerate(dict.fromkeys(split for own in splits for split in own))}
         feature = np.array([row for row, _ in index], np.intp)
-        threshold = np.array([[at] for _, at in index], np.float32).repeat(COLUMNS, axis=1)
+        threshold = np.array([[at] for _, at in index], np.float32)
         comparison = np.array([[index[split] for split in own] for own in splits], np.intp)
         value = np.array([tree["values"] for tree in content["trees"]], np.float64)
         first = (np.arange(len(value)) * value.shape[1]).astype(np.min_scalar_type(value.size))[:, np.newaxis]

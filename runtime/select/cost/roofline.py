@@ -54,6 +54,6 @@ def roofline(sm: SmTime, dram_ns: Floats, power_ns: float) -> tuple[Floats, Inte
     """Time by the slowest of the busiest SM, DRAM and power, and which it is, as an index into :data:`BOUNDS`."""
     shared = np.empty((3, sm.ns.size))
     shared[0], shared[1], shared[2] = sm.ns, dram_ns, power_ns
-    slowest = np.argmax(shared, axis=0)
+    slowest = shared.argmax(axis=0)
     bound = np.where(slowest == 0, sm.bound, slowest + EPILOGUE)
     return soft_maximum(shared, _WHOLE_SHARPNESS), bound

@@ -7,8 +7,6 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.problem import GemmProblem
@@ -109,7 +107,7 @@ def fastest(group: Group, serving: Integers, figures: Estimate, count: int) -> l
 
     Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
     """
-    return group.first(serving[np.argsort(figures.us[serving], kind="stable")[: 2 * count]].tolist(), count)
+    return group.first(serving[figures.us.take(serving).argsort(kind="stable")[: 2 * count]].tolist(), count)
 
 
 def chosen(

@@ -145,7 +145,7 @@ class WgmmaFeatures(NamedTuple):
         load_ns = np.maximum(load_ns, self.transposing_cycles / gpu.clock_ghz)
         paces = np.array((multiply_ns, load_ns, self.latency_ns))
         sm_ns = LATENCY_NS + self._tiles_ns(work, soft_maximum(paces, STEP_SHARPNESS))
-        bound = np.where(work.stores_set_pace(sm_ns), EPILOGUE, np.argmax(paces, axis=0))
+        bound = np.where(work.stores_set_pace(sm_ns), EPILOGUE, paces.argmax(axis=0))
         return SmTime(sm_ns, bound, load_ns / multiply_ns)
 
     def _tiles_ns(self, work: SmWork, step_ns: Floats) -> Floats:
