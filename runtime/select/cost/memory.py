@@ -45,10 +45,8 @@ class Traffic(NamedTuple):
         aligns = [[c.a.align, c.b.align, c.c.align if c.c else 0] for c in configs]
         order = [1, 0, 2] if swap_ab else [0, 1, 2]
         raster_m = np.array([c.scheduler.raster == "m" for c in configs])
-        a, b = (
-            column(configs, lambda c: c.tile.m * c.a.type.bits / 8),
-            column(configs, lambda c: c.tile.n * c.b.type.bits / 8),
-        )
+        a = column(configs, lambda c: c.tile.m * c.a.type.bits / 8)
+        b = column(configs, lambda c: c.tile.n * c.b.type.bits / 8)
         return cls(
             across=np.where(raster_m, b, a),
             along=np.where(raster_m, a, b),

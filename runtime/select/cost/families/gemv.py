@@ -88,7 +88,7 @@ class GemvFeatures(NamedTuple):
         issued_ns = work.sharing * self.issue_cycles / gpu.clock_ghz
         paces = np.array((np.full(rows_ns.size, _STREAM_NS), moved_ns, issued_ns))
         step_ns = soft_maximum(paces, STEP_SHARPNESS) + rows_ns
-        sm_ns = LATENCY_NS + work.waves * work.steps * step_ns
+        sm_ns = LATENCY_NS + work.waves * np.maximum(work.steps, 1.0) * step_ns
         return SmTime(sm_ns, np.full(rows_ns.size, LOAD_LATENCY), load_ns / multiply_ns)
 
 
