@@ -39,7 +39,7 @@ def test_weights_are_converted() -> None:
 @pytest.mark.slow
 def test_a_gpt_learns_compiled() -> None:
     losses = [[float(x) for x in re.findall(r"\d\.\d{3}", line)] for line in printed("train_nanogpt").splitlines()[:2]]
-    assert losses[0][-1] < 0.7 * losses[0][0]
+    assert losses[0][-1] < losses[0][0] - 0.8  # batches of 64 bytes of the docs, which change
     assert losses[1] == pytest.approx(losses[0], abs=0.1)
 
 
