@@ -29,5 +29,4 @@ def as_html(kernel: Kernel, waves: Waves | None) -> str:
     """The page as HTML, whose slider walks through the raster."""
     if waves is None:
         return problem.as_html(kernel.name, as_svg(kernel, None))
-    tiles = sum(order.count for order in waves.rasters(kernel.config))
-    return problem.as_html(kernel.name, as_svg(kernel, waves), tiles, waves.slots)
+    return problem.as_html(kernel.name, as_svg(kernel, waves), waves.tiles(kernel.config), waves.slots)

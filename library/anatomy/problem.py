@@ -20,13 +20,14 @@ MOST = 64
 def raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     """The cluster tiles of a matrix, or of every group, in their order, coloured by wave."""
     sheet.heading(f"The raster over {waves.problem}")
-    orders, config = waves.rasters(kernel.config), kernel.config
+    config = kernel.config
+    orders, count = waves.rasters(config), waves.tiles(config)
     tiles, whole = ("cluster tiles", "clusters") if kernel.launch.cluster_ctas > 1 else ("tiles", "CTAs")
     size = f"{config.tile.m * config.cluster.m}x{config.tile.n * config.cluster.n}"
     first = orders[0]
     of = f"{first.clusters_m} x {first.clusters_n} {tiles} of {size}"
     if waves.grouped:
-        of = f"{len(orders)} groups, one after the other, of {sum(order.count for order in orders)} {tiles} of {size}"
+        of = f"{len(orders)} groups, one after the other, of {count} {tiles} of {size}"
     transposed = ", of the transposed problem" if waves.swapped else ""
     sheet.words(
         f"{of}, along {'M' if first.along_m else 'N'} in strips of {first.swizzle}{transposed}. The {waves.gpu} holds "
@@ -36,7 +37,7 @@ def raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     )
     sheet.text(LEFT + 50, sheet.bottom + 18, f"{tiles}: N to the right, M down")
     sheet.bottom += 28
-    shown = _rasters(sheet, waves, orders)
+    shown = _rasters(sheet, waves, orders, count)
     if waves.grouped and shown < len(orders):
         sheet.words(f"Drawn are {shown} of {len(orders)} groups; of each the first {MOST} x {MOST} {tiles}.")
     elif any(max(order.clusters_m, order.clusters_n) > MOST for order in orders):
@@ -47,12 +48,12 @@ def raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
         )
 
 
-def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster]) -> int:
-    """Draws as many as there is room for, and says how many."""
+def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -> int:
+    """Draws as many as there is room for, of so many tiles in all, and says how many."""
     columns = min(max(order.clusters_n for order in orders), MOST)
     wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
     high = 22.0 if wide >= 30 else 12.0
-    fits = len(str(sum(order.count for order in orders))) * CHARACTER + 4 <= wide
+    fits = len(str(count)) * CHARACTER + 4 <= wide
     before = lines = 0
     for group, (matrix, order) in enumerate(zip(waves.matrices, orders, strict=True)):
         rows = min(order.clusters_m, MOST)

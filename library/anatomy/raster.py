@@ -92,3 +92,7 @@ class Waves:
     def rasters(self, config: GemmConfig) -> list[Raster]:
         """Of each of ``matrices``, which a kernel walks through one after the other."""
         return [Raster.of(config, matrix.m, matrix.n) for matrix in self.matrices]
+
+    def tiles(self, config: GemmConfig) -> int:
+        """Cluster tiles of all of ``matrices``."""
+        return sum(order.count for order in self.rasters(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,22 +26,31 @@ WITHOUT_GPU = (
     Program("short/service_client.py", needs=("uvicorn",)),
     Program("short/ship_a_pack.py"),
 )
+OF_TENSORS = (
+    "first_matmul",
+    "fused_epilogue",
+    "experts",
+    "fp8_block_scales",
+    "u4_weights",
+    "cuda_graph",
+    "own_launcher",
+)
+"""Short ones that need PyTorch."""
 ON_GPU = (
     *(Program(f"{name}.py", "--tiny", ("torch",)) for name in ("fp8_inference", "train_nanogpt")),
     Program("finetune_llama.py", "--tiny --steps 12", ("torch", "transformers")),
     Program("llama_generate.py", "--tiny --tokens 8", ("torch", "transformers")),
     Program("jax_block.py", "--tiny --steps 5", ("jax",)),
     Program("short/arrays.py"),
-    *(Program(f"short/{name}.py", needs=("torch",)) for name in ("first_matmul", "fused_epilogue", "experts")),
-    *(Program(f"short/{name}.py", needs=("torch",)) for name in ("fp8_block_scales", "u4_weights")),
-    *(Program(f"short/{name}.py", needs=("torch",)) for name in ("cuda_graph", "own_launcher")),
+    *(Program(f"short/{name}.py", needs=("torch",)) for name in OF_TENSORS),
     Program("short/edit_a_kernel.py", "--run", ("torch",)),
 )
 
 
-def run_program(program: Program, folder: Path) -> str:
-    """What it prints, run in a folder; it must succeed."""
+def run_program(program: Program, folder: Path, **environment: str) -> str:
+    """What it prints, run in a folder, with further variables of the environment; it must succeed."""
     command = [sys.executable, str(EXAMPLES / program.file), *program.arguments.split()]
-    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=600, check=False)
+    variables = os.environ | environment
+    done = subprocess.run(command, cwd=folder, env=variables, text=True, capture_output=True, timeout=600, check=False)
     assert not done.returncode, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from tests.cases.programs import EXAMPLES, Program, run_program
 
 pytest.importorskip("torch")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBER = r"[\d.]+(?:e[+-]\d+)?"
 
 
-def printed(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--device", "cpu", "--tiny", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def printed(name: str, arguments: str = "") -> str:
+    return run_program(Program(f"{name}.py", f"--device cpu --tiny {arguments}"), EXAMPLES, OMP_NUM_THREADS="1")
 
 
 def test_weights_are_converted() -> None:
@@ -46,7 +37,7 @@ def test_a_gpt_learns_compiled() -> None:
 @pytest.mark.slow
 def test_a_llama_is_fine_tuned() -> None:
     pytest.importorskip("transformers")
-    text = printed("finetune_llama", "--steps", "12")
+    text = printed("finetune_llama", "--steps 12")
     first, last, apart = map(float, re.search(rf"from ({NUMBER}) to ({NUMBER}), at most ({NUMBER})", text).groups())  # type: ignore[union-attr]
     assert last < first - 0.5
     assert apart < 0.1
@@ -55,6 +46,6 @@ def test_a_llama_is_fine_tuned() -> None:
 @pytest.mark.slow
 def test_a_llama_generates() -> None:
     pytest.importorskip("transformers")
-    text = printed("llama_generate", "--tokens", "8")
+    text = printed("llama_generate", "--tokens 8")
     assert [float(x) < 0.03 for x in re.findall(rf"logits are ({NUMBER}) from", text)] == [True, True]
     assert int(re.search(r"(\d+)% of the tokens", text)[1]) > 30  # type: ignore[index]

@@ -94,8 +94,8 @@ class Step(NamedTuple):
         lines.
         """
         multiply_ns, load_ns = self.multiply_cycles / gpu.clock_ghz, work.load_ns
-        a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
-        b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
+        a = _crossing_cycles(problem.a_dtype, problem.extents_of("a")[0])
+        b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
         if not (a or b or self.narrow.any()):
             return multiply_ns, load_ns
         cycles = self.narrow * _ROW_CYCLES

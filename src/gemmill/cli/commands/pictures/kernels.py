@@ -89,5 +89,4 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
     along_k = problem.batching == "kgrouped"
     groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in of_groups]
     waves = replace(waves, matrices=groups, grouped=True)
-    each = int(tiling.clusters[0])
-    return replace(waves, units=each * sum(order.count for order in waves.rasters(config)))
+    return replace(waves, units=int(tiling.clusters[0]) * waves.tiles(config))
