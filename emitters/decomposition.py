@@ -7,7 +7,7 @@ from string import Template
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
+from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors, with_splits
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma import warpgroups
 from gemmill.library.launch import KDecomposition, Reduction
@@ -16,13 +16,14 @@ from gemmill.library.legality.quantities import partial_dtype
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
     "split": "SplitScheduler<Order, TileK, {splits}>",
+    "anysplit": "AnySplitScheduler<Order, TileK>",
     "fused": "FusedScheduler<Order, TileK, {splits}>",
     "stream": f"StreamScheduler<Order, TileK, {EXCHANGE_STEPS}>",
     "cluster": "ClusterScheduler<Order, TileK, {splits}>",
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
-"""What ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each."""
+"""What ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each; ``gemmill::SplitParams`` adds ``splits``."""
 
 _REDUCTION = Template("""
 struct ReductionConfig {
@@ -36,7 +37,7 @@ struct ReductionConfig {
   using Epilogue = $epilogue;
 };
 
-using Reduction = gemmill::Reduction<ReductionConfig>;
+using Reduction = gemmill::$reduction<ReductionConfig>;
 
 extern "C" __global__ void __launch_bounds__(Reduction::kThreads)
 $entry(__grid_constant__ Kernel::Params const params) {
@@ -48,6 +49,20 @@ $entry(__grid_constant__ Kernel::Params const params) {
 def scheduler(config: GemmConfig) -> str:
     """The C++ scheduler of a config, as a template over order and tile K."""
     return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
+
+
+def parameters(config: GemmConfig) -> tuple[str, ...]:
+    """The parameters, of up to 8 bytes each, of a kernel whose CTAs leave partial sums in a workspace."""
+    return (*PARAMETERS, "splits") if decomposition_of(config).is_any_number else PARAMETERS
+
+
+def spec(config: GemmConfig) -> tuple[str, str]:
+    """The type and the value in C++ of what such a kernel exports."""
+    how = decomposition_of(config)
+    if how.is_any_number:
+        return "gemmill::SplitSpec", "Kernel::split_spec<Reduction>()"
+    second = "Reduction" if how.has_second_kernel else "gemmill::NoReduction"
+    return "gemmill::DecompositionSpec", f"Kernel::decomposition_spec<{second}>()"
 
 
 def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
@@ -74,10 +89,13 @@ def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
 
 
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
-    """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``."""
+    """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``, or
+    ``gemmill::SplitSpec``."""
+    if at_launch := "splits" in offsets:
+        shared = with_splits(shared, 1)  # as the cubin has it
     reduction = shared.reduction
     return {
-        **{f"offset_{name}": offsets[name] for name in PARAMETERS},
+        **{f"offset_{name}": offsets[name] for name in (*PARAMETERS, *(("splits",) if at_launch else ()))},
         "splits": shared.splits,
         "tile_bytes": shared.tile_bytes,
         "tile_flags": shared.tile_flags,
@@ -89,6 +107,7 @@ def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]
 def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
     """The source of the second kernel of a split config."""
     c, d = config.c, config.d
+    at_launch = decomposition_of(config).is_any_number
     return _REDUCTION.substitute(
         c=c.type.cpp if c else "gemmill::None",
         d=d.type.cpp,
@@ -96,7 +115,8 @@ def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
         major_d=d.major.upper(),
         align_c=(c or d).align,
         align_d=d.align,
-        splits=config.scheduler.splits,
+        reduction="AnyReduction" if at_launch else "Reduction",
+        splits="gemmill::kAtLaunch" if at_launch else config.scheduler.splits,
         partial=DTYPES[partial_dtype(fields_of(config))].cpp,
         epilogue=epilogue,
         entry=entry,

@@ -76,7 +76,8 @@ class KDecomposition:
     name: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
     splits: int
-    """Slices of K of every tile; 1 for ``stream``, which shares tiles by the size of the grid."""
+    """Slices of K of every tile; 1 for ``stream``, which shares tiles by the size of the grid. Where the kernel has the
+    parameter ``splits`` they are those of a launch, and 1 as it is compiled."""
     tile_k: int
     """K of one step."""
     tile_bytes: int
@@ -121,7 +122,7 @@ class LaunchSpec:
     ``epilogue.x``, of its operand or output x: an address, and behind it int64 strides in elements, of a matrix along
     M, N and the batch, of others along the batch, or of a scalar, which has none, the value that it has where its
     address is 0, as wide as alpha. Where CTAs share K also ``partials flags`` (addresses in the workspace) and
-    ``c_stride``. Of a nested batch ``inner middle`` (int32: its innermost extent, and the next) and ``x_step_0 x_step_1
+    ``c_stride``, and where the launch says in how many slices ``splits`` (int32). Of a nested batch ``inner middle`` (int32: its innermost extent, and the next) and ``x_step_0 x_step_1
     x_step_2`` (int32, of A, B, C and D, innermost first: places in the descriptor's batch, or times ``d_batch_stride``
     from D's address, from a matrix to the next)."""
 

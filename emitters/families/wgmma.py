@@ -20,7 +20,8 @@ from gemmill.emitters.placeholders import placeholders
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.decomposition import decomposition_of, has_second_kernel
+from gemmill.library.decompositions.launched import compiled
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma import ring, shared_memory, subtiles, warpgroups
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
@@ -104,7 +105,7 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     if config.scheduler.batching == "nested":
         added, size = _NESTED, 4
     elif decomposition_of(config).has_workspace:
-        added, size = decomposition.PARAMETERS, 8
+        added, size = decomposition.parameters(config), 8
     derived = align_up(end, 64)  # as aligned as its descriptors
     offsets |= {name: derived + size * i for i, name in enumerate(added)}
     return offsets
@@ -160,9 +161,7 @@ def _subtile_box(fields: Fields, operand: Literal["c", "d"]) -> TmaBox:
     """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
     row_groups = fields["scheduler.batching"] in ("grouped", "masked")
     staged = subtiles.stored_dtype(fields, operand), str(fields[f"{operand}.major"])
-    box = _staged_box(
-        fields, "partials" if fields["scheduler.decomposition"] == "split" else operand, staged, _at(operand)
-    )
+    box = _staged_box(fields, "partials" if has_second_kernel(fields) else operand, staged, _at(operand))
     window = warpgroups.SUBTILE_M if operand == "d" and row_groups else 0
     return replace(box, window=window, anywhere=fields["scheduler.batching"] == "array")
 
@@ -189,7 +188,7 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
         boxes.append(_subtile_box(fields, "c"))
     boxes.append(_subtile_box(fields, "d"))
     offsets = _offsets(config)
-    entry = f"gemmill_{kernel_name(config)}"
+    entry = f"gemmill_{kernel_name(compiled(config))}"
     params_bytes = align_up(max(offsets.values()) + 8, 64)
     if warpgroups.groups(fields):  # GroupParams
         boxes.append(_group_box(fields, "scale", params_bytes))
@@ -257,8 +256,7 @@ def text(config: GemmConfig) -> str:
     epilogue = epilogue_type(config)
     spec_type, spec = "gemmill::KernelSpec", "Kernel::spec()"
     if launch.k_decomposition:
-        spec_type = "gemmill::DecompositionSpec"
-        spec = f"Kernel::decomposition_spec<{'Reduction' if reduction else 'gemmill::NoReduction'}>()"
+        spec_type, spec = decomposition.spec(config)
     elif launch.cluster_k > 1:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     elif config.scheduler.batching == "nested":

@@ -22,7 +22,7 @@ MajorCD = Literal["n", "m", "any"]
 ScaleName = Literal["none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
-DecompositionName = Literal["tiles", "split", "fused", "stream", "cluster"]
+DecompositionName = Literal["tiles", "split", "anysplit", "fused", "stream", "cluster"]
 BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped"]
 Promotion = Literal[0, 4]
 
@@ -136,7 +136,8 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="Slices that K is split into; 1 but where the decomposition is split, fused or cluster.",
+            doc="Slices that K is split into; 1 but where the decomposition is split, fused or cluster, or a launch of "
+            "anysplit says how many.",
             token="k{}",
             part="splits",
         ),
@@ -148,6 +149,7 @@ class Scheduler:
             means={
                 "tiles": "data-parallel: a CTA sums all of K of its tiles",
                 "split": "split-K, parallel: slices of K, which a second kernel adds up",
+                "anysplit": "split for whatever number of slices a launch has: one cubin, declared with splits 1",
                 "fused": "split-K, serial: slices of K, added up by the CTA that finishes a tile",
                 "stream": "stream-K: CTAs without a tile of the last wave take shares of the others' K",
                 "cluster": "cluster split-K: as many CTAs as slices form a cluster, add up through its shared memory, "

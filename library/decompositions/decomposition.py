@@ -1,8 +1,8 @@
 """K decompositions: how the CTAs of a kernel share K of an output tile, and where their partial sums meet.
 
-In the field's words: ``tiles`` is data-parallel; ``split`` is split-K whose partial sums a second kernel adds up;
-``fused`` is split-K whose CTAs add theirs up one after the other; ``stream`` is stream-K (Osama et al., Stream-K, PPoPP
-2023); ``cluster`` is split-K among the CTAs of a cluster.
+In the field's words: ``tiles`` is data-parallel; ``split`` is split-K whose partial sums a second kernel adds up,
+``anysplit`` the same in as many slices as a launch says; ``fused`` is split-K whose CTAs add theirs up one after the
+other; ``stream`` is stream-K (Osama et al., Stream-K, PPoPP 2023); ``cluster`` is split-K among the CTAs of a cluster.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Decomposition:
     """Among how many they can share it."""
     is_data_parallel: bool = False
     """Whether one CTA sums all of K of a tile."""
+    is_any_number: bool = False
+    """Whether one cubin serves all of these numbers, and each launch says its own."""
     has_second_kernel: bool = False
     """Whether a CTA stores partial sums, which a second kernel adds up."""
     adds_up_within: bool = False
@@ -47,6 +49,7 @@ DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
     {
         "tiles": Decomposition(is_data_parallel=True),
         "split": Decomposition(range(2, MAX_SPLITS + 1), has_second_kernel=True),
+        "anysplit": Decomposition(range(1, MAX_SPLITS + 1), is_any_number=True, has_second_kernel=True),
         "fused": Decomposition(range(2, MAX_SPLITS + 1), adds_up_within=True),
         "stream": Decomposition(has_shares=True),
         "cluster": Decomposition(range(2, 5), is_shared_in_clusters=True),
@@ -58,3 +61,8 @@ DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
 def decomposition_of(config: GemmConfig) -> Decomposition:
     """The decomposition of a kernel."""
     return DECOMPOSITIONS[config.scheduler.decomposition]
+
+
+def has_second_kernel(fields: Mapping[str, object]) -> bool:
+    """Whether kernels with such fields store partial sums, which a second kernel adds up."""
+    return DECOMPOSITIONS[fields["scheduler.decomposition"]].has_second_kernel  # type: ignore[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
@@ -30,6 +30,12 @@ def reduction_vectors(splits: int) -> int:
     """Vectors that a CTA of the reduction kernel computes; threads share one where there are many splits."""
     groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
     return REDUCTION_THREADS // groups
+
+
+def with_splits(shared: KDecomposition, splits: int) -> KDecomposition:
+    """The decomposition of a kernel whose launch says the number of slices, for a launch that says so many."""
+    assert shared.reduction, f"{shared.name} kernels have one number of slices"
+    return replace(shared, splits=splits, reduction=replace(shared.reduction, vectors=reduction_vectors(splits)))
 
 
 class WorkspaceSize(NamedTuple):

@@ -86,8 +86,8 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
 """The values that the family takes, of the fields that have no words."""
 _DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "cooperative": ("tiles", "split", "fused", "stream", "cluster"),
-        "pingpong": ("tiles", "split", "fused", "cluster"),
+        "cooperative": ("tiles", "split", "anysplit", "fused", "stream", "cluster"),
+        "pingpong": ("tiles", "split", "anysplit", "fused", "cluster"),
     }
 )
 

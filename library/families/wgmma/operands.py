@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.fields import Fields
+from gemmill.library.decompositions.decomposition import has_second_kernel
 from gemmill.library.families.arithmetic import FP8, INT8, Accumulators, converted, multiplied
 from gemmill.library.families.wgmma import warpgroups
 from gemmill.library.legality.quantities import TMA_ALIGN, element_bytes, integer
@@ -172,7 +173,7 @@ def mma_majors(f: Fields) -> str | None:
 )
 def alignment(f: Fields) -> str | None:
     """What TMA moves is aligned to 16 bytes: all operands, of split-K kernels A and B."""
-    by_tma = "ab" if f["scheduler.decomposition"] == "split" else "abcd"
+    by_tma = "ab" if has_second_kernel(f) else "abcd"
     wrong = [
         f"{operand.upper()} is aligned to {f[f'{operand}.align']} bytes"
         for operand in by_tma
@@ -189,7 +190,7 @@ def alignment(f: Fields) -> str | None:
 )
 def reduction_alignment(f: Fields) -> str | None:
     """C and D of split-K kernels are aligned to a power of two that is at least an element."""
-    if f["scheduler.decomposition"] != "split":
+    if not has_second_kernel(f):
         return None
     for operand in "cd":
         align, size = integer(f, f"{operand}.align"), element_bytes(f, operand)
@@ -236,7 +237,7 @@ def parts_batching(f: Fields) -> str | None:
 def mixed_parts(f: Fields) -> str | None:
     """A narrow A goes with data-parallel and split-K kernels alone."""
     decomposition = f["scheduler.decomposition"]
-    if decomposition in ("tiles", "split") or not warpgroups.is_mixed(f):
+    if decomposition == "tiles" or has_second_kernel(f) or not warpgroups.is_mixed(f):
         return None
     return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
 

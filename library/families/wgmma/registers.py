@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal
 
 from gemmill.library.config.fields import Fields, part
+from gemmill.library.decompositions.decomposition import has_second_kernel
 from gemmill.library.epilogues.parse import LINEAR, parse, staged_formats
 from gemmill.library.families.wgmma import subtiles, warpgroups
 from gemmill.library.families.wgmma.tiles import TILE_K_BYTES
@@ -66,6 +67,7 @@ PROMOTED_SHARED_LIMIT = {
     "cluster": {2: 160, 3: 96},
     "fused": {2: 152, 3: 112},
     "split": {2: 168, 3: 128},
+    "anysplit": {2: 168, 3: 128},
     "stream": {2: 136, 3: 112},
 }
 """The same of those whose CTAs share K, by how: they exchange sums, or store them as they are. Block-scaled
@@ -89,7 +91,7 @@ ten at 64; those with 12 vectors at 128, with 16 at 64, with 24 at 96."""
 def epilogue_matrices(f: Fields) -> str | None:
     """An epilogue reads few matrices and vectors in place; of split-K kernels it moves none by TMA."""
     epilogue = str(f["epilogue"])
-    if f["scheduler.decomposition"] == "split":
+    if has_second_kernel(f):
         if not any(staged_formats(epilogue)):
             return None
         return (
@@ -116,7 +118,7 @@ def _read_in_place(epilogue: str) -> tuple[int, int]:
 
 def _has_expression(f: Fields) -> bool:
     """Whether the kernel that sums evaluates one; of split kernels the second does."""
-    return f["epilogue"] != LINEAR and f["scheduler.decomposition"] != "split"
+    return f["epilogue"] != LINEAR and not has_second_kernel(f)
 
 
 @part
@@ -253,7 +255,7 @@ def _fragment_registers(f: Fields, accumulators: int) -> str | None:
         limit -= 8
     if integer(f, "tile.n") % 16:
         limit -= 8
-    if f["scheduler.decomposition"] == "split" and f["d.major"] == "m" and _cluster_ctas(f) > 1:
+    if has_second_kernel(f) and f["d.major"] == "m" and _cluster_ctas(f) > 1:
         limit -= 8
     if element_bytes(f, "d") == 1:
         limit -= 16

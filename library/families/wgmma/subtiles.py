@@ -6,6 +6,7 @@ from functools import cache
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.config.fields import Fields, part
+from gemmill.library.decompositions.decomposition import has_second_kernel
 from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, staged_formats
 from gemmill.library.families.wgmma.ring import bytes_per_stage, max_auto_stages, sums_bytes
 from gemmill.library.families.wgmma.warpgroups import SUBTILE_M, cluster_splits, storing_warpgroups, warpgroup_m
@@ -34,7 +35,7 @@ def columns_d(fields: Fields) -> int:
 
 def stored_dtype(fields: Fields, operand: str) -> str:
     """The dtype of C or D as the main kernel sees it: split kernels store partial sums, and take no C."""
-    if fields["scheduler.decomposition"] == "split":
+    if has_second_kernel(fields):
         return "none" if operand == "c" else partial_dtype(fields)
     return str(fields[f"{operand}.dtype"])
 
@@ -56,7 +57,7 @@ def stored(fields: Fields) -> tuple[Format, ...]:
 
 def _matrices(fields: Fields) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
     """The matrices of the main kernel's epilogue; in split kernels the second one applies it."""
-    return ((), ()) if fields["scheduler.decomposition"] == "split" else staged_formats(str(fields["epilogue"]))
+    return ((), ()) if has_second_kernel(fields) else staged_formats(str(fields["epilogue"]))
 
 
 def subtile_n(fields: Fields) -> int:

@@ -82,6 +82,7 @@ COSTS: Mapping[DecompositionName, Cost] = MappingProxyType(
     {
         "tiles": Cost(),
         "split": Cost(),
+        "anysplit": Cost(),
         "fused": Cost(kernel_ns=exchange_ns),
         "stream": Cost(),
         "cluster": Cost(tile_ns=_cluster_ns),

@@ -74,7 +74,7 @@ struct Reduction {
     store(params, sum, int(index - row * vectors) * 4, row - batch * strided, batch, contiguous);
   }
 
- private:
+ protected:
   /// Applies the epilogue to four neighbours along the contiguous extent of D, and stores those that are inside.
   template <class Params>
   __device__ static void store(Params const& params, Vector const& sum, int along, int across, int batch,
@@ -149,6 +149,61 @@ struct Reduction {
       for (int i = 0; i < 3; ++i)
         if (i < inside) to[i] = from[i];
     }
+  }
+};
+
+/// The same for as many splits as the launch says, summed in the order that a kernel for their number has.
+template <class Config>
+struct AnyReduction : Reduction<Config> {
+  using Base = Reduction<Config>;
+  using typename Base::Vector;
+  using Base::kThreads;
+  /// Most sums that threads leave to others: those of eight that share a vector.
+  static constexpr int kLeft = kThreads - kThreads / 8;
+
+  template <class Params>
+  __device__ static void run(Params const& params) {
+    launch_dependents();
+    wait_for_prerequisites();
+    uint32_t const contiguous = Base::kRows ? params.n : params.m;
+    uint32_t const strided = Base::kRows ? params.m : params.n;
+    uint32_t const vectors = (contiguous + 3) / 4;
+    uint32_t const plane = vectors * strided * params.batch;
+    int const splits = params.splits;
+    int const groups = splits <= 8 ? 1 : splits <= 16 ? 2 : splits <= 32 ? 4 : 8;
+    int const group_splits = (splits + groups - 1) / groups;
+    uint32_t const width = kThreads / groups;
+    uint32_t const group = threadIdx.x / width;
+    uint32_t const place = threadIdx.x - group * width;
+    uint32_t const index = blockIdx.x * width + place;
+
+    Vector sum{};
+    if (index < plane) {
+      auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
+      int const end = min(int(group + 1) * group_splits, splits);
+#pragma unroll 8
+      for (int split = group * group_splits; split < end; ++split) {
+        uint4 const bits = __ldcg(source + int64_t(split) * plane);
+        add(sum, reinterpret_cast<Vector const&>(bits));
+      }
+    }
+    __shared__ Vector sums[kLeft];
+    if (groups > 1) {
+      if (group > 0) sums[threadIdx.x - width] = sum;
+      __syncthreads();
+      if (group > 0) return;
+      for (int i = 0; i < groups - 1; ++i) add(sum, sums[i * width + place]);
+    }
+    if (index >= plane) return;
+    uint32_t const row = index / vectors;
+    uint32_t const batch = row / strided;
+    Base::store(params, sum, int(index - row * vectors) * 4, row - batch * strided, batch, contiguous);
+  }
+
+ private:
+  __device__ static void add(Vector& sum, Vector const& more) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum.values[j] += more.values[j];
   }
 };
 

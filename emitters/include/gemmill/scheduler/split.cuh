@@ -1,4 +1,4 @@
-/// Split-K: every output tile once for each of a fixed number of slices of K.
+/// Split-K: every output tile once for each of a number of slices of K.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -53,7 +53,35 @@ struct SplitScheduler {
   }
 };
 
-/// The same in one kernel: the clusters that share a tile add up their sums, and the one that has the last stores D.
+/// The same for as many slices as the launch says.
+template <class Order, int TileK>
+struct AnySplitScheduler : SplitScheduler<Order, TileK, kAtLaunch> {
+  using Params = SplitParams;
+
+  /// K tiles of a split, and how many splits have one more.
+  int least, longer;
+
+  __device__ AnySplitScheduler(Params const& params, int rank)
+      : SplitScheduler<Order, TileK, kAtLaunch>(params, rank),
+        least(this->k_extent / params.splits),
+        longer(this->k_extent - least * params.splits) {
+    this->total = this->tiles * params.splits;
+  }
+
+  __device__ int k_tiles(int index) const { return k_tiles_of(this->split_of(index)); }
+
+  __device__ Work work(int index) {
+    int const split = this->split_of(index);
+    Work work = this->work_of(index, split);
+    work.k_tile = split * least + min(split, longer);
+    work.k_tiles = k_tiles_of(split);
+    return work;
+  }
+
+  __device__ int k_tiles_of(int split) const { return least + (split < longer); }
+};
+
+/// A fixed number of slices in one kernel: the clusters that share a tile add up their sums, and the one that has the last stores D.
 ///
 /// They wait for work of lower index only, which was begun before: by the same cluster or, where as many clusters run at
 /// a time as the grid has, by another.

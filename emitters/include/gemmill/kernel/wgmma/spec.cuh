@@ -18,6 +18,12 @@ struct DecompositionSpec {
   Fact facts[10];
 };
 
+/// The same of one that sums as many slices as the launch says.
+struct SplitSpec {
+  DecompositionSpec decomposition;
+  Fact offset_splits;
+};
+
 /// The same of a kernel that sums slices of K in the CTAs of a cluster.
 struct ClusterSpec {
   KernelSpec kernel;
@@ -114,6 +120,11 @@ struct WgmmaSpec {
             fact("tile_flags", Traits::kShared ? Partials::kWarpgroups : 0),
             fact("reduction_threads", Reduction::kThreads),
             fact("reduction_vectors", Reduction::kVectors)};
+  }
+
+  template <class Reduction>
+  static constexpr SplitSpec split_spec() {
+    return {decomposition_spec<Reduction>(), fact("offset_splits", offsetof(Params, splits))};
   }
 
   static constexpr ClusterSpec cluster_spec() { return {spec(), fact("splits", Traits::kClusterSplits)}; }

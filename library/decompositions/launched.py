@@ -1,0 +1,55 @@
+"""Kernels whose launch says in how many slices K goes: one cubin, and a name for each number.
+
+A manifest declares, and stores and packs hold, the kernel of one slice (``k1anysplit``); what is selected, launched and
+measured says the number (``k40anysplit``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gemmill.library.config.edited import plain_name
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, decomposition_of
+
+NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Those that are chosen among: each at most half as many again as the one before."""
+_WORDS = tuple(word for word, how in DECOMPOSITIONS.items() if how.is_any_number)
+
+
+def compiled(config: GemmConfig) -> GemmConfig:
+    """The kernel whose cubin a kernel is launched from: itself, but where the launch says the number of slices."""
+    return with_number(config, 1) if decomposition_of(config).is_any_number else config
+
+
+def compiled_name(name: str) -> str:
+    """The same by name. Names of baselines are what they are; ConfigError as for
+    :func:`~gemmill.library.config.names.parse_name`."""
+    if not any(word in name for word in _WORDS):
+        return name
+    plain = plain_name(name)
+    return kernel_name(compiled(parse_name(plain))) + name.removeprefix(plain)
+
+
+def with_number(config: GemmConfig, splits: int) -> GemmConfig:
+    """A kernel for launches of so many slices."""
+    return replace(config, scheduler=replace(config.scheduler, splits=splits))
+
+
+def numbered(configs: Mapping[str, GemmConfig]) -> Mapping[str, GemmConfig]:
+    """Kernels by name as they are launched: one that is declared for any number of slices is so with each of
+    :data:`NUMBERS`."""
+    found: dict[str, GemmConfig] = {}
+    for name, config in configs.items():
+        if is_open(config):
+            found |= {kernel_name(own): own for own in (with_number(config, splits) for splits in NUMBERS)}
+        else:
+            found[name] = config
+    return found
+
+
+def is_open(config: GemmConfig) -> bool:
+    """Whether the number of slices is yet to be said."""
+    return config.scheduler.splits == 1 and decomposition_of(config).is_any_number
