@@ -122,9 +122,10 @@ class LaunchSpec:
     ``epilogue.x``, of its operand or output x: an address, and behind it int64 strides in elements, of a matrix along
     M, N and the batch, of others along the batch, or of a scalar, which has none, the value that it has where its
     address is 0, as wide as alpha. Where CTAs share K also ``partials flags`` (addresses in the workspace) and
-    ``c_stride``, and where the launch says in how many slices ``splits`` (int32). Of a nested batch ``inner middle`` (int32: its innermost extent, and the next) and ``x_step_0 x_step_1
-    x_step_2`` (int32, of A, B, C and D, innermost first: places in the descriptor's batch, or times ``d_batch_stride``
-    from D's address, from a matrix to the next)."""
+    ``c_stride``, and where the launch says in how many slices ``splits`` (int32). Of a nested batch ``inner middle``
+    (int32: its innermost extent, and the next) and ``x_step_0 x_step_1 x_step_2`` (int32, of A, B, C and D, innermost
+    first: places in the descriptor's batch, or times ``d_batch_stride`` from D's address, from a matrix to the next).
+    """
 
     @property
     def cluster_ctas(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
+from gemmill.library.decompositions.launched import says_number
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, flops_of
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
@@ -100,7 +101,7 @@ class Measurement(Frozen):
     @property
     def key(self) -> str:
         """What makes a measurement the same measurement: :func:`measurement_key`."""
-        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes, self.regime)
+        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes, self.regime, self.kernel)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -135,12 +136,20 @@ class Measurement(Frozen):
 
 
 def measurement_key(
-    digest: str, problem: GemmProblem, gpu: str, method: int = METHOD, sizes: str = "", regime: Regime = "burst"
+    digest: str,
+    problem: GemmProblem,
+    gpu: str,
+    method: int = METHOD,
+    sizes: str = "",
+    regime: Regime = "burst",
+    kernel: str = "",
 ) -> str:
-    """SHA-256 in hex over cubin digest, problem, GPU, method, sizes of groups that are not balanced, and a regime other
-    than bursts: nothing else makes a kernel worth measuring again."""
+    """SHA-256 in hex over cubin digest, problem, GPU, method, sizes of groups that are not balanced, a regime other
+    than bursts, and the name of a kernel whose launch says in how many slices K goes: nothing else makes a kernel worth
+    measuring again."""
     others = [] if sizes in ("", BALANCED) else [sizes]
     others += [] if regime == "burst" else [regime]
+    others += [kernel] if says_number(kernel) else []
     text = json.dumps([digest, asdict(problem), gpu, method, *others], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

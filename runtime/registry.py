@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from gemmill.library.arch import Gpu, serving
+from gemmill.library.config.edited import plain_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
+from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import (
     CompileError,
@@ -252,7 +254,7 @@ class Registry:
             with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
             configs = self._selectable(with_others)
             selector = self._selectors[types] = self._selector_of(configs)
-            tell_of_absent(self._usable, configs, types)
+            tell_of_absent(self._usable, selector.configs, types)
         return selector
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:
@@ -275,9 +277,10 @@ class Registry:
         name = kernel_named(kernel)
         if (artifact := self._loaded.get(name)) is not None:
             return artifact
-        with self._lock:
-            if (artifact := self._packed(name)) is not None:
-                return self._loaded.setdefault(name, artifact)
+        if (artifact := self._at_hand(name)) is not None:
+            return artifact
+        if (made := compiled_name(name)) != name:
+            return self._loaded.setdefault(name, self.get(made).launched(parse_name(plain_name(name))))
         return self._flights.get(name, lambda: self._emitted(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
@@ -333,25 +336,26 @@ class Registry:
         if isinstance(kernels, str | GemmConfig | GemmProblem):
             raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list, also of one")
         names = [self._name(kernel) for kernel in kernels]
-        missing = []
-        for name in dict.fromkeys(names):
-            if name in self._loaded:
-                continue
-            if (artifact := self._packed(name)) is not None:
-                self._loaded[name] = artifact
-            else:
-                missing.append(parse_name(name))
-        if missing:
+        absent = dict.fromkeys(compiled_name(name) for name in dict.fromkeys(names) if self._at_hand(name) is None)
+        if missing := [parse_name(name) for name in absent if self._at_hand(name) is None]:
             artifacts, errors = self._obtainer.obtain_many(missing, jobs, on_done)
             self._loaded |= artifacts
             if errors:
                 raise CompileError(f"{len(errors)} of {len(missing)} kernels did not compile:\n" + "\n".join(errors))
-        return [self._loaded[name] for name in names]
+        return [self.get(name) for name in names]
 
     def _name(self, kernel: str | GemmConfig | GemmProblem) -> str:
         if isinstance(kernel, GemmProblem):
             return self.select(kernel).name
         return kernel_named(kernel)
+
+    def _at_hand(self, name: str) -> Artifact | None:
+        """A kernel that was loaded before, or that a pack has."""
+        if (artifact := self._loaded.get(name)) is None:
+            with self._lock:
+                if (artifact := self._packed(name)) is not None:
+                    artifact = self._loaded.setdefault(name, artifact)
+        return artifact
 
     def _packed(self, name: str) -> Artifact | None:
         """A kernel from the first pack that has it sound."""

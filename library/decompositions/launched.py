@@ -6,17 +6,17 @@ measured says the number (``k40anysplit``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gemmill.library.config.edited import plain_name
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, decomposition_of
 
 NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Those that are chosen among: each at most half as many again as the one before."""
-_WORDS = tuple(word for word, how in DECOMPOSITIONS.items() if how.is_any_number)
+_SAID = re.compile(rf"_k[0-9]+({'|'.join(word for word, how in DECOMPOSITIONS.items() if how.is_any_number)})_")
 
 
 def compiled(config: GemmConfig) -> GemmConfig:
@@ -25,12 +25,13 @@ def compiled(config: GemmConfig) -> GemmConfig:
 
 
 def compiled_name(name: str) -> str:
-    """The same by name. Names of baselines are what they are; ConfigError as for
-    :func:`~gemmill.library.config.names.parse_name`."""
-    if not any(word in name for word in _WORDS):
-        return name
-    plain = plain_name(name)
-    return kernel_name(compiled(parse_name(plain))) + name.removeprefix(plain)
+    """The same by name; whatever is no kernel's name is itself."""
+    return _SAID.sub(r"_k1\1_", name)
+
+
+def says_number(name: str) -> bool:
+    """Whether a name is that of a kernel whose launch says the number of slices."""
+    return _SAID.search(name) is not None
 
 
 def with_number(config: GemmConfig, splits: int) -> GemmConfig:

@@ -21,6 +21,7 @@ from pathlib import Path
 from gemmill.library.arch import serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.launched import compiled
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, measurement_key, read_records
@@ -189,15 +190,19 @@ class _Kernels:
         for arch, count in foreign.items():
             listener.left_out(f"{count} kernels are not measured: they are for {arch}, which {machine.gpu} is not")
         configs = [config for config in configs if config.arch not in foreign]
-        outcomes = workers.compile_many(configs, jobs=jobs, store=store, on_done=listener.compiled)
-        artifacts = {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact}
         named = {kernel_name(config): config for config in configs}
+        made = {name: kernel_name(compiled(config)) for name, config in named.items()}
+        own = [*dict.fromkeys(map(compiled, configs))]
+        outcomes = {
+            each.name: each for each in workers.compile_many(own, jobs=jobs, store=store, on_done=listener.compiled)
+        }
+        artifacts = {name: a.launched(named[name]) for name in named if (a := outcomes[made[name]].artifact)}
         return cls(
             machine.gpu,
             named,
             {name: artifact.digest for name, artifact in artifacts.items()},
             functools.cache(lambda name: artifacts[name].to_bytes()),
-            {outcome.name: f"not compiled: {outcome.error}" for outcome in outcomes if outcome.error},
+            {name: f"not compiled: {error}" for name in named if (error := outcomes[made[name]].error)},
             Selector(named, gpus.figures(machine.gpu)),
         )
 
@@ -209,7 +214,7 @@ class _Kernels:
             return False
         if (digest := self.digests.get(name)) is None:
             return True
-        key = measurement_key(digest, problem, self.gpu, sizes=sizes)
+        key = measurement_key(digest, problem, self.gpu, sizes=sizes, kernel=name)
         # What a problem lacks for a kernel it will lack again; what went wrong otherwise may not.
         return key not in past.known and not (key in past.failed and needs_swap(config, problem) is None)
 

@@ -11,6 +11,7 @@ from typing import Any
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.launched import numbered
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
@@ -135,12 +136,13 @@ def is_plain(config: GemmConfig) -> bool:
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Unit]:
     """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
     Kernels for groups or arrays are for shapes that say so. With ``varies``, kernels without an expression are also
-    taken with the one that a shape says, as a registry would take them.
+    taken with the one that a shape says, as a registry would take them. Kernels whose launch says in how many slices K
+    goes are measured with each number that is chosen among.
 
     Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
     """
-    configs = list(configs)
+    configs = list(numbered({kernel_name(config): config for config in configs}).values())
     groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
         offered = _offered(configs, shape, varies)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.launched import is_open
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
@@ -27,6 +28,7 @@ from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_arguments import kernel_named
 from gemmill.runtime.select.choice import Choice, Rows
+from gemmill.runtime.select.deciders.model import with_number
 from gemmill.runtime.select.kernels.faults import faults, needs_swap, realigned
 
 
@@ -88,7 +90,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
         return functools.partial(new, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
 
     if options.kernel is not None:
-        name, swap_ab = _named(options.kernel, gemm.problem, options.batch_invariant)
+        name, swap_ab = _named(registry, options.kernel, gemm.problem, options.batch_invariant)
         return PreparedCall(problem, name, None, memory, launcher(name, swap_ab))
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
@@ -120,9 +122,9 @@ def kernel_for(call: GemmCall) -> str | None:
         return None
     if options.batch_invariant:
         gemm = of_any_rows(gemm)
-    if options.kernel is not None:
-        return _named(options.kernel, gemm.problem, options.batch_invariant)[0]
     registry = caches.default_registry() if options.registry is None else options.registry
+    if options.kernel is not None:
+        return _named(registry, options.kernel, gemm.problem, options.batch_invariant)[0]
     choice = _selected(call, registry, gemm, options.sm_count)
     warn_of(choice.of_transposed if gemm.is_transposed else choice)
     return choice.name if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
@@ -149,8 +151,11 @@ def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | No
     return registry.select(gemm.problem, sm_count, invariant_to, call.options.quick, call.options.objective)
 
 
-def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool) -> tuple[str, bool]:
-    """The name of the kernel that a call names, and whether it is to run the transposed problem."""
+def _named(
+    registry: Registry, kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool
+) -> tuple[str, bool]:
+    """The name of the kernel that a call names, in as many slices of K as the model takes where the name leaves that to
+    the launch, and whether it is to run the transposed problem."""
     name = kernel_named(kernel)
     config = parse_name(plain_name(name))  # which checks a config made by hand as well
     if batch_invariant:
@@ -158,6 +163,8 @@ def _named(kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool
     swap_ab = needs_swap(config, problem)
     if swap_ab is None:
         raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
+    if is_open(config):
+        name = kernel_name(with_number(config, problem, swap_ab, registry.gpu)) + name.removeprefix(plain_name(name))
     return name, swap_ab
 
 

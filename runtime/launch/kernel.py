@@ -6,12 +6,15 @@ import threading
 from typing import Any
 
 from gemmill.library.arch import ARCHS, serving
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import bindings, capability, check, context, current, device_name, overlaps, sm_count
 from gemmill.runtime.storage.artifact import Artifact
 
 _lock = threading.Lock()
-_kernels: dict[tuple[int, str], Kernel] = {}
+_kernels: dict[tuple[int, str, GemmConfig], Kernel] = {}
+_modules: dict[tuple[int, str], Any] = {}
+"""What kernels are of, by GPU and digest: several that differ in the number of slices of K that a launch says."""
 
 
 def load(device: int, artifact: Artifact) -> Kernel:
@@ -19,7 +22,7 @@ def load(device: int, artifact: Artifact) -> Kernel:
 
     DeviceError where the GPU cannot run it; CaptureError where the driver refuses because of a stream capture.
     """
-    key = device, artifact.digest
+    key = device, artifact.digest, artifact.config
     with _lock:
         if key not in _kernels:
             _kernels[key] = Kernel(device, artifact)
@@ -42,7 +45,9 @@ class Kernel:
             )
         driver = bindings()
         with current(device):
-            module = check(driver.cuModuleLoadData(artifact.cubin), f"loading {spec.entry} on GPU {device}")
+            if (module := _modules.get((device, artifact.digest))) is None:
+                module = check(driver.cuModuleLoadData(artifact.cubin), f"loading {spec.entry} on GPU {device}")
+                _modules[device, artifact.digest] = module
             self.function = check(driver.cuModuleGetFunction(module, spec.entry.encode()), f"finding {spec.entry}")
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(

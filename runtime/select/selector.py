@@ -12,6 +12,7 @@ from math import inf
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.launched import numbered
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select.choice import Candidate, Choice, Rows
@@ -51,8 +52,8 @@ class Selector:
         varies: bool = False,
     ) -> None:
         self.gpu = gpu
-        self.configs = configs
-        """The kernels by name."""
+        self.configs = configs = numbered(configs)
+        """The kernels by name: those whose launch says in how many slices K goes, once for each number."""
         kernels = Kernels(configs, gpu, varies)
         self._measured = ByMeasurement(kernels, gpu, decisions)
         self._model = ByModel(kernels, gpu)

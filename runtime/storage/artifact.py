@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,6 +17,8 @@ from gemmill.library.config.edited import edited_name
 from gemmill.library.config.fields import config_of, fields_of, made_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.launched import compiled
+from gemmill.library.decompositions.workspace import with_splits
 from gemmill.library.input.strict_json import parse
 from gemmill.library.launch import LaunchSpec
 
@@ -134,6 +136,16 @@ class Artifact:
     def key(self) -> str:
         """Where the store keeps it."""
         return artifact_key(self.config, self.launch, self.provenance, self.is_edited)
+
+    def launched(self, config: GemmConfig) -> Artifact:
+        """The same machine code as a kernel is launched from it whose launch says the number of slices of K."""
+        if config == self.config:
+            return self
+        assert compiled(config) == compiled(self.config), f"{kernel_name(config)} is not launched from {self.name}"
+        shared = self.launch.k_decomposition
+        assert shared, f"{self.name} shares no K"
+        launch = replace(self.launch, k_decomposition=with_splits(shared, config.scheduler.splits))
+        return replace(self, config=config, launch=launch)
 
     def to_bytes(self) -> bytes:
         """One self-contained, checksummed run of bytes."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.launched import compiled, compiled_name
 from gemmill.library.errors import GemmillError, LockError
 from gemmill.library.files import publish, read_given
 from gemmill.library.input.rows import RowError, made, typed
@@ -79,11 +80,12 @@ class Lock:
 
     @classmethod
     def of(cls, gpu: str, kernels: Mapping[GemmProblem, Artifact]) -> Lock:
-        """The lock of compiled kernels by problem."""
+        """The lock of compiled kernels by problem; a problem names the number of slices of K that a launch says."""
+        made = {each.name: each for each in (each.launched(compiled(each.config)) for each in kernels.values())}
         return cls(
             gpu=gpu,
             problems={str(problem): artifact.name for problem, artifact in kernels.items()},
-            kernels={artifact.name: LockedKernel.of(artifact) for artifact in kernels.values()},
+            kernels={name: LockedKernel.of(artifact) for name, artifact in made.items()},
         )
 
     def to_bytes(self) -> bytes:
@@ -145,7 +147,7 @@ def _read(content: Any) -> Lock:
     for text, name in problems.items():
         if str(GemmProblem.from_text(text)) != text:
             raise RowError(f"problems has {text!r:.200}, which is not how gemmill writes a problem")
-        if name not in kernels:
+        if compiled_name(name) not in kernels:
             raise RowError(f"problems.{text} is {name!r:.200}, which is none of its kernels")
     gpu, version = (typed(fields[name], (str,), name) for name in ("gpu", "gemmill"))
     return Lock(gpu=gpu, problems=problems, kernels=kernels, gemmill=version)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
 from gemmill.library.input.rows import RowError, row, rows, typed
@@ -86,7 +87,7 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         raise PackError("a pack without kernels serves nobody")
     if odd := sorted({decision.kernel for decision in decisions if is_edited(decision.kernel)}):
         raise PackError(f"the decision table names edited kernels, which no selector takes: {', '.join(odd)}")
-    if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
+    if missing := {compiled_name(decision.kernel) for decision in decisions} - {member.name for member in members}:
         raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
     content = {
         "gemmill": __version__,
@@ -277,7 +278,7 @@ def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member])
         raise RowError(f"{place}.problem: {error}") from None
     if not MIN_US <= fields["us"] <= MAX_US:
         raise RowError(f"{place}.us is {fields['us']!r:.30}; it must be from {MIN_US:g} to {MAX_US:g}")
-    if fields["kernel"] not in members:
+    if compiled_name(fields["kernel"]) not in members:
         raise RowError(f"{place}.kernel is {fields['kernel']!r:.200}, which is no member")
     if is_edited(fields["kernel"]):
         raise RowError(f"{place}.kernel is {fields['kernel']!r:.200}, an edited kernel, which no selector takes")

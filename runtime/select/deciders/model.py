@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.launched import is_open, numbered
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
 from gemmill.runtime.select.cost.decompositions import cluster_k
@@ -100,6 +101,15 @@ class ForNothing:
         return Choice(
             group.names[first], group.configs[first], "there is nothing to compute", 0.0, (), "model", swap_ab
         )
+
+
+def with_number(config: GemmConfig, problem: GemmProblem, swap_ab: bool, gpu: Gpu) -> GemmConfig:
+    """A kernel that serves a problem whose D is not empty, or its transpose, in as many slices of K as the model says
+    is best where its launch says the number and it is yet to be said."""
+    if not is_open(config):
+        return config
+    group = Group.of(numbered({"": config}), swap_ab)
+    return group.configs[int(estimate(group.table, problem.but(k=max(problem.k, 1)), gpu).us.argmin())]
 
 
 def fastest(group: Group, serving: Integers, figures: Estimate, count: int) -> list[int]:

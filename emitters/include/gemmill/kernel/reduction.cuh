@@ -160,6 +160,8 @@ struct AnyReduction : Reduction<Config> {
   using Base::kThreads;
   /// Most sums that threads leave to others: those of eight that share a vector.
   static constexpr int kLeft = kThreads - kThreads / 8;
+  /// Splits that a thread has under way.
+  static constexpr int kAhead = 8;
 
   template <class Params>
   __device__ static void run(Params const& params) {
@@ -181,10 +183,14 @@ struct AnyReduction : Reduction<Config> {
     if (index < plane) {
       auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
       int const end = min(int(group + 1) * group_splits, splits);
-#pragma unroll 8
-      for (int split = group * group_splits; split < end; ++split) {
-        uint4 const bits = __ldcg(source + int64_t(split) * plane);
-        add(sum, reinterpret_cast<Vector const&>(bits));
+      for (int split = group * group_splits; split < end; split += kAhead) {
+        uint4 bits[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (split + i < end) bits[i] = __ldcg(source + int64_t(split + i) * plane);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (split + i < end) add(sum, reinterpret_cast<Vector const&>(bits[i]));
       }
     }
     __shared__ Vector sums[kLeft];

@@ -36,6 +36,7 @@ from gemmill.cli.output import Status
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.launched import compiled, compiled_name
 from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
@@ -229,9 +230,9 @@ def _asked(
     for shape in others:
         if choice := special.get(shape.problem):
             counts[shape.problem] += suite.counts.get(shape, 1)
-            needs[shape.problem] = known[shape.problem] = {choice.name: choice.predicted_us}
+            needs[shape.problem] = known[shape.problem] = {compiled_name(choice.name): choice.predicted_us}
     by_name = {kernel_name(config): config for config in plain}
-    by_name |= {choice.name: choice.config for choice in special.values()}
+    by_name |= {compiled_name(choice.name): compiled(choice.config) for choice in special.values()}
     chosen = [by_name[name] for name in set_cover(known, regret, counts)]
     return chosen, _Asked(needs, counts, shipped)
 
@@ -270,7 +271,7 @@ def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
 def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:
     """The measurements of these kernels."""
     names = {artifact.name for artifact in artifacts}
-    return [decision for decision in decisions if decision.kernel in names]
+    return [decision for decision in decisions if compiled_name(decision.kernel) in names]
 
 
 def _times(
@@ -286,8 +287,9 @@ def _times(
     for problem in problems:
         held = selector.under_power(problem)
         measured = {name: us for us, name in selector.measured_on(problem)} if held is None else {}
-        found[problem] = _completed(measured, selector.times(problem))
-        known[problem] = dict(held.runners_up) | {held.name: held.predicted_us} if held else measured or found[problem]
+        own_times = _completed(measured, selector.times(problem))
+        ranked = dict(held.runners_up) | {held.name: held.predicted_us} if held else measured or own_times
+        found[problem], known[problem] = _of_cubins(own_times), _of_cubins(ranked)
         shipped += (
             Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
             for name, us in measured.items()
@@ -297,6 +299,15 @@ def _times(
         unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
         raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
     return found, known, shipped
+
+
+def _of_cubins(times: Mapping[str, float]) -> dict[str, float]:
+    """The least time of each kernel that a pack can hold: of those that a launch runs in any number of slices of K."""
+    least: dict[str, float] = {}
+    for name, us in times.items():
+        made = compiled_name(name)
+        least[made] = min(us, least.get(made, us))
+    return least
 
 
 def _completed(measured: dict[str, float], modelled: dict[str, float]) -> dict[str, float]:

@@ -46,8 +46,10 @@ from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
 from gemmill.profiler.sweep.units import refuse_nested, units
 from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
+from gemmill.runtime.gpus import detect
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.deciders.model import with_number
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.store import Store
 
@@ -117,9 +119,10 @@ def run(
         if manifest or records or tile or top != 1:
             raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
         configs = [kernel(kernel_)]
-        if needs_swap(configs[0], problem) is None:
+        if (swap_ab := needs_swap(configs[0], problem)) is None:
             wrong = faults(configs[0], problem)
             raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
+        configs = [with_number(configs[0], problem, swap_ab, detect())]
     else:
         if tile and (manifest or records):
             raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")

@@ -18,6 +18,7 @@ from gemmill.library.arch import ARCHS, DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.launched import compiled
 from gemmill.library.errors import GemmillError, ToolchainError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
@@ -76,7 +77,7 @@ class Resolver:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _refusing(work))
 
     async def keyed(self, name: str) -> Keyed:
-        """The kernel of a name."""
+        """The kernel of a name, or that which is launched as it."""
         if (found := self._keys.get(name)) is None:
             found = await self.in_thread(lambda: self._keyed(name))
             self._keys[name] = found
@@ -132,7 +133,7 @@ class Resolver:
                 f"{name} is an edited kernel, which its name alone does not tell how to make",
                 "send its source",
             )
-        config = parse_name(name)
+        config = compiled(parse_name(name))
         return Keyed(kernel_name(config), config, self.compiler.key(emit(config), config))
 
     def _sent(self, name: str, text: str) -> Keyed:
