@@ -275,8 +275,6 @@ class Registry:
             PackError: the pack that holds it is damaged.
         """
         name = kernel_named(kernel)
-        if (artifact := self._loaded.get(name)) is not None:
-            return artifact
         if (artifact := self._at_hand(name)) is not None:
             return artifact
         if (made := compiled_name(name)) != name:
@@ -350,22 +348,17 @@ class Registry:
         return kernel_named(kernel)
 
     def _at_hand(self, name: str) -> Artifact | None:
-        """A kernel that was loaded before, or that a pack has."""
-        if (artifact := self._loaded.get(name)) is None:
-            with self._lock:
-                if (artifact := self._packed(name)) is not None:
-                    artifact = self._loaded.setdefault(name, artifact)
-        return artifact
-
-    def _packed(self, name: str) -> Artifact | None:
-        """A kernel from the first pack that has it sound."""
+        """A kernel that was loaded before, or from the first pack that has it sound."""
+        if (artifact := self._loaded.get(name)) is not None:
+            return artifact
         damage: PackError | None = None
-        for pack in self.packs:
-            if name in pack:
-                try:
-                    return pack.get(name)
-                except PackError as error:
-                    damage = error
+        with self._lock:
+            for pack in self.packs:
+                if name in pack:
+                    try:
+                        return self._loaded.setdefault(name, pack.get(name))
+                    except PackError as error:
+                        damage = error
         if damage is not None:
             raise damage
         return None

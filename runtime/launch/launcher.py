@@ -105,9 +105,6 @@ class Launcher:
         for name, layout, value in scalars(gemm, alpha, beta, staged.values()):
             if name in spec.offsets:
                 block.write(spec.offsets[name], layout, value)
-        if "splits" in spec.offsets:
-            assert spec.k_decomposition, f"{spec.entry} shares no K"
-            block.write(spec.offsets["splits"], "i", spec.k_decomposition.splits)
         for _, argument in placed.values():
             write_argument(argument, gemm, spec, block)
         pointers = [(PLACES[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]

@@ -49,6 +49,8 @@ class WorkspaceLaunch:
         self._reduce: PreparedLaunch | None = None
         if spec.k_decomposition:
             self._pointers = tuple(parameters.integer(spec.offsets[name]) for name in ("partials", "flags"))
+            if "splits" in spec.offsets:
+                parameters.write(spec.offsets["splits"], "i", spec.k_decomposition.splits)
         if spec.k_decomposition and spec.k_decomposition.reduction:
             matrices = partial_matrices(spec.k_decomposition, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")

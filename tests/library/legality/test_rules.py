@@ -188,7 +188,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
             "decomposition",
-            "no stream decomposition of pingpong kernels; it must be tiles, split, fused or cluster",
+            "no stream decomposition of pingpong kernels; it must be tiles, split, anysplit, fused or cluster",
             None,
         ),
         (
