@@ -96,6 +96,17 @@ def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else
     assert MEASURED.key == measurement_key(MEASURED.digest, PROBLEM, MEASURED.gpu)
 
 
+def test_numbers_of_slices_that_a_launch_says_are_measured_each() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k{}_linear"
+    keys = [
+        MEASURED.model_copy(update={"kernel": name.format(f"{number}{how}")}).key
+        for how in ("split", "anysplit")
+        for number in (4, 8)
+    ]
+    assert keys[:2] == [MEASURED.key] * 2, "of others the cubin tells"
+    assert len({*keys}) == 3
+
+
 def test_an_infinite_error_is_written_as_unknown() -> None:
     line = MEASURED.model_copy(update={"error": float("inf"), "verified": False}).model_dump_json()
     assert Measurement.model_validate_json(line).error is None

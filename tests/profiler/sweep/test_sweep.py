@@ -17,6 +17,7 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.launched import NUMBERS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.problem import GemmProblem
@@ -298,3 +299,13 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
     assert {m.stage for m in new if m.problem == unserved and m.kernel not in BASELINES} == {"failed"}
     again = sweep(asked, records, store=Store(tmp_path / "store"), options=options)
     assert again == [], "nor what none of them serves"
+
+
+def test_kernels_for_any_number_of_slices_are_measured_with_each_that_is_chosen_among() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k{}_linear"
+    configs = [parse_name(name.format(how)) for how in ("4split", "1anysplit")]
+    [unit] = units(configs, [Shape(128, 64, 8192, 1)])
+    assert [kernel_name(config) for config in unit.configs] == [
+        name.format("4split"),
+        *(name.format(f"{number}anysplit") for number in NUMBERS),
+    ]

@@ -1,0 +1,154 @@
+"""One cubin for any number of slices of K: the bits of the kernel that is made for the number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.gpu.harness import Case, check, kernel, make_case, poison_workspace, product, run, torch
+
+import gemmill
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.launched import NUMBERS, compiled, with_number
+from gemmill.library.epilogues.parse import canonical
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+
+def any_split(tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
+    return kernel(tile, *options, scheduler__decomposition="anysplit", **fields)
+
+
+def fixed(config: GemmConfig, splits: int) -> GemmConfig:
+    """The kernel that is made for a number."""
+    return replace(config, scheduler=replace(config.scheduler, decomposition="split", splits=splits))
+
+
+KERNELS: tuple[GemmConfig, ...] = (
+    any_split(),
+    any_split("64x64x64", "pingpong"),
+    any_split("128x256x64", "cooperative", "2x1"),
+    any_split("256x96x64", "cooperative", "1x2", a__major="mn", b__major="mn"),
+    any_split("64x32x64", "pingpong", d__align=2),
+    any_split(d__major="m", c__dtype="bf16", c__major="n"),
+    any_split(c__dtype="f32", c__major="m", d__align=8),
+    any_split("64x80x64", "pingpong", d__dtype="f32", d__major="m"),
+    any_split("64x128x128", "pingpong", ab="s8", d__dtype="s8", d__align=1),
+    any_split("128x128x128", ab="e4m3", promote=4, a__scale="1x128", b__scale="128x128"),
+    any_split("128x128x32", ab="tf32"),
+)
+SOME = (2, 3, 9, 20, 40, 256)
+"""Every form of the reduction: 1, 2, 4 and 8 threads a vector, all of them with as many slices or with fewer."""
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    shared = Registry()
+    shared.warm([*KERNELS, *(fixed(config, splits) for config in KERNELS for splits in SOME)])
+    return shared
+
+
+def outcome(config: GemmConfig, case: Case, registry: Registry) -> Any:
+    """D, bit by bit."""
+    out = case.d.tensor
+    out.fill_(float("nan") if out.is_floating_point() else -1)
+    run(config, case, registry)
+    case.check()
+    return out.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
+@pytest.mark.parametrize("splits", SOME)
+def test_the_bits_of_the_kernel_for_the_number(config: GemmConfig, splits: int, registry: Registry) -> None:
+    cases: list[dict[str, Any]] = [
+        {"m": 300, "n": 264, "k": 4096},
+        {"m": 257, "n": 136, "k": 1000},
+        {"m": 130, "n": 200, "k": 264, "batch": 3},
+    ]
+    for said in cases:
+        case = make_case(config, **said, data="random")
+        launched = outcome(with_number(config, splits), case, registry)
+        assert torch.equal(launched, outcome(fixed(config, splits), case, registry)), said
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
+def test_every_element_is_exact(config: GemmConfig, registry: Registry) -> None:
+    for splits in (1, *NUMBERS):
+        own = with_number(config, splits)
+        check(own, 257, 136, 72, registry)  # two K tiles, and empty slices
+        check(own, 304, 200, 2000, registry)
+    for splits in (5, 33):
+        own = with_number(config, splits)
+        check(own, 1, 8, 8, registry)
+        check(own, 130, 200, 264, registry, batch=3, batched="ad", alpha=2.0)
+        if (config.a.major, config.b.major, config.a.scale) == ("k", "k", "none"):
+            check(own, 200, 136, 0, registry)
+
+
+def test_an_output_of_any_alignment(registry: Registry) -> None:
+    a, b, wanted = product(130, 75, 4096)
+    for splits in (3, 17, 100):
+        whole = torch.full((131 * 75,), float("nan"), device="cuda", dtype=torch.bfloat16)
+        out = whole[1 : 1 + 130 * 75].view(130, 75)
+        gemmill.matmul(a, b, out=out, registry=registry, kernel=with_number(any_split(d__align=2), splits))
+        assert torch.equal(out, wanted)
+        assert whole[0].isnan()
+        assert whole[1 + 130 * 75 :].isnan().all()
+
+
+def test_an_expression(registry: Registry) -> None:
+    a, b, _ = product(200, 300, 2000)
+    bias = torch.randn(300, device="cuda", dtype=torch.bfloat16)
+    text = "d = relu(acc + bias.bf16[n])"
+    config = any_split(epilogue=canonical(text))
+    for splits in (3, 24, 100):
+        outs = [
+            gemmill.matmul(a, b, epilogue=text, bias=bias, registry=registry, kernel=made)
+            for made in (with_number(config, splits), fixed(config, splits))
+        ]
+        assert torch.equal(*outs)
+
+
+def test_numbers_beside_each_other_share_a_module_and_a_workspace(registry: Registry) -> None:
+    a, b, wanted = product(256, 256, 8192)
+    config = any_split()
+    outs = [torch.empty_like(wanted) for _ in NUMBERS]
+    plans = [
+        gemmill.plan(a, b, out=out, registry=registry, kernel=with_number(config, splits))
+        for out, splits in zip(outs, NUMBERS, strict=True)
+    ]
+    for _ in range(3):
+        poison_workspace(a.device)
+        for launch in (*plans, *reversed(plans)):
+            launch()
+        torch.cuda.synchronize()
+        for out in outs:
+            assert torch.equal(out, wanted)
+            out.fill_(float("nan"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in plans:
+            launch()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, wanted) for out in outs)
+    assert [launch.kernel.scheduler.splits for launch in plans if launch.kernel] == [*NUMBERS]
+    assert len({registry.get(with_number(config, splits)).digest for splits in NUMBERS}) == 1
+
+
+def test_a_kernel_named_without_a_number_has_the_models(registry: Registry) -> None:
+    config = any_split()
+    for m, n, k in ((128, 128, 32768), (512, 640, 4096)):
+        a, b, wanted = product(m, n, k)
+        with gemmill.plan(a, b, registry=registry, kernel=config) as launch:
+            launch()
+            torch.cuda.synchronize()
+            assert torch.equal(launch.out, wanted)
+            assert launch.kernel is not None
+            assert launch.kernel.scheduler.splits in NUMBERS
+            assert compiled(launch.kernel) == config
+        # Of a D that is contiguous along M the transpose is run.
+        check(any_split(d__major="m"), m, n, 1024, registry)
