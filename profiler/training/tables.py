@@ -12,6 +12,7 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.launched import numbered
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
@@ -83,7 +84,7 @@ def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list
 def _names() -> frozenset[str]:
     """The kernels that tables may name."""
     sets = (load_manifest(shipped_manifest(name)) for name in SETS)
-    return frozenset(kernel_name(config) for own in sets for config in own.expand())
+    return frozenset(numbered({kernel_name(config): config for own in sets for config in own.expand()}))
 
 
 def _ranked(runs: Sequence[dict[str, Measurement]]) -> list[tuple[str, float]]:
