@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.cases.remotes import Honest, Server
 from tests.runtime.select.problems import H200
 
 from gemmill.library.config.edited import edited_name
@@ -25,6 +26,7 @@ from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.lockfile import Lock
 from gemmill.runtime.storage.pack import Pack, write_pack
+from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.verify import verify
 
@@ -141,6 +143,13 @@ def test_all_numbers_have_one_cubin(registry: Registry, tmp_path: Path) -> None:
     assert packed.select(decision.problem).name == some[1]
     assert packed.get(some[1]) == artifacts[1]
     assert packed.select(problem(64, 32, 1 << 16)) == registry.select(problem(64, 32, 1 << 16))
+
+    with Server(Honest([artifacts[-1]], [])) as server:
+        remote = Remote(server.url, trusted=None, mode="only")
+        served = Registry(manifests=(), gpu=H200, store=tmp_path / "served", remote=remote)
+        assert served.get(some[2]) == artifacts[2]
+        assert len(served.warm(some)) == len(some)
+        assert server.asked() == ["POST /v1/instantiate", "GET /v1/blobs"], "once for all numbers"
 
     asked = [problem(64, 32, 1 << 16), problem(512, 512, 4096)]
     lock = Lock.from_bytes(locked.lock(registry, asked).to_bytes())

@@ -45,8 +45,8 @@ struct PartialParams : GemmParams {
   int64_t c_stride, c_batch_stride;
 };
 
-/// In place of a number of slices of K: as many as the launch says. (One slice is no split. An
-/// enumerator: a constant is data of every cubin.)
+/// In place of a number of slices of K: as many as the launch says. (One slice is no split. An enumerator, as a constant
+/// is data of every cubin.)
 enum : int { kAtLaunch = 1 };
 
 /// What kernels take that sum as many slices of K as the launch says.

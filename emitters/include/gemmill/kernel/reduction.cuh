@@ -34,14 +34,22 @@ struct Reduction {
     Partial values[4];
   };
 
+  /// Of a matrix of partial sums, its contiguous extent also in vectors.
+  struct Extents {
+    uint32_t contiguous, strided, vectors;
+
+    __device__ explicit Extents(GemmParams const& params)
+        : contiguous(kRows ? params.n : params.m),
+          strided(kRows ? params.m : params.n),
+          vectors((contiguous + 3) / 4) {}
+  };
+
   template <class Params>
   __device__ static void run(Params const& params) {
     launch_dependents();
     wait_for_prerequisites();
-    uint32_t const contiguous = kRows ? params.n : params.m;
-    uint32_t const strided = kRows ? params.m : params.n;
-    uint32_t const vectors = (contiguous + 3) / 4;
-    uint32_t const plane = vectors * strided * params.batch;
+    Extents const extents(params);
+    uint32_t const plane = extents.vectors * extents.strided * params.batch;
     uint32_t const group = threadIdx.x / kVectors;
     uint32_t const index = blockIdx.x * kVectors + threadIdx.x % kVectors;
 
@@ -69,16 +77,17 @@ struct Reduction {
         for (int j = 0; j < 4; ++j) sum.values[j] += sums[i][threadIdx.x].values[j];
     }
     if (index >= plane) return;
-    uint32_t const row = index / vectors;
-    uint32_t const batch = row / strided;
-    store(params, sum, int(index - row * vectors) * 4, row - batch * strided, batch, contiguous);
+    store(params, sum, extents, index);
   }
 
  protected:
-  /// Applies the epilogue to four neighbours along the contiguous extent of D, and stores those that are inside.
+  /// Applies the epilogue to a vector, four neighbours along the contiguous extent of D, and stores what is inside.
   template <class Params>
-  __device__ static void store(Params const& params, Vector const& sum, int along, int across, int batch,
-                               int contiguous) {
+  __device__ static void store(Params const& params, Vector const& sum, Extents const& extents, uint32_t index) {
+    uint32_t const row = index / extents.vectors;
+    int const batch = row / extents.strided;
+    int const along = int(index - row * extents.vectors) * 4, across = row - batch * extents.strided;
+    int const contiguous = extents.contiguous;
     Operation const operation(params.epilogue);
     int const inside = min(4, contiguous - along);
     Compute results[4];
@@ -167,10 +176,8 @@ struct AnyReduction : Reduction<Config> {
   __device__ static void run(Params const& params) {
     launch_dependents();
     wait_for_prerequisites();
-    uint32_t const contiguous = Base::kRows ? params.n : params.m;
-    uint32_t const strided = Base::kRows ? params.m : params.n;
-    uint32_t const vectors = (contiguous + 3) / 4;
-    uint32_t const plane = vectors * strided * params.batch;
+    typename Base::Extents const extents(params);
+    uint32_t const plane = extents.vectors * extents.strided * params.batch;
     int const splits = params.splits;
     int const groups = splits <= 8 ? 1 : splits <= 16 ? 2 : splits <= 32 ? 4 : 8;
     int const group_splits = (splits + groups - 1) / groups;
@@ -201,9 +208,7 @@ struct AnyReduction : Reduction<Config> {
       for (int i = 0; i < groups - 1; ++i) add(sum, sums[i * width + place]);
     }
     if (index >= plane) return;
-    uint32_t const row = index / vectors;
-    uint32_t const batch = row / strided;
-    Base::store(params, sum, int(index - row * vectors) * 4, row - batch * strided, batch, contiguous);
+    Base::store(params, sum, extents, index);
   }
 
  private:
