@@ -34,7 +34,8 @@ class Measurement(Frozen):
     """What became of one kernel on one problem."""
 
     kernel: str
-    """Kernel name, or that of a baseline, as ``cublas`` or ``cublaslt-tuned``."""
+    """Kernel name, with the number of slices of K where the launch says it; or that of a baseline, as ``cublas`` or
+    ``cublaslt-tuned``."""
     digest: str
     """SHA-256 of the cubin in hex; empty for baselines, and where there is no cubin."""
     problem: GemmProblem

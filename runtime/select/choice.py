@@ -25,7 +25,7 @@ class Choice:
     """The kernel that a problem goes to."""
 
     name: str
-    """Kernel name."""
+    """Kernel name; where the launch says in how many slices K goes, with the number."""
     config: GemmConfig
     reason: str
     """Why it won, in a sentence; and which operands are copied into aligned memory before it."""

@@ -81,7 +81,8 @@ struct AnySplitScheduler : SplitScheduler<Order, TileK, kAtLaunch> {
   __device__ int k_tiles_of(int split) const { return least + (split < longer); }
 };
 
-/// A fixed number of slices in one kernel: the clusters that share a tile add up their sums, and the one that has the last stores D.
+/// A fixed number of slices in one kernel: the clusters that share a tile add up their sums, and the one that has the
+/// last stores D.
 ///
 /// They wait for work of lower index only, which was begun before: by the same cluster or, where as many clusters run at
 /// a time as the grid has, by another.
