@@ -78,7 +78,7 @@ def problem_of(dtype: str, m: int, n: int, k: int) -> Any:
     element: Any = dtype.removesuffix("-scaled")
     d = "f32" if element == "tf32" else default_output(element)
     problem = GemmProblem(m, n, k, a=element, accumulator=default_accumulator(element), d=d)
-    return problem if element == dtype else problem.but(a_scale="1x128", b_scale="128x128")
+    return problem if element == dtype else problem.but(a_scale="1x128", b_scale="128x128", promote=4)
 
 
 def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
