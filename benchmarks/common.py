@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,31 @@ def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any)
     return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
 
 
-def problem_of(dtype: str, m: int, n: int, k: int) -> Any:
-    """A problem of A and B K-major, of a type; ``-scaled`` behind it: with scales in blocks."""
+def baselines_of(problem: Any, operands: Sequence[Any]) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """PyTorch's cuBLAS, and cuBLASLt called directly where it can be had; the latter alone has scales in blocks. What
+    has no such GEMM is left out, or says so at its first launch."""
+    from gemmill.library.errors import UnsupportedProblemError
+    from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, absent
+
+    for name in (CUBLAS, CUBLASLT):
+        with suppress(UnsupportedProblemError):
+            baseline = None if name in absent() else BASELINES[name](problem, operands)
+            if baseline is not None:
+                yield name, baseline.launch
+
+
+def problem_of(dtype: str, m: int, n: int, k: int, a_major: str = "k", b_major: str = "k") -> Any:
+    """A problem on packed operands of a type; ``-scaled`` behind it: with scales in blocks."""
     from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
 
     element: Any = dtype.removesuffix("-scaled")
     d = "f32" if element == "tf32" else default_output(element)
-    problem = GemmProblem(m, n, k, a=element, accumulator=default_accumulator(element), d=d)
-    return problem if element == dtype else problem.but(a_scale="1x128", b_scale="128x128", promote=4)
+    options: dict[str, Any] = {"a": element, "a_major": a_major, "b_major": b_major, "d": d}
+    options["accumulator"] = default_accumulator(element)
+    if element != dtype:
+        options |= {"a_scale": "1x128", "b_scale": "128x128", "promote": 4}
+    return GemmProblem(m, n, k, **options)
 
 
 def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:

@@ -1,5 +1,5 @@
-"""A picture of what benchmarks/power/sustained.py recorded: choices for long runs and for lone launches beside cuBLAS,
-a line for each problem, with quartiles over turns. An SVG; needs no GPU."""
+"""A picture of what benchmarks/power/sustained.py recorded: choices for long runs, and for lone launches where these
+were timed, beside cuBLAS, a line for each problem, by type, with quartiles over turns. An SVG; needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,53 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gemmill.library.drawing.svg import document, element, label  # noqa: E402
 
-LEFT, TOP, WIDTH, ROW = 250, 80, 460, 22
-LOW, HIGH, STEP = 0.90, 1.10, 0.05
+LEFT, TOP, WIDTH, ROW = 250, 80, 460, 20
+LOW, HIGH, STEP = 0.90, 1.25, 0.05
 OBJECTIVES = {"burst": ("for lone launches", "s1"), "sustained": ("for long runs", "s2")}
 """What a kernel was chosen for, and the colour of its marks."""
 
 
 def main() -> None:
-    """Draw a record."""
+    """Draw records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", type=Path, help="what sustained.py wrote")
+    parser.add_argument("records", type=Path, nargs="+", help="what sustained.py wrote, of one GPU")
     parser.add_argument("-o", "--output", type=Path, required=True, help="SVG to write")
     arguments = parser.parse_args()
-    arguments.output.write_text(drawn(json.loads(arguments.record.read_text(encoding="utf-8"))), encoding="utf-8")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.records]
+    arguments.output.write_text(drawn(records), encoding="utf-8")
 
 
-def drawn(record: Mapping[str, Any]) -> str:
+def drawn(records: Sequence[Mapping[str, Any]]) -> str:
     """The picture."""
-    rows = sorted(record["rows"], key=lambda row: row["selected"]["sustained"]["mean"])
-    means = {name: statistics.geometric_mean([row["selected"][name]["mean"] for row in rows]) for name in OBJECTIVES}
-    title = f"Rates at the power limit of an {record['gpu'].removeprefix('NVIDIA ')}, of cuBLAS's"
-    told = "; ".join(f"chosen {OBJECTIVES[name][0]}: {mean:.3f} in the mean" for name, mean in means.items())
-    height = TOP + ROW * len(rows) + 30
-    parts = [label(12, 24, title, "t"), *_axis(ROW * len(rows)), *_key(means)]
-    for number, row in enumerate(rows):
-        y = TOP + ROW * number + ROW / 2
-        parts += [label(LEFT - 12, y + 4, row["problem"], "r"), *_marks(row["selected"], y)]
-    return document(LEFT + WIDTH + 30, height, title, f"{len(rows)} problems; {told}", *parts)
+    (gpu,) = {record["gpu"].removeprefix("NVIDIA ") for record in records}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in (row for record in records for row in record["rows"]):
+        groups.setdefault(_type(row["problem"]), []).append(row)
+    title = f"Rates at the power limit of an {gpu}, of cuBLAS's"
+    height = ROW * sum(1 + len(rows) for rows in groups.values())
+    parts, told, y = [label(12, 24, title, "t"), *_axis(height), *_key()], [], TOP + ROW / 2
+    for words, rows in groups.items():
+        mean = statistics.geometric_mean([_mean(row) for row in rows])
+        told.append(f"{words}, {len(rows)} problems: {mean:.3f} in the mean")
+        parts.append(label(12, y + 4, f"{words}: {mean:.3f}", "t"))
+        for row in sorted(rows, key=_mean):
+            y += ROW
+            parts += [
+                label(LEFT - 12, y + 4, row["problem"].partition(" a_scale")[0], "r"),
+                *_marks(row["selected"], y),
+            ]
+        y += ROW
+    return document(LEFT + WIDTH + 30, TOP + height + 30, title, f"Chosen for long runs: {'; '.join(told)}", *parts)
+
+
+def _type(problem: str) -> str:
+    """What a problem's operands are, in words."""
+    return problem.split()[1] + (" in blocks" if " a_scale=" in problem else "")
+
+
+def _mean(row: Mapping[str, Any]) -> float:
+    """The rate of what is chosen for long runs, of cuBLAS's."""
+    return float(row["selected"]["sustained"]["mean"])
 
 
 def _x(ratio: float) -> float:
@@ -56,15 +76,17 @@ def _axis(height: float) -> Iterator[str]:
         yield label(_x(ratio), TOP + height + 18, f"{ratio:.2f}", "c")
 
 
-def _key(means: Mapping[str, float]) -> Iterator[str]:
-    for number, (name, (words, shade)) in enumerate(OBJECTIVES.items()):
+def _key() -> Iterator[str]:
+    for number, (words, shade) in enumerate(OBJECTIVES.values()):
         x = LEFT + number * 270
         yield element("circle", cx=x, cy=50, r=6, class_=f"{shade} line", style=f"fill:var(--{shade})")
-        yield label(x + 12, 54, f"chosen {words}: {means[name]:.3f}")
+        yield label(x + 12, 54, f"chosen {words}")
 
 
 def _marks(selected: Mapping[str, Mapping[str, Any]], y: float) -> Iterator[str]:
     for name, (words, shade) in OBJECTIVES.items():
+        if name not in selected:
+            continue
         middle, low, high = selected[name]["ratio"]
         yield element("path", d=f"M{_x(low):.1f} {y:.1f}H{_x(high):.1f}", class_="line", stroke_width=2)
         told = element("title", f"{words}: {middle:.3f} ({low:.3f} to {high:.3f}), {selected[name]['kernel']}")

@@ -3,8 +3,8 @@
 Problems are layers of public models at 1,024 to 16,384 tokens, forward and of gradients, drawn by a seed; none that the
 power limit does not hold, by the model. A turn is a fraction of a second of one candidate, of which the second half
 counts; the order is drawn anew each time. cuBLAS is the faster of PyTorch's and cuBLASLt called directly, where the
-latter is installed. Ratios of turns with quartiles, joules a launch; results to a file (JSON). Needs an NVIDIA GPU and
-PyTorch.
+latter is installed; of scales in blocks it is cuBLASLt's GEMM with such scales. Ratios of turns with quartiles, joules
+a launch; results to a file (JSON). Needs an NVIDIA GPU and PyTorch, for scales in blocks gemmill's extra cublaslt.
 
 It judges the choices that docs/performance/sustained.md tells of.
 """
@@ -15,7 +15,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,19 @@ KINDS = ("forward", "input", "weight")
 TYPES = ("bf16", "f16", "e4m3", "e4m3-scaled", "tf32", "s8")
 MOST_ELEMENTS, MOST_FLOPS, LEAST_FLOPS = 1.2e9, 14e12, 20e9
 """Of D, and of a problem."""
-OBJECTIVES: tuple[Any, ...] = ("sustained", "burst")
+OBJECTIVES = ("sustained", "burst")
 
 
 def main() -> None:
     """Measure, write and print."""
     from benchmarks.common import Record, add_options
 
+    from gemmill.runtime.registry import Registry
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["bf16"], help="(bf16)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="(all; 8 bits and tf32: forward)")
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES, help="of choices (both)")
     parser.add_argument("--problems", type=int, default=20, help="of each type (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
     parser.add_argument("--turns", type=int, default=9, help="of each candidate (%(default)s)")
@@ -54,31 +57,41 @@ def main() -> None:
     arguments = parser.parse_args()
     told = {name: getattr(arguments, name) for name in ("seed", "turns", "seconds")}
     record = Record("sustained", arguments, **told)
-    for dtype in arguments.types:
+    registry = Registry()
+    problems = {
+        dtype: [*drawn(dtype, arguments.kinds, arguments.problems, arguments.seed, registry)]
+        for dtype in arguments.types
+    }
+    choices = {
+        problem: {name: registry.select(problem, objective=name).name for name in arguments.objectives}
+        for own in problems.values()
+        for problem in own
+    }
+    registry.warm([*{name for own in choices.values() for name in own.values()}])  # in parallel
+    for dtype, own in problems.items():
         rows: list[dict[str, Any]] = []
-        for problem in drawn(dtype, arguments.kinds, arguments.problems, arguments.seed):
-            rows.append(measure(problem, arguments, record.telemetry))
+        for problem in own:
+            rows.append(measure(problem, choices[problem], registry, arguments, record.telemetry))
             record.add(rows[-1])
             shown = "  ".join(
                 f"{name} {row['ratio'][0]:.3f} ({row['ratio'][1]:.3f} to {row['ratio'][2]:.3f}) J {row['joules']:.3f}"
                 for name, row in rows[-1]["selected"].items()
             )
             print(f"{rows[-1]['problem']:32} {shown}", flush=True)
-        for name in OBJECTIVES:
+        for name in arguments.objectives:
             means = {
-                x: statistics.geometric_mean([own["selected"][name][x] for own in rows]) for x in ("mean", "joules")
+                x: statistics.geometric_mean([row["selected"][name][x] for row in rows]) for x in ("mean", "joules")
             }
             print(f"{dtype}, {len(rows)} problems, {name}: {means['mean']:.4f} of cuBLAS, joules {means['joules']:.4f}")
     print(f"records: {record.path}")
 
 
-def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int) -> Iterator[Any]:
+def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int, registry: Any) -> Iterator[Any]:
     """So many problems of a type that the power limit holds; fewer where there are no more."""
     from gemmill.runtime.gpus import detect
-    from gemmill.runtime.registry import Registry
     from gemmill.runtime.select.cost.sustained import HELD, power_us
 
-    gpu, registry = detect(), Registry()
+    gpu = detect()
     every = [
         problem
         for n, k in LAYERS
@@ -102,24 +115,22 @@ def layer(dtype: str, kind: str, tokens: int, n: int, k: int) -> Any:
 
     extents = {"forward": (tokens, n, k), "input": (tokens, k, n), "weight": (n, k, tokens)}[kind]
     a_major, b_major = {"forward": ("k", "k"), "input": ("k", "mn"), "weight": ("mn", "mn")}[kind]
-    return problem_of(dtype, *extents).but(a_major=a_major, b_major=b_major)
+    return problem_of(dtype, *extents, a_major, b_major)
 
 
-def measure(problem: Any, arguments: argparse.Namespace, telemetry: Any) -> dict[str, Any]:
-    """All candidates on one problem: the choices for both objectives, once where they are the same, and cuBLAS."""
+def measure(
+    problem: Any, names: Mapping[str, str], registry: Any, arguments: argparse.Namespace, telemetry: Any
+) -> dict[str, Any]:
+    """All candidates on one problem: the kernels by objective, once where they are the same, and cuBLAS."""
     import torch
-    from benchmarks.common import launch_of
+    from benchmarks.common import baselines_of, launch_of
 
     from gemmill.profiler.measure.operands import make_operands
     from gemmill.profiler.measure.sustained import time_turns
     from gemmill.profiler.measure.timing import capture, launches_per_replay
-    from gemmill.runtime.registry import Registry
 
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    registry = Registry()
-    names = {name: registry.select(problem, objective=name).name for name in OBJECTIVES}
-    registry.warm([*set(names.values())])
     launches = {name: launch_of(problem, operands, name, registry) for name in dict.fromkeys(names.values())}
     baselines = dict(baselines_of(problem, operands))
     stream = torch.cuda.Stream()
@@ -135,17 +146,6 @@ def measure(problem: Any, arguments: argparse.Namespace, telemetry: Any) -> dict
         "mhz": {name: reading.sm_mhz for name, (_, reading) in found.items()},
         "selected": {who: compared(found[best], found[name]) | {"kernel": name} for who, name in names.items()},
     }
-
-
-def baselines_of(problem: Any, operands: Sequence[Any]) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """PyTorch's cuBLAS, and cuBLASLt called directly where it can be had; of scales of blocks one scale a tensor."""
-    from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, absent
-
-    names = [PER_TENSOR if problem.a_scale != "none" else CUBLAS, CUBLASLT]
-    for name in names:
-        baseline = None if name in absent() else BASELINES[name](problem, operands)
-        if baseline is not None:
-            yield name, baseline.launch
 
 
 def compared(baseline: tuple[Sequence[float], Any], own: tuple[Sequence[float], Any]) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from gemmill.library.config.names import parse_name
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import torch
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
 from gemmill.runtime.select.cost.sustained import Law, Moved
+from gemmill.runtime.select.kernels.faults import needs_swap
 
 HANDFUL = 8
 """Replays between two readings, of a millisecond or more each."""
@@ -26,21 +28,23 @@ OPEN = 0.02
 have been unlucky."""
 
 
-LIKELY = Law(burst=0.64, written=5.0, fetched=0.4, third=0.02, scale=1.0, watts=700.0)
-"""Roughly what was fitted to bf16 on the H200: who is looked at, of any type, where no law says who is the fastest."""
+LIKELY = Law(burst=0.6, written=9.4, fetched=2.2, scale=1.0, watts=700.0)
+"""Roughly what was fitted on the H200: who is looked at where no law says who is the fastest."""
 
 
-def likely(us: Mapping[str, float], count: int) -> list[str]:
+def likely(problem: GemmProblem, us: Mapping[str, float], count: int) -> list[str]:
     """The kernels that may be the fastest alone, at most ``count``, the likeliest first.
 
     Args:
+        problem: what they solve.
         us: microseconds of a brief look at each, by its name.
         count: of them.
     """
     if not us:
         return []
-    moved = Moved.of([parse_name(name) for name in us])
-    times = LIKELY.us(np.array([*us.values()]), 1.0, moved)
+    configs = [parse_name(name) for name in us]
+    moved = Moved.of(configs, [needs_swap(config, problem) is True for config in configs])
+    times = LIKELY.us(np.array([*us.values()]), 1.0, moved, problem)
     names = [*us]
     return [names[i] for i in np.argsort(times, kind="stable")[:count].tolist()]
 

@@ -171,7 +171,7 @@ class _Bench:
         chosen = set(ranked[:last]) | set(unit.pinned)
         if self.options.regime == "sustained" and last is not None:
             looked = {name: outcomes[name].us for name in map(kernel_name, unit.configs) if name in graphs}
-            chosen |= {*likely(looked, last)}
+            chosen |= {*likely(unit.problem, looked, last)}
         graphs = {name: graph for name, graph in graphs.items() if name in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:

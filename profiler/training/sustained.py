@@ -26,6 +26,11 @@ SHARPNESS = 8.0
 """How much less a kernel weighs the slower it is: the choice is among the fast ones."""
 FEWEST = 12
 """Problems that a law is fitted to, at least."""
+OTHERS = 1 / 3
+"""What a problem of another type or GPU counts as, there and in the fit: what elements cost is alike in all."""
+
+Run = tuple[Sequence[Measurement], Gpu]
+"""Measurements, and where they were made."""
 
 
 class Held(NamedTuple):
@@ -43,6 +48,10 @@ class Held(NamedTuple):
     """Of PyTorch's cuBLAS."""
     watts: float
     """That the GPU drew, in the median over kernels."""
+
+    def by(self, law: Law) -> Any:
+        """What a law says."""
+        return law.us(self.model_us, self.power_us, self.moved, self.problem)
 
 
 def held(measurements: Iterable[Measurement], gpu: Gpu) -> list[Held]:
@@ -79,34 +88,35 @@ def _part(problem: GemmProblem, kernels: Sequence[str], swap_ab: bool, gpu: Gpu)
     return [*members], estimate(table, problem, gpu).us, table.moved
 
 
-def fit(problems: Sequence[Held]) -> Law:
-    """Least squares of logarithms: the weights by what differs between kernels of a problem, then the scale."""
+def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> Law:
+    """Least squares of logarithms: the weights by what differs between kernels of a problem, of this type or
+    of others, then the scale and the watts of this one."""
     rows, wanted = [], []
-    for x in problems:
-        weights = np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
-        columns = np.stack([np.log(x.model_us), *x.moved], axis=1)
+    for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
+        weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
+        padding = x.moved.padding(x.problem)
+        columns = np.stack([np.log(x.model_us / padding), x.moved.written, x.moved.fetched], axis=1)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
-        wanted.append((np.log(x.us) - np.log(x.us).mean()) * weights)
+        wanted.append((np.log(x.us / padding) - np.log(x.us / padding).mean()) * weights)
     found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
-    burst, written, fetched, third = map(float, found)
-    law = Law(burst, written, fetched, third, 1.0, round(median(x.watts for x in problems)))
+    burst, written, fetched = map(float, found)
+    law = Law(burst, written, fetched, 1.0, round(median(x.watts for x in problems)))
     best = [int(x.us.argmin()) for x in problems]
-    scale = geometric_mean(
-        [float(x.us[i] / law.us(x.model_us, x.power_us, x.moved)[i]) for x, i in zip(problems, best, strict=True)]
-    )
+    scale = geometric_mean([float(x.us[i] / x.by(law)[i]) for x, i in zip(problems, best, strict=True)])
     return law._replace(scale=scale)
 
 
-def judge(problems: Sequence[Held]) -> dict[str, Any]:
+def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, Any]:
     """What the kernel that is first reaches, held out by K: of the best measured and of cuBLAS, geometric means, by the
     model of a lone launch and by the law. Nothing where all have one K, and none can be held out."""
     fold = folds((x.problem for x in problems), FOLDS)
     found: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
     for which in sorted({*fold.values()} if len(fold) > 1 else ()):
-        law = fit([x for x in problems if fold[x.problem.k] != which])
+        out = {k for k, own in fold.items() if own == which}
+        law = fit(*([x for x in of if x.problem.k not in out] for of in (problems, others)))
         for x in problems:
             if fold[x.problem.k] == which:
-                for name, us in (("model", x.model_us), ("law", law.us(x.model_us, x.power_us, x.moved))):
+                for name, us in (("model", x.model_us), ("law", x.by(law))):
                     chosen = float(x.us[int(np.argmin(us))])
                     found[name].append((float(x.us.min()) / chosen, x.baseline_us and x.baseline_us / chosen))
     return {
@@ -118,20 +128,20 @@ def judge(problems: Sequence[Held]) -> dict[str, Any]:
     }
 
 
-def laws(runs: Iterable[tuple[Sequence[Measurement], Gpu]]) -> dict[str, Any]:
-    """The content of a file of laws: of each type of A and B with problems enough; empty where there is none."""
+def laws(runs: Iterable[Run], elsewhere: Iterable[Run] = ()) -> dict[str, Any]:
+    """The content of a file of laws: of each type of A and B that was measured on a GPU, where there are problems
+    enough with those of other types and what was measured elsewhere."""
     found: dict[str, list[Held]] = defaultdict(list)
-    for measurements, gpu in runs:
-        for x in held(measurements, gpu):
-            found[x.problem.a_dtype].append(x)
-    return {
-        "types": {
-            dtype: {
-                "law": {name: round(x, 5) for name, x in fit(own)._asdict().items()},
+    for x in (x for run in runs for x in held(*run)):
+        found[x.problem.a_dtype].append(x)
+    more = [x for run in elsewhere for x in held(*run)]
+    types = {}
+    for dtype, own in sorted(found.items()):
+        others = [*more, *(x for other, theirs in found.items() if other != dtype for x in theirs)]
+        if len(own) + OTHERS * len(others) >= FEWEST:
+            types[dtype] = {
+                "law": {name: round(x, 5) for name, x in fit(own, others)._asdict().items()},
                 "problems": len(own),
-                "held out by K": judge(own),
+                "held out by K": judge(own, others),
             }
-            for dtype, own in sorted(found.items())
-            if len(own) >= FEWEST
-        }
-    }
+    return {"types": types}

@@ -71,12 +71,15 @@ def _train_sustained(runs: Runs, gpu: str, folder: Path, listener: Callable[[str
     """Fit the law of sustained load; RecordError where there are too few records of it."""
     row = gpus.figures(gpu)
     trained = replace(row, model=folder if path_of(gpu, "trees", folder).exists() else None)
-    found = sustained.laws((own, trained) for (name, _), own in runs.items() if name == gpu)
+    found = sustained.laws(
+        [(own, trained) for (name, _), own in runs.items() if name == gpu],
+        [(own, gpus.figures(name)) for (name, _), own in runs.items() if name != gpu],
+    )
     for dtype, own in found["types"].items():
         listener(f"{dtype} under sustained load: {own['problems']} problems, {own['held out by K']}")
     if not found["types"]:
         raise RecordError(
-            f"{gpu}: of no type {sustained.FEWEST} problems were measured under sustained load, which a law needs; "
+            f"{gpu}: fewer than {sustained.FEWEST} problems were measured under sustained load, which a law needs; "
             "sweep more shapes with --regime sustained, or leave these records out"
         )
     _write(gpu, folder, "sustained", sustained_law.VERSION, found)

@@ -115,7 +115,7 @@ class FeatureTable(NamedTuple):
             has_second_kernel=np.array([decomposition_of(config).has_second_kernel for config in configs]),
             fitted=np.array([family.is_corrected(config) for family, config in each]),
             own=np.array([column(configs, figure) for figure in _OWN.values()]),
-            moved=Moved.of(configs),
+            moved=Moved.of(configs, swap_ab),
             families=found,
         )
 

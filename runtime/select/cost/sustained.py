@@ -1,13 +1,15 @@
 """Time in a program that runs for seconds, which the power limit holds: a law beside the model of a lone launch.
 
 The GPU's clock falls until what is drawn is within the limit, so a kernel that spends less energy a product runs at a
-higher clock. Kernels differ in the bytes that they move for a product: those that TMA writes to shared memory, by the
-tile, and those that leave L2, by the cluster, which multicast shares. The time is the geometric mean of the model's and
-of the least under the limit, and grows with these bytes; tiles of 192 rows take somewhat longer, nobody knows why:
+higher clock. Kernels differ in the elements that they move for a product: those that TMA writes to shared memory, by
+the tile, and those that leave L2, by the cluster, which multicast shares. And they differ in what of their tiles lies
+beyond the problem: such products cost energy as well. The time is the geometric mean of the model's and of the least
+under the limit for all that is multiplied, and grows with what is moved:
 
-    us = scale * model_us ** burst * power_us ** (1 - burst) * exp(written * bytes + fetched * bytes + third * is 192)
+    us = scale * model_us ** burst * (padding * power_us) ** (1 - burst) * exp(written * x + fetched * y)
 
-fitted to records of the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has how well.
+Elements, not bytes: a product of wider ones takes more energy as well, so that one weight serves all types. Fitted to
+records of the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has how well.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from gemmill.library.config.model import GemmConfig
     from gemmill.runtime.select.cost.arrays import Floats, Integers
 
-VERSION = 2
+VERSION = 3
 """Of the files."""
 HELD = 0.6
 """A long run is held by the power limit from this share on of the time that the model says of a lone launch."""
@@ -40,22 +42,29 @@ class Moved(NamedTuple):
     """What kernels move for a product."""
 
     written: Floats
-    """Bytes to shared memory."""
+    """Elements to shared memory."""
     fetched: Floats
-    """Bytes out of L2."""
-    third: Floats
-    """1 where three warpgroups share a tile, of 192 rows."""
+    """Elements out of L2."""
+    rows: Floats
+    """Of a tile, along the problem's M."""
+    columns: Floats
+    """Along its N."""
 
     @classmethod
-    def of(cls, configs: Sequence[GemmConfig]) -> Moved:
-        """By kernels."""
-        element_bytes = column(configs, lambda c: c.a.type.bits / 8)
-        tile = column(configs, lambda c: c.tile.m * c.tile.n)
+    def of(cls, configs: Sequence[GemmConfig], swap_ab: bool | Sequence[bool]) -> Moved:
+        """By kernels, for problems as they are or transposed."""
+        m, n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
         return cls(
-            element_bytes * column(configs, lambda c: c.tile.m + c.tile.n) / tile,
-            element_bytes * column(configs, lambda c: c.tile.m / c.cluster.n + c.tile.n / c.cluster.m) / tile,
-            column(configs, lambda c: c.tile.m == 192),
+            (m + n) / (m * n),
+            column(configs, lambda c: c.tile.m / c.cluster.n + c.tile.n / c.cluster.m) / (m * n),
+            np.where(swap_ab, n, m),
+            np.where(swap_ab, m, n),
         )
+
+    def padding(self, problem: GemmProblem) -> Floats:
+        """Elements of D that the tiles on a problem cover, over those that it has."""
+        m, n = np.ceil(problem.m / self.rows), np.ceil(problem.n / self.columns)
+        return np.asarray(m * self.rows * n * self.columns / (problem.m * problem.n))
 
     def take(self, members: Integers) -> Moved:
         """Of some."""
@@ -68,27 +77,26 @@ class Law(NamedTuple):
     burst: float
     """Weight of the model's time, of 1."""
     written: float
-    """By how much the logarithm of time grows for a byte that is written to shared memory for a product."""
+    """By how much the logarithm of time grows for an element that is written to shared memory for a product."""
     fetched: float
-    """The same for a byte out of L2."""
-    third: float
-    """The same for a tile of 192 rows."""
+    """The same for an element out of L2."""
     scale: float
     """What is left."""
     watts: float
     """What the GPU draws meanwhile, whatever the kernel: the limit, or nearly."""
 
-    def us(self, model_us: Floats, power_us: float, moved: Moved) -> Floats:
+    def us(self, model_us: Floats, power_us: float, moved: Moved, problem: GemmProblem) -> Floats:
         """Microseconds in a long run.
 
         Args:
             model_us: of a lone launch.
             power_us: least time under the power limit, whatever the kernel.
             moved: what the kernels move.
+            problem: what they solve.
         """
-        rate = model_us**self.burst * power_us ** (1 - self.burst)
-        more = self.written * moved.written + self.fetched * moved.fetched + self.third * moved.third
-        return np.asarray(self.scale * rate * np.exp(more))
+        held = moved.padding(problem) * power_us
+        more = self.written * moved.written + self.fetched * moved.fetched
+        return np.asarray(self.scale * model_us**self.burst * held ** (1 - self.burst) * np.exp(more))
 
 
 @cache

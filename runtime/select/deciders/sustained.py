@@ -56,7 +56,7 @@ class UnderPower:
             return None
         near: Integers = serving[alone <= NEAR * least]
         us = np.full(figures.us.size, np.inf)
-        us[near] = law.us(figures.us.take(near), limit, group.table.moved.take(near))
+        us[near] = law.us(figures.us.take(near), limit, group.table.moved.take(near), problem)
         figures = figures._replace(us=us)
         ranked = fastest(group, near, figures, 1 + RUNNERS_UP)
         joules = law.watts * float(us[ranked[0]]) / 1e6

@@ -15,8 +15,9 @@ PROBLEM = GemmProblem(m=4096, n=4096, k=4096)
 
 def test_a_large_tile_that_is_little_behind_may_be_the_fastest_alone() -> None:
     looked = {SMALL: 200.0, LARGE: 208.0, SLOW: 260.0}
-    assert likely(looked, 2) == [LARGE, SMALL]
-    assert likely({}, 2) == []
+    assert likely(PROBLEM, looked, 2) == [LARGE, SMALL]
+    assert likely(PROBLEM.but(n=256), looked, 2) == [SMALL, SLOW]  # a third of the large tiles lies beyond it
+    assert likely(PROBLEM, {}, 2) == []
 
 
 def test_who_is_behind_has_no_further_turn() -> None:

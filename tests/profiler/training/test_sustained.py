@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.library.arch import gpu_named
-from gemmill.library.config.names import kernel_name
+from gemmill.library.arch import Gpu, gpu_named
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
@@ -21,18 +22,21 @@ from gemmill.runtime.select.cost.sustained import Law, laws, power_us
 from gemmill.runtime.select.decisions import read_decisions
 
 H200 = gpu_named("H200")
-TRUE = Law(0.6, 5.0, 0.7, 0.02, 0.9, 690.0)
+H100 = gpu_named("NVIDIA H100 80GB HBM3")
+TRUE = Law(0.6, 10.0, 1.4, 0.9, 690.0)
 WHERE = "a.major == 'k' and b.major == 'k' and tile.m >= 128 and tile.n >= 128 and scheduler.splits == 1"
 KERNELS = [c for c in load_manifest(shipped_manifest("bf16")).expand(where=WHERE) if c.d.major == "n"][::4]
 
 
-def record(problem: GemmProblem, kernel: str, us: float, regime: str = "sustained", stage: str = "final") -> str:
+def record(
+    problem: GemmProblem, kernel: str, us: float, regime: str = "sustained", stage: str = "final", gpu: Gpu = H200
+) -> str:
     m = Measurement.model_validate(
         {
             "kernel": kernel,
             "digest": "" if kernel == "cublas" else "d" * 64,
             "problem": problem,
-            "gpu": H200.name,
+            "gpu": gpu.name,
             "driver": "",
             "cuda": "",
             "torch": "",
@@ -50,17 +54,18 @@ def record(problem: GemmProblem, kernel: str, us: float, regime: str = "sustaine
     return m.model_dump_json() + "\n"
 
 
-def written(path: Path, problems: int) -> Path:
-    table = FeatureTable.of(KERNELS)
+def written(path: Path, problems: int, a: DTypeName = "bf16", gpu: Gpu = H200) -> Path:
+    configs = [parse_name(kernel_name(config).replace("bf16", a)) for config in KERNELS]
+    table = FeatureTable.of(configs)
     moved = table.moved
     with path.open("w") as file:
         for i in range(problems):
-            problem = GemmProblem(m=4096, n=4096 + 512 * i, k=2048 + 1024 * (i % 9))
-            us = TRUE.us(estimate(table, problem, H200).us, power_us(problem, H200), moved)
-            for config, value in zip(KERNELS, us.tolist(), strict=True):
-                file.write(record(problem, kernel_name(config), value / 2, "burst", "screen"))
-                file.write(record(problem, kernel_name(config), value))
-            file.write(record(problem, "cublas", float(us.min())))
+            problem = GemmProblem(m=4096, n=4096 + 512 * i, k=2048 + 1024 * (i % 9), a=a)
+            us = TRUE.us(estimate(table, problem, gpu).us, power_us(problem, gpu), moved, problem)
+            for config, value in zip(configs, us.tolist(), strict=True):
+                file.write(record(problem, kernel_name(config), value / 2, "burst", "screen", gpu))
+                file.write(record(problem, kernel_name(config), value, gpu=gpu))
+            file.write(record(problem, "cublas", float(us.min()), gpu=gpu))
     return path
 
 
@@ -75,8 +80,18 @@ def test_a_law_is_found_again(tmp_path: Path) -> None:
     assert "'law': {'of the best': 1.0," in said
 
 
+def test_few_problems_are_enough_beside_those_of_another_type_on_another_gpu(tmp_path: Path) -> None:
+    few = written(tmp_path / "f16.jsonl", 2, "f16")
+    with pytest.raises(RecordError, match="fewer than 12 problems"):
+        train([few], None, tmp_path / "models")
+    train([few, written(tmp_path / "bf16.jsonl", 32, gpu=H100)], H200.name, tmp_path / "models")
+    found = laws(H200.name, tmp_path / "models")
+    assert [*found] == ["f16"]
+    assert found["f16"] == pytest.approx(TRUE, rel=0.02)
+
+
 def test_too_few_problems_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="of no type 12 problems were measured under sustained load"):
+    with pytest.raises(RecordError, match="H200: fewer than 12 problems were measured under sustained load"):
         train([written(tmp_path / "records.jsonl", 3)], None, tmp_path / "models")
 
 

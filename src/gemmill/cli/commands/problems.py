@@ -35,6 +35,7 @@ from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problem
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.launched import compiled
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, Regime, upconverts_a
@@ -220,7 +221,8 @@ def profile(
         raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
     options = Options(finalists=None if exhaustive else DEFAULT_OPTIONS.finalists, regime=regime)
     workers = _workers(gpus, scheduler)
-    if others := {*configs} - {config for unit in chosen for config in unit.configs}:
+    measured = {config for unit in chosen for config in unit.configs}
+    if others := {*configs} - measured - {*map(compiled, measured)}:
         output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")
     found = measure(chosen, records, store=Store(store), jobs=jobs, options=options, budget=budget, workers=workers)
     report_measurements(found, as_json)
