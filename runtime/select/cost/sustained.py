@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 VERSION = 3
 """Of the files."""
+_LAW_OF = {name: dtype.alike or dtype.name for name, dtype in DTYPES.items()}
+"""The type whose law a type has."""
 HELD = 0.6
 """A long run is held by the power limit from this share on of the time that the model says of a lone launch."""
 
@@ -116,12 +118,14 @@ def laws(gpu: str, folder: Path | None = None) -> Mapping[str, Law]:
 
 
 def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
-    """The law for a problem; None where none was fitted to such: to a matrix each, A and B of one type, D of that which
-    it has unless another is asked for."""
-    usual = problem.a_dtype == problem.b_dtype and problem.d_dtype == default_output(problem.a_dtype)
-    if not usual or problem.batch != 1 or problem.batching != "strided":
+    """The law for a problem; None where none was fitted to such: to a matrix each, A and B of one type, or of types
+    alike, D of that which it has unless another is asked for."""
+    a, b = _LAW_OF.get(problem.a_dtype), _LAW_OF.get(problem.b_dtype)
+    if a is None or a != b or problem.d_dtype != default_output(a):
         return None
-    return laws(gpu.name, gpu.model).get(problem.a_dtype)
+    if problem.batch != 1 or problem.batching != "strided":
+        return None
+    return laws(gpu.name, gpu.model).get(a)
 
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:

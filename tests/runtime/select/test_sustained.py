@@ -57,8 +57,7 @@ def moved(config: GemmConfig) -> float:
     [
         SMALL,
         replace(LARGE, m=0),
-        LARGE.but(a_dtype="e5m2", b_dtype="e5m2"),
-        LARGE.but(a_dtype="e4m3", b_dtype="e5m2"),
+        LARGE.but(a_dtype="s8", b_dtype="u8", d_dtype="f32", accumulator="s32"),
         replace(LARGE, batching="grouped"),
         replace(LARGE, batch=4),
         LARGE.but(d_dtype="f32"),
@@ -67,6 +66,17 @@ def moved(config: GemmConfig) -> float:
 def test_elsewhere_it_is_as_for_a_lone_launch(problem: GemmProblem) -> None:
     registry = Registry(gpu=H200)
     assert registry.select(problem) == registry.select(problem, objective="burst")
+
+
+def test_types_alike_have_one_law() -> None:
+    registry = Registry(gpu=H200)
+    problem = LARGE.but(a_dtype="e4m3", b_dtype="e4m3")
+    held = registry.select(problem)
+    assert held.reason.startswith("in a long run")
+    for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2")):
+        alike = registry.select(problem.but(a_dtype=a, b_dtype=b))
+        assert alike.predicted_us == pytest.approx(held.predicted_us, rel=0.1)
+        assert alike.reason.startswith("in a long run")
 
 
 @pytest.mark.parametrize("options", [{"sm_count": 100}, {"invariant_to": "m"}, {"quick": True}])
