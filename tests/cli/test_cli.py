@@ -347,9 +347,10 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
     ok("pack", manifest, "--shapes", shapes, "--budget", size, "-o", tmp_path / "same.pack")
     assert (tmp_path / "same.pack").read_bytes() == before
     for arguments, says in (
-        (("--budget", "1M"), "--regret, --budget and --gpu need --shapes"),
-        (("--regret", "0.1"), "--regret, --budget and --gpu need --shapes"),
-        (("--gpu", "H200"), "--regret, --budget and --gpu need --shapes"),
+        (("--budget", "1M"), "--regret, --budget, --objective and --gpu need --shapes"),
+        (("--regret", "0.1"), "--regret, --budget, --objective and --gpu need --shapes"),
+        (("--gpu", "H200"), "--regret, --budget, --objective and --gpu need --shapes"),
+        (("--objective", "burst"), "--regret, --budget, --objective and --gpu need --shapes"),
         (("--shapes", shapes, "--budget", "many"), "not a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a suite that ships"),
         (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
@@ -432,9 +433,14 @@ def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path
     assert len(Pack.open(to).names()) == 1
     # What is the fastest in a long run is in it, and none of what ships, which is of bursts.
     shapes.write_text("shapes: [[16384, 4096, 7168]]")
-    held = Registry(gpu=DEFAULT_GPU).select(GemmProblem(m=16384, n=4096, k=7168)).name
-    ok("pack", "bf16", "--where", _either(held, fastest), "--shapes", shapes, "--regret", "0", "-o", to)
+    registry, long = Registry(gpu=DEFAULT_GPU), GemmProblem(m=16384, n=4096, k=7168)
+    held, alone = registry.select(long).name, registry.select(long, objective="burst").name
+    assert held != alone
+    pack = ("pack", "bf16", "--where", _either(held, alone), "--shapes", shapes, "--regret", "0", "-o", to)
+    assert "1 problems lose 0.0% of time" in ok(*pack)
     assert (Pack.open(to).names(), Pack.open(to).decisions) == ([held], ())
+    ok(*pack, "--objective", "burst")
+    assert [decision.kernel for decision in Pack.open(to).decisions] == Pack.open(to).names() == [alone]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, Regime
 from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import unserved
 
@@ -90,6 +90,9 @@ def _gpu(text: str) -> Gpu:
         raise typer.BadParameter(error.args[0]) from None
 
 
+Objective = Annotated[
+    Regime, typer.Option(help="Fastest in a program that runs for seconds, or in a lone launch at full clock.")
+]
 OnGpu = Annotated[
     Gpu | None,
     typer.Option(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import Commands, app
 from gemmill.cli.commands.compiling import compile_all, report_failures, tally
+from gemmill.cli.needed import Asked, Conditions, needed
 from gemmill.cli.options import (
     Jobs,
     Json,
     Manifest,
+    Objective,
     OnGpu,
     Preset,
     Problems,
@@ -30,25 +30,16 @@ from gemmill.cli.options import (
     is_manifest,
     kernel_set,
     refuse_overwriting,
-    tell_unserved,
 )
 from gemmill.cli.output import Status
-from gemmill.library.arch import Gpu
-from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.launched import compiled, compiled_name
-from gemmill.library.errors import PackError, SettingError, UnsupportedProblemError
+from gemmill.library.decompositions.launched import compiled_name
+from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.profiler.sweep.shapes import ShapeSuite
-from gemmill.profiler.sweep.units import is_plain, units, unserved
 from gemmill.runtime.gpus import detect
-from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.decisions import Decision, read_decisions
-from gemmill.runtime.select.gpus import figures
-from gemmill.runtime.select.selector import Selector
-from gemmill.runtime.select.set_cover import regrets, set_cover
+from gemmill.runtime.select.set_cover import regrets
 from gemmill.runtime.settings import number_of_bytes
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
@@ -119,6 +110,7 @@ def make(
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
     ] = None,
+    objective: Objective = "sustained",
     gpu: OnGpu = None,
     sign: Sign = [],  # noqa: B006
     as_json: Json = False,
@@ -128,11 +120,12 @@ def make(
     With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes or
     --problem, the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within
     --regret of the fastest of the manifest: by the measurements of --records where there are some, by those that ship
-    with gemmill where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu. A
-    shape that says an expression or groups gets the kernel that a registry over the manifest would take; without such
-    shapes, kernels for groups or arrays, or with an expression, are left out. With --budget, those come first that
-    serve the most shapes, each counted as often as it ran or is listed, as many as fit; what shapes then lose is
-    printed. With --sign, FILE.sig is written beside it: who trusts the key (GEMMILL_TRUSTED_KEYS) takes no other pack.
+    with gemmill where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu;
+    where its power limit holds a shape, for long runs, unless --objective is burst. A shape that says an expression or
+    groups gets the kernel that a registry over the manifest would take; without such shapes, kernels for groups or
+    arrays, or with an expression, are left out. With --budget, those come first that serve the most shapes, each
+    counted as often as it ran or is listed, as many as fit; what shapes then lose is printed. With --sign, FILE.sig is
+    written beside it: who trusts the key (GEMMILL_TRUSTED_KEYS) takes no other pack.
 
     \b
     Examples:
@@ -145,18 +138,18 @@ def make(
       gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
     suite = asked_suite(shapes, problem)
-    if suite is None and (regret, budget, gpu) != (None, None, None):
-        raise typer.BadParameter("--regret, --budget and --gpu need --shapes, which say what kernels are worth")
+    if suite is None and (regret, budget, gpu, objective) != (None, None, None, "sustained"):
+        raise typer.BadParameter("--regret, --budget, --objective and --gpu need --shapes: what kernels are worth")
     most = _most(budget)
     keys = [SigningKey.load(path) for path in sign]
     outputs = [to, signature_path(to)] if keys else [to]
     refuse_overwriting(outputs, [manifest, *records, *sign, *([] if shapes is None else [shapes])])
     configs = list(kernel_set(manifest).expand(preset, where))
     decisions = read_decisions(records)
-    asked = _Asked({}, {}, [])
+    asked = Asked({}, {}, [])
     if suite is not None:
         allowed = REGRET if regret is None else regret
-        configs, asked = _asked(configs, suite, decisions, gpu or detect(), allowed)
+        configs, asked = needed(configs, suite, Conditions(decisions, gpu or detect(), objective), allowed)
         decisions += asked.shipped
     outcomes = compile_all(configs, jobs, Store(store))
     report_failures(outcomes)
@@ -196,62 +189,6 @@ def _write(to: Path, artifacts: Sequence[Artifact], decisions: Sequence[Decision
     return size
 
 
-class _Asked(NamedTuple):
-    """The problems that a pack is for."""
-
-    times: dict[GemmProblem, dict[str, float]]
-    """What kernels take on each."""
-    counts: Mapping[GemmProblem, int]
-    """How often each ran, or is listed."""
-    shipped: list[Decision]
-    """Measurements of them that ship."""
-
-
-def _asked(
-    configs: Sequence[GemmConfig], suite: ShapeSuite, decisions: Sequence[Decision], gpu: Gpu, regret: float
-) -> tuple[list[GemmConfig], _Asked]:
-    """About as few kernels as solve every shape of a suite nearly as fast as all, those first that serve what runs most
-    often; and what kernels take on each problem. Shapes that say more than kernels of matrices alone do, an epilogue or
-    groups, get the kernel each that a registry over the manifest would take."""
-    plain = list(filter(is_plain, configs))
-    others = dict.fromkeys(unserved(plain, suite.shapes))
-    special = _special(configs, [shape.problem for shape in others], decisions, gpu)
-    if missing := [shape for shape in others if shape.problem not in special]:
-        tell_unserved(missing, suite)
-    if (left := sum(not is_plain(config) for config in configs)) and not others:
-        output.complain(f"{left} kernels are left out: they are for groups or arrays, or have an expression")
-    rest = [shape for shape in suite.shapes if shape not in others]
-    if rest and not plain:
-        raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
-    counts: Counter[GemmProblem] = Counter()
-    for shape in rest:
-        counts.update(dict.fromkeys((unit.problem for unit in units(plain, [shape])), suite.counts.get(shape, 1)))
-    needs, known, shipped = _times(plain, [*counts], decisions, gpu) if rest else ({}, {}, [])
-    for shape in others:
-        if choice := special.get(shape.problem):
-            counts[shape.problem] += suite.counts.get(shape, 1)
-            needs[shape.problem] = known[shape.problem] = {compiled_name(choice.name): choice.predicted_us}
-    by_name = {kernel_name(config): config for config in plain}
-    by_name |= {compiled_name(choice.name): compiled(choice.config) for choice in special.values()}
-    chosen = [by_name[name] for name in set_cover(known, regret, counts)]
-    return chosen, _Asked(needs, counts, shipped)
-
-
-def _special(
-    configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], decisions: Sequence[Decision], gpu: Gpu
-) -> dict[GemmProblem, Choice]:
-    """What a registry over these kernels would take for each problem that it can serve: with an expression that none
-    of them has, the nearest one with it."""
-    if not problems:
-        return {}
-    selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions, varies=True)
-    found = {}
-    for problem in problems:
-        with suppress(UnsupportedProblemError):
-            found[problem] = selector.select(problem.with_narrow_a)
-    return found
-
-
 def _tell_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:
     """Say what problems lose, in the mean of all that ran."""
     if losses := {problem: loss for problem, loss in lost.items() if loss is not None}:
@@ -272,52 +209,6 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
     """The measurements of these kernels."""
     names = {artifact.name for artifact in artifacts}
     return [decision for decision in decisions if compiled_name(decision.kernel) in names]
-
-
-def _times(
-    configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], decisions: Sequence[Decision], gpu: Gpu
-) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that were measured on
-    it, if any were, or that are the best in a long run; and which measurements are none of the decisions."""
-    selector = Selector({kernel_name(config): config for config in configs}, gpu, decisions)
-    own = {(d.problem, d.kernel) for d in decisions if figures(d.gpu).name == selector.gpu.name}
-    found: dict[GemmProblem, dict[str, float]] = {}
-    known: dict[GemmProblem, dict[str, float]] = {}
-    shipped: list[Decision] = []
-    for problem in problems:
-        held = selector.under_power(problem)
-        measured = {name: us for us, name in selector.measured_on(problem)} if held is None else {}
-        own_times = _completed(measured, selector.times(problem))
-        ranked = dict(held.runners_up) | {held.name: held.predicted_us} if held else measured or own_times
-        found[problem], known[problem] = _of_cubins(own_times), _of_cubins(ranked)
-        shipped += (
-            Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
-            for name, us in measured.items()
-            if (problem, name) not in own
-        )
-    if not found or not all(found.values()):
-        unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
-        raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
-    return found, known, shipped
-
-
-def _of_cubins(times: Mapping[str, float]) -> dict[str, float]:
-    """The least time of each kernel that a pack can hold: of those that a launch runs in any number of slices of K."""
-    least: dict[str, float] = {}
-    for name, us in times.items():
-        made = compiled_name(name)
-        least[made] = min(us, least.get(made, us))
-    return least
-
-
-def _completed(measured: dict[str, float], modelled: dict[str, float]) -> dict[str, float]:
-    """Times of all kernels: those measured, and of others the model's, scaled to the fastest of these, but no less than
-    the slowest of them."""
-    if not measured:
-        return modelled
-    fastest, slowest = min(measured, key=lambda name: measured[name]), max(measured.values())
-    scale = measured[fastest] / modelled[fastest] if fastest in modelled else 1.0
-    return {name: max(us * scale, slowest) for name, us in modelled.items()} | measured
 
 
 @pack_app.command()

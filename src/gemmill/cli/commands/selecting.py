@@ -14,12 +14,21 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import Top, registry
-from gemmill.cli.options import Json, Manifests, Model, OnGpu, Packs, Records, shape_suite
+from gemmill.cli.options import (
+    Json,
+    Manifests,
+    Model,
+    Objective,
+    OnGpu,
+    Packs,
+    Records,
+    shape_suite,
+)
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import takes_problems
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
-from gemmill.library.problem import MAX_EXTENT, GemmProblem, Regime
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.select.choice import Choice, Rows
@@ -41,9 +50,7 @@ def select(
             "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
         ),
     ] = False,
-    objective: Annotated[
-        Regime, typer.Option(help="Fastest in a program that runs for seconds, or in a lone launch at full clock.")
-    ] = "sustained",
+    objective: Objective = "sustained",
     gpu: OnGpu = None,
     model: Model = None,
     top: Top = 1,
