@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,17 +70,23 @@ def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any)
     return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
 
 
-def baselines_of(problem: Any, operands: Sequence[Any]) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """PyTorch's cuBLAS, and cuBLASLt called directly where it can be had; the latter alone has scales in blocks. What
-    has no such GEMM is left out, or says so at its first launch."""
-    from gemmill.library.errors import UnsupportedProblemError
+def baseline_graphs(problem: Any, operands: Sequence[Any], count: int, stream: Any) -> dict[str, Any]:
+    """Captured graphs of PyTorch's cuBLAS, and of cuBLASLt called directly where it can be had; the latter alone has
+    scales in blocks. Which of them lacks a GEMM, and why, is printed."""
+    from gemmill.library.errors import GemmillError
     from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, absent
+    from gemmill.profiler.measure.timing import capture
 
+    graphs = {}
     for name in (CUBLAS, CUBLASLT):
-        with suppress(UnsupportedProblemError):
-            baseline = None if name in absent() else BASELINES[name](problem, operands)
-            if baseline is not None:
-                yield name, baseline.launch
+        if name in absent():
+            continue
+        try:
+            if (baseline := BASELINES[name](problem, operands)) is not None:
+                graphs[name] = capture(baseline.launch, len(operands), count, stream)
+        except (GemmillError, RuntimeError) as error:
+            print(f"{problem}: not compared with {name}: {error}", flush=True)
+    return graphs
 
 
 def problem_of(dtype: str, m: int, n: int, k: int, a_major: str = "k", b_major: str = "k") -> Any:

@@ -91,11 +91,11 @@ def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
     """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``, or
     ``gemmill::SplitSpec``."""
-    if at_launch := "splits" in offsets:
+    if "splits" in offsets:
         shared = with_splits(shared, 1)  # as the cubin has it
     reduction = shared.reduction
     return {
-        **{f"offset_{name}": offsets[name] for name in (*PARAMETERS, *(("splits",) if at_launch else ()))},
+        **{f"offset_{name}": offsets[name] for name in (*PARAMETERS, "splits") if name in offsets},
         "splits": shared.splits,
         "tile_bytes": shared.tile_bytes,
         "tile_flags": shared.tile_flags,

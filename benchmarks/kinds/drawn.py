@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +91,8 @@ def drawn(dtype: str, count: int, seed: int) -> Iterator[Any]:
 def measure(problem: Any, name: str, registry: Any, rounds: int) -> dict[str, Any] | None:
     """What is selected and the baselines on one problem; None where there is no baseline."""
     import torch
-    from benchmarks.common import baselines_of, check, launch_of, ratios
+    from benchmarks.common import baseline_graphs, check, launch_of, ratios
 
-    from gemmill.library.errors import GemmillError
     from gemmill.profiler.measure.operands import make_operands
     from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
@@ -103,9 +101,7 @@ def measure(problem: Any, name: str, registry: Any, rounds: int) -> dict[str, An
     stream = torch.cuda.Stream()
     graphs = {name: capture(launch_of(problem, operands, name, registry), sets, count, stream)}
     ours = operands[0].d.clone()
-    for other, launch in baselines_of(problem, operands):
-        with suppress(GemmillError, RuntimeError):  # it lacks this one
-            graphs[other] = capture(launch, sets, count, stream)
+    graphs |= baseline_graphs(problem, operands, count, stream)
     if len(graphs) == 1:
         return None
     check(str(problem), ours.double(), operands[0].d.double())

@@ -123,7 +123,7 @@ def measure(
 ) -> dict[str, Any]:
     """All candidates on one problem: the kernels by objective, once where they are the same, and cuBLAS."""
     import torch
-    from benchmarks.common import baselines_of, launch_of
+    from benchmarks.common import baseline_graphs, launch_of
 
     from gemmill.profiler.measure.operands import make_operands
     from gemmill.profiler.measure.sustained import time_turns
@@ -132,9 +132,10 @@ def measure(
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
     launches = {name: launch_of(problem, operands, name, registry) for name in dict.fromkeys(names.values())}
-    baselines = dict(baselines_of(problem, operands))
     stream = torch.cuda.Stream()
-    graphs = {name: capture(launch, sets, count, stream) for name, launch in (launches | baselines).items()}
+    if not (baselines := baseline_graphs(problem, operands, count, stream)):
+        sys.exit(f"{problem}: there is nothing to compare with; scales in blocks need gemmill's extra cublaslt")
+    graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()} | baselines
     always = frozenset(graphs)  # nobody drops out: turns are compared one by one
     found = time_turns(graphs, count, arguments.seconds, arguments.turns, telemetry, always)
     best = min(baselines, key=lambda name: statistics.median(found[name][0]))

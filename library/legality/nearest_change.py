@@ -140,10 +140,8 @@ def _choices(name: str, old: Value, domain: Sequence[Value]) -> tuple[_Choice, .
 def _distance(name: str, old: Value, new: Value) -> float:
     """How far a change is: tuning is near, another tile or schedule farther, another GEMM, or sums in another order,
     farthest."""
-    group = name.partition(".")[0]
-    weight = {"stages": 1, "scheduler": 1, "tile": 2, "cluster": 2, "schedule": 2}.get(group, 8)
-    if name == "scheduler.decomposition":
-        weight = 8
+    weights = {"stages": 1, "scheduler": 1, "scheduler.decomposition": 8, "tile": 2, "cluster": 2, "schedule": 2}
+    weight = weights.get(name, weights.get(name.partition(".")[0], 8))
     if isinstance(old, int) and isinstance(new, int):
         return weight * abs(math.log2(max(new, 1) / max(old, 1)))
     return 2 * weight

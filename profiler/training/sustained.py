@@ -96,8 +96,9 @@ def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> Law:
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
         padding = x.moved.padding(x.problem)
         columns = np.stack([np.log(x.model_us / padding), x.moved.written, x.moved.fetched], axis=1)
+        took = np.log(x.us / padding)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
-        wanted.append((np.log(x.us / padding) - np.log(x.us / padding).mean()) * weights)
+        wanted.append((took - took.mean()) * weights)
     found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
     burst, written, fetched = map(float, found)
     law = Law(burst, written, fetched, 1.0, round(median(x.watts for x in problems)))
@@ -112,10 +113,10 @@ def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, An
     fold = folds((x.problem for x in problems), FOLDS)
     found: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
     for which in sorted({*fold.values()} if len(fold) > 1 else ()):
-        out = {k for k, own in fold.items() if own == which}
-        law = fit(*([x for x in of if x.problem.k not in out] for of in (problems, others)))
+        held_out = {k for k, own in fold.items() if own == which}
+        law = fit(*([x for x in of if x.problem.k not in held_out] for of in (problems, others)))
         for x in problems:
-            if fold[x.problem.k] == which:
+            if x.problem.k in held_out:
                 for name, us in (("model", x.model_us), ("law", x.by(law))):
                     chosen = float(x.us[int(np.argmin(us))])
                     found[name].append((float(x.us.min()) / chosen, x.baseline_us and x.baseline_us / chosen))
