@@ -85,7 +85,7 @@ class Store:
     def get(self, key: str) -> Artifact | None:
         """The artifact of a key; None for a miss, and whatever is wrong with an entry is a miss."""
         try:
-            return _artifact(self.read(key), key)
+            return Artifact.from_bytes(self.read(key), key)
         except (OSError, ValueError):
             return None
 
@@ -194,7 +194,7 @@ class Store:
             ValueError: the entry is damaged.
             OSError: it cannot be read, or is none of this user's or root's files.
         """
-        return _artifact(read_regular(entry.path, MAX_BYTES, private=True), entry.key)
+        return Artifact.from_bytes(read_regular(entry.path, MAX_BYTES, private=True), entry.key)
 
     def stats(self) -> StoreStats:
         """Count and size of the entries."""
@@ -321,10 +321,3 @@ def _warn(message: str) -> None:
         warnings.warn(message, StoreWarning, stacklevel=4)
     except StoreWarning:  # where warnings are errors: no kernel is to be lost for one
         logging.getLogger(__name__).warning(message)
-
-
-def _artifact(data: bytes, key: str) -> Artifact:
-    artifact = Artifact.from_bytes(data)
-    if artifact.key != key:
-        raise ValueError(f"holds {artifact.name}, made otherwise than its key says")
-    return artifact
