@@ -23,6 +23,9 @@ VERSION = 3
 _AT_A_TIME = 220
 """Comparisons, or trees: of 64 kernels their figures, or leaves, take 56 or 113 kB."""
 
+COLUMNS = 64
+"""Of as many, which are asked for as a rule, each figure meets a threshold of its own: one for the row takes longer."""
+
 
 class ResidualModel(NamedTuple):
     """A sum of trees of equal depth, in each of which all nodes of a level ask the same."""
@@ -32,22 +35,26 @@ class ResidualModel(NamedTuple):
     feature: npt.NDArray[np.intp]
     """(comparisons,): the feature that is compared. Trees share comparisons, each of which is made once."""
     threshold: npt.NDArray[np.float32]
-    """(comparisons, 1): with what. Above it the way is right; infinite where all go left."""
+    """(comparisons, :data:`COLUMNS`), columns alike: with what. Above it the way is right; infinite where all go
+    left."""
     comparison: npt.NDArray[np.intp]
     """(levels, trees): which of them all nodes of a level ask."""
     value: Floats
     """Of the leaves, (trees, leaves), left to right."""
     first: npt.NDArray[np.unsignedinteger[Any]]
-    """(trees, 1): of all leaves, the first of a tree."""
+    """(trees, :data:`COLUMNS`), columns alike: of all leaves, the first of a tree."""
 
     def __call__(self, rows: Floats) -> Floats:
         """Sums of the leaves that columns of features reach: (features, columns) to (columns,)."""
         # As few bytes as can be: what is moved sets the pace, and what is allocated and freed by the hundred kilobytes
         # malloc takes from the system each time, page fault by page fault.
         rows = rows.astype(np.float32)
-        is_above = np.empty((self.feature.size, rows.shape[1]), np.bool_)
+        count = rows.shape[1]
+        width = slice(None if count == COLUMNS else 1)
+        is_above = np.empty((self.feature.size, count), np.bool_)
         for part in _parts(self.feature.size):
-            np.greater(rows.take(self.feature[part], axis=0), self.threshold[part], out=is_above[part])
+            figures = rows.take(self.feature[part], axis=0)
+            np.greater(figures, self.threshold[part, width], out=is_above[part])
         above = is_above.view(np.uint8)
         root, *levels = self.comparison
         leaf = above.take(root, axis=0)
@@ -55,9 +62,9 @@ class ResidualModel(NamedTuple):
             leaf += leaf
             leaf += above.take(level, axis=0)
         del is_above, above
-        sums: Floats = np.zeros(rows.shape[1])
+        sums: Floats = np.zeros(count)
         for part in _parts(leaf.shape[0]):
-            values = self.value.take(leaf[part] + self.first[part], mode="clip")  # none is outside: it spares the test
+            values = self.value.take(leaf[part] + self.first[part, width], mode="clip")  # none is outside: no test
             values[0] += sums
             sums = values.sum(axis=0)
         return sums
@@ -71,11 +78,12 @@ class ResidualModel(NamedTuple):
         ]
         index = {split: i for i, split in enumerate(dict.fromkeys(split for own in splits for split in own))}
         feature = np.array([row for row, _ in index], np.intp)
-        threshold = np.array([[at] for _, at in index], np.float32)
+        threshold = np.array([[at] * COLUMNS for _, at in index], np.float32)
         comparison = np.array([[index[split] for split in own] for own in splits], np.intp)
         value = np.array([tree["values"] for tree in content["trees"]], np.float64)
-        first = (np.arange(len(value)) * value.shape[1]).astype(np.min_scalar_type(value.size))[:, np.newaxis]
-        return cls(tuple(rows), feature, threshold, comparison.T.copy(), value, first)
+        first = (np.arange(len(value)) * value.shape[1]).astype(np.min_scalar_type(value.size))
+        wide = first[:, np.newaxis].repeat(COLUMNS, axis=1)
+        return cls(tuple(rows), feature, threshold, comparison.T.copy(), value, wide)
 
 
 def _parts(count: int) -> Iterator[slice]:
