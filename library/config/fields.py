@@ -100,7 +100,19 @@ def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _present(group: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Leaves by their present names."""
-    return {FORMER.get(f"{group}.{leaf}", f".{leaf}").rpartition(".")[2]: value for leaf, value in leaves.items()}
+    present = _PRESENT[group]
+    return {present.get(leaf, leaf): value for leaf, value in leaves.items()}
+
+
+_PRESENT: Mapping[str, Mapping[str, str]] = {
+    group: {
+        old.removeprefix(f"{group}."): name.removeprefix(f"{group}.")
+        for old, name in FORMER.items()
+        if old.startswith(f"{group}.")
+    }
+    for group in PARTS
+}
+"""Present names of the leaves of each group by their former ones."""
 
 
 @cache

@@ -125,10 +125,11 @@ def stream_ns(
     clusters: Floats, resident: Floats, steps: Floats, step_ns: Floats, store_ns: Floats, tile: Floats
 ) -> Floats:
     """Time of the busiest SM under stream-K, for so many cluster tiles of so many steps along K."""
-    grid = np.minimum(np.maximum(clusters, clusters * steps // MIN_SHARE), resident)
-    shared = clusters % grid
+    # Whole numbers below 2^53: the floor of a quotient is exact, and numpy takes a third of the time of // and %.
+    grid = np.minimum(np.maximum(clusters, np.floor(clusters * steps / MIN_SHARE)), resident)
+    shared = clusters - np.floor(clusters / grid) * grid
     others = grid - shared
-    parts = np.maximum(grid // np.maximum(shared, 1.0), 2.0)
+    parts = np.maximum(np.floor(grid / np.maximum(shared, 1.0)), 2.0)
     each = np.ceil(shared / others)
     helped = np.minimum(np.ceil((steps + EXCHANGE_STEPS) * each / (each + 1.0)), steps)
     owned = np.where(shared <= others, np.ceil(steps / parts), helped)

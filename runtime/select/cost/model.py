@@ -76,8 +76,8 @@ _FIRST_OWN, _FIRST_FIGURE = _ROWS["bytes"], _ROWS["us"]
 class OfFamily(NamedTuple):
     """The kernels of one family."""
 
-    members: Integers
-    """Which of all they are."""
+    members: slice | Integers
+    """Which of all they are: a slice where they lie together, which takes numpy no copies."""
     features: Any
     """Their :class:`~gemmill.runtime.select.cost.families.family.Features`."""
 
@@ -107,7 +107,7 @@ class FeatureTable(NamedTuple):
         for name, family in FAMILIES.items():
             if own := [i for i, each_is in enumerate(families) if each_is is family]:
                 features = family.features([configs[i] for i in own], swap_ab)
-                found[name] = OfFamily(np.array(own), features)
+                found[name] = OfFamily(_together(np.array(own)), features)
         return cls(
             tiling=Tiling.of(configs, swap_ab, resident, counted),
             sm=SmFeatures.of(configs, [family.storing(config) for family, config in each]),
@@ -125,10 +125,10 @@ class FeatureTable(NamedTuple):
         first = np.cumsum([0, *(part.fitted.size for part in parts)])
         families: dict[FamilyName, OfFamily] = {}
         for name in FAMILIES:
-            own = [(part.families.get(name), at) for part, at in zip(parts, first, strict=False)]
-            if there := [(of, at) for of, at in own if of]:
-                index = np.concatenate([of.members + at for of, at in there])
-                families[name] = OfFamily(index, joined([of.features for of, _ in there]))
+            own = zip((part.families.get(name) for part in parts), first, first[1:], strict=False)
+            if there := [(of, at, end) for of, at, end in own if of]:
+                index = np.concatenate([np.arange(at, end)[of.members] for of, at, end in there])
+                families[name] = OfFamily(_together(index), joined([of.features for of, *_ in there]))
         return cls(
             joined([part.tiling for part in parts]),
             joined([part.sm for part in parts]),
@@ -156,11 +156,16 @@ class FeatureTable(NamedTuple):
             ((_, features),) = self.families.values()
             return cast(SmTime, features.cost(work, problem, gpu))
         found = SmTime(np.empty(size), np.empty(size, np.int64), np.empty(size))
-        rows = np.array(work)
         for members, features in self.families.values():
-            own = features.cost(SmWork._make(rows.take(members, axis=1)), problem, gpu)
+            own = features.cost(SmWork._make([figure[members] for figure in work]), problem, gpu)
             found.ns[members], found.bound[members], found.loads[members] = own
         return found
+
+
+def _together(index: Integers) -> slice | Integers:
+    """Indices in order, as a slice where none is left out."""
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == index.size else index
 
 
 def estimate(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Estimate:
@@ -200,7 +205,7 @@ def _corrected(
         us[asked] = corrected = us.take(asked) * factors
         # What the fastest of these loses, as to slow memory, those that it does not know lose as well.
         if (lost := factors[corrected.argmin()]) > 1:
-            us[~table.fitted] *= lost
+            np.multiply(us, lost, out=us, where=~table.fitted)
     return us
 
 

@@ -41,7 +41,9 @@ class Estimate(NamedTuple):
 def soft_maximum(times: Floats, sharpness: float) -> Floats:
     """The maximum of the rows, but that what competes delays each other where it is about as slow: their norm."""
     slowest = np.maximum.reduce(times)
-    return np.asarray(slowest * np.add.reduce((times / slowest) ** sharpness) ** (1 / sharpness))
+    shares = times / slowest
+    shares **= sharpness
+    return np.asarray(slowest * np.add.reduce(shares) ** (1 / sharpness))
 
 
 def power_ns(problem: GemmProblem, gpu: Gpu) -> float:

@@ -115,7 +115,8 @@ def with_number(config: GemmConfig, problem: GemmProblem, swap_ab: bool, gpu: Gp
 def fastest(group: Group, serving: Integers, figures: Estimate, count: int) -> list[int]:
     """The fastest of some kernels by the model, each once, as indices.
 
-    Of equal predictions the first wins, everywhere: the problem as it is, exact formats, then names, in order.
+    Of equal predictions the first wins, everywhere: the first family, the problem as it is, exact formats, then
+    names, in order.
     """
     return group.first(serving[figures.us.take(serving).argsort(kind="stable")[: 2 * count]].tolist(), count)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu, serving
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.aligns import least_aligns
@@ -23,6 +23,8 @@ from gemmill.runtime.select.kernels.variations import Variants
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Integers
 
+Families = tuple[FamilyName, ...]
+_ALL: Families = tuple(FAMILIES)
 _EXTENTS = ("m", "n", "k", "batch")
 _SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
 """Types of A and B whose sums tensor cores can keep in f16."""
@@ -89,8 +91,8 @@ class Kernels:
         targets = serving(gpu.capability)
         own = {name: config for name, config in configs.items() if config.target in targets}
         self.variants = Variants(own, varies)
-        self._groups: dict[tuple[Format, bool, bool], Group | None] = {}
-        """By formats, whether they sum more precisely, and whether they are of preferred families alone."""
+        self._groups: dict[tuple[Format, bool, Families], Group | None] = {}
+        """By formats, whether they sum more precisely, and families."""
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers]:
         """Kernels for the formats of a problem, and which of them serve it: of those that sum as asked or, where none
@@ -131,43 +133,49 @@ class Kernels:
     def _groups_for(self, problem: GemmProblem) -> Iterator[Group]:
         """Kernels for problems of the same formats, group by group: the first that serves one is asked. Those that sum
         as asked, then those that keep more of the sums; of each, where all operands are aligned, those of
-        preferred families before all."""
+        preferred families for as many rows before all."""
         formats = format_of_problem(problem)
-        families = (True, False) if is_aligned(problem) else (False,)
-        for precise, preferred in itertools.product((False, True), families):
-            key = formats, precise, preferred
+        families = (_preferred(min(problem.m, problem.n)), _ALL) if is_aligned(problem) else (_ALL,)
+        for precise, of in itertools.product((False, True), families):
+            key = formats, precise, of
             if key not in self._groups:  # several threads would make the same
                 check_formats(problem)
-                made = self._more_precise(problem, preferred) if precise else self._either_way(problem, preferred)
+                made = self._more_precise(problem, of) if precise else self._either_way(problem, of)
                 self._groups[key] = Group.joined(made) if made else None
             if (group := self._groups[key]) is not None:
                 yield group
 
-    def _either_way(self, problem: GemmProblem, preferred: bool) -> list[Group]:
-        """The kernels for a problem, and for its transpose where that is the same; of preferred families or of
-        all."""
-        groups = [Group.of(configs) for configs in self._members(problem, preferred)]
+    def _either_way(self, problem: GemmProblem, families: Families) -> list[Group]:
+        """The kernels of some families for a problem, and for its transpose where that is the same; those of a family
+        lie together."""
+        ways = [(configs, False) for configs in self._members(problem)]
         if problem.can_transpose:
-            groups += (Group.of(configs, swap_ab=True) for configs in self._members(problem.transposed, preferred))
-        return groups
+            ways += [(configs, True) for configs in self._members(problem.transposed)]
+        return [
+            Group.of(own, swap_ab)
+            for family in families
+            for configs, swap_ab in ways
+            if (own := {name: config for name, config in configs.items() if config.family == family})
+        ]
 
-    def _more_precise(self, problem: GemmProblem, preferred: bool) -> list[Group]:
+    def _more_precise(self, problem: GemmProblem, families: Families) -> list[Group]:
         """Kernels that keep more of the sums than is asked for."""
         groups = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            groups += self._either_way(problem.but(accumulator="f32"), preferred)
+            groups += self._either_way(problem.but(accumulator="f32"), families)
         if problem.promote:
-            for configs in self._members(problem.but(promote=0), preferred):
-                if exact := {n: config for n, config in configs.items() if FAMILIES[config.family].sums_exactly}:
+            for configs in self._members(problem.but(promote=0)):
+                exact = {n: c for n, c in configs.items() if c.family in families and FAMILIES[c.family].sums_exactly}
+                if exact:
                     groups.append(Group.of(exact))
         return groups
 
-    def _members(self, problem: GemmProblem, preferred: bool) -> Iterator[Mapping[str, GemmConfig]]:
-        """Kernels for the formats of a problem, of preferred families or of all: those of just these formats
-        first, then those that take any majors."""
+    def _members(self, problem: GemmProblem) -> Iterator[Mapping[str, GemmConfig]]:
+        """Kernels for the formats of a problem: those of just these formats first, then those that take any majors."""
         for formats in serving_formats(problem):
-            members = self.variants.of(formats, problem.epilogue)
-            if preferred:
-                members = {n: config for n, config in members.items() if FAMILIES[config.family].is_preferred}
-            if members:
-                yield members
+            yield self.variants.of(formats, problem.epilogue)
+
+
+def _preferred(rows: int) -> Families:
+    """The families that are asked alone, of those that serve, for so many rows of the shorter side of D."""
+    return tuple(name for name, family in FAMILIES.items() if family.is_preferred and rows <= family.most_rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.runtime.select.cost.roofline import BOUNDS
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class Family:
     is_preferred: bool = False
     """Whether it is asked alone where all operands are aligned and it, or another such, serves: the others are slower
     then."""
+    most_rows: int = MAX_EXTENT
+    """The most rows, the fewer of M and N, where it is asked when all operands are aligned and others serve: with more
+    it takes twice as long as they, whatever its kernels."""
     sums_exactly: bool = False
     """Whether there is nothing to promote of its sums."""
     multiplies_by: str = BOUNDS[0]

@@ -130,5 +130,6 @@ FAMILY = Family(
     ctas_per_sm=_ctas_per_sm,
     counted_ctas=_ctas_per_sm,
     is_preferred=True,
+    most_rows=1024,
     streams=True,
 )

@@ -94,9 +94,9 @@ class Step(NamedTuple):
         lines.
         """
         multiply_ns, load_ns = self.multiply_cycles / gpu.clock_ghz, work.load_ns
-        a = _crossing_cycles(problem.a_dtype, problem.extents_of("a")[0])
-        b = _crossing_cycles(problem.b_dtype, problem.extents_of("b")[0])
-        if not (a or b or self.narrow.any()):
+        a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
+        b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
+        if not (a or b or np.count_nonzero(self.narrow)):
             return multiply_ns, load_ns
         cycles = self.narrow * _ROW_CYCLES
         if a or b:
@@ -118,7 +118,10 @@ class WgmmaFeatures(NamedTuple):
     """Clocks in which a CTA transposes what it must of a step, in shared memory."""
     latency_ns: Floats
     """What the loads of a step take while the other stages are multiplied."""
-    pingpong: Bools
+    turns: Floats
+    """1 for pingpong, whose warpgroups take turns, 0 for others."""
+    turn: Floats
+    """Part of a tile's time after which the next may begin: half of it for pingpong."""
     tile: Floats
     """Elements of an output tile."""
     kernel_ns: Floats
@@ -129,11 +132,13 @@ class WgmmaFeatures(NamedTuple):
     @classmethod
     def of(cls, configs: Sequence[GemmConfig], swap_ab: bool) -> WgmmaFeatures:
         """Of kernels, for problems as they are or transposed."""
+        turns = column(configs, _takes_turns)
         return cls(
             step=Step.of(configs, swap_ab, _row_bytes),
             transposing_cycles=column(configs, _transposing_cycles),
             latency_ns=LATENCY_NS / (column(configs, lambda c: c.stages) - 1),
-            pingpong=np.array([_takes_turns(c) for c in configs]),
+            turns=turns,
+            turn=1 - turns / 2,
             tile=column(configs, lambda c: c.tile.m * c.tile.n),
             kernel_ns=kernel_ns(configs),
             has_shares=np.array([decomposition_of(c).has_shares for c in configs]),
@@ -152,12 +157,11 @@ class WgmmaFeatures(NamedTuple):
         """Time of the tiles of the busiest SM. Pingpong computes one while it stores another: of the stores the last
         alone is seen, if they are shorter."""
         loop_ns, store_ns = work.steps * step_ns, work.store_ns
-        both_ns = loop_ns + store_ns
-        tile_ns = np.where(self.pingpong, np.maximum(loop_ns, both_ns / 2), both_ns)
-        ns = work.waves * tile_ns + self.pingpong * store_ns + self.kernel_ns
+        tile_ns = np.maximum(loop_ns, self.turn * (loop_ns + store_ns))
+        ns = work.waves * tile_ns + self.turns * store_ns + self.kernel_ns
         if (stream := self.has_shares.nonzero()[0]).size:
             own = work.clusters, work.resident, work.steps, step_ns, store_ns, self.tile
-            ns[stream] = stream_ns(*(figure[stream] for figure in own))
+            ns[stream] = stream_ns(*[figure.take(stream) for figure in own])
         return ns
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.cases.problems import plain
 from tests.runtime.select.problems import H200, problem
 
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import UnsupportedProblemError
@@ -144,6 +145,18 @@ def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, 
         assert choice.swap_ab == columns_few
     elif align == 2:
         assert choice.reason.endswith(", which TMA cannot move, is copied first")
+
+
+@pytest.mark.parametrize("shape", [(1152, 1152, 64), (2048, 8192, 8192), (8192, 1088, 28672)])
+def test_what_streams_b_is_asked_with_many_rows_only_where_nothing_else_serves(
+    kernels: dict[str, GemmConfig], selector: Selector, shape: tuple[int, int, int]
+) -> None:
+    alone = Selector({name: config for name, config in kernels.items() if config.family == "gemv"}, H200)
+    many = problem(*shape)
+    assert alone.configs.keys().isdisjoint(selector.times(many))
+    assert alone.select(many).predicted_us > 2 * selector.select(many).predicted_us
+    few = replace(many, m=1024)
+    assert alone.times(few).keys() <= selector.times(few).keys()
 
 
 def test_blocks_that_share_k_take_sms_together() -> None:
