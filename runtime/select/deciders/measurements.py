@@ -39,6 +39,7 @@ class ByMeasurement:
         for decision in decisions:
             if decision.kernel in self._configs and figures(decision.gpu).name == gpu.name:
                 self._own[decision.problem][decision.kernel] = decision
+        measured(gpu.name, gpu.model)  # read with the first choice, so that no later one waits for it
 
     def decide(
         self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool

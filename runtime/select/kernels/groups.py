@@ -93,6 +93,8 @@ class Kernels:
         self.variants = Variants(own, varies)
         self._groups: dict[tuple[Format, bool, Families], Group | None] = {}
         """By formats, whether they sum more precisely, and families."""
+        self._parts: dict[tuple[Format, bool, FamilyName], list[Group]] = {}
+        """Likewise, of one family."""
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> tuple[Group, Integers]:
         """Kernels for the formats of a problem, and which of them serve it: of those that sum as asked or, where none
@@ -140,40 +142,45 @@ class Kernels:
             key = formats, precise, of
             if key not in self._groups:  # several threads would make the same
                 check_formats(problem)
-                made = self._more_precise(problem, of) if precise else self._either_way(problem, of)
+                # Also those for fewer rows, so that no later problem of these formats waits for them.
+                names = _ALL if of == _ALL else _preferred(0)
+                parts = {name: self._of_family(name, problem, precise) for name in names}
+                made = [group for name in of for group in parts[name]]
                 self._groups[key] = Group.joined(made) if made else None
             if (group := self._groups[key]) is not None:
                 yield group
 
-    def _either_way(self, problem: GemmProblem, families: Families) -> list[Group]:
-        """The kernels of some families for a problem, and for its transpose where that is the same; those of a family
-        lie together."""
-        ways = [(configs, False) for configs in self._members(problem)]
-        if problem.can_transpose:
-            ways += [(configs, True) for configs in self._members(problem.transposed)]
-        return [
-            Group.of(own, swap_ab)
-            for family in families
-            for configs, swap_ab in ways
-            if (own := {name: config for name, config in configs.items() if config.family == family})
-        ]
+    def _of_family(self, family: FamilyName, problem: GemmProblem, precise: bool) -> list[Group]:
+        """The kernels of a family for the formats of a problem, made once: they take milliseconds."""
+        key = format_of_problem(problem), precise, family
+        if key not in self._parts:
+            make = self._more_precise if precise else self._either_way
+            self._parts[key] = make(problem, family)
+        return self._parts[key]
 
-    def _more_precise(self, problem: GemmProblem, families: Families) -> list[Group]:
-        """Kernels that keep more of the sums than is asked for."""
-        groups = []
-        if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            groups += self._either_way(problem.but(accumulator="f32"), families)
-        if problem.promote:
-            for configs in self._members(problem.but(promote=0)):
-                exact = {n: c for n, c in configs.items() if c.family in families and FAMILIES[c.family].sums_exactly}
-                if exact:
-                    groups.append(Group.of(exact))
+    def _either_way(self, problem: GemmProblem, family: FamilyName) -> list[Group]:
+        """The kernels of a family for a problem, and for its transpose where that is the same."""
+        groups = [Group.of(configs) for configs in self._members(problem, family)]
+        if problem.can_transpose:
+            groups += (Group.of(configs, swap_ab=True) for configs in self._members(problem.transposed, family))
         return groups
 
-    def _members(self, problem: GemmProblem) -> Iterator[Mapping[str, GemmConfig]]:
-        """Kernels for the formats of a problem: those of just these formats first, then those that take any majors."""
+    def _more_precise(self, problem: GemmProblem, family: FamilyName) -> list[Group]:
+        """Kernels of a family that keep more of the sums than is asked for."""
+        groups = []
+        if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
+            groups += self._either_way(problem.but(accumulator="f32"), family)
+        if problem.promote and FAMILIES[family].sums_exactly:
+            groups += (Group.of(configs) for configs in self._members(problem.but(promote=0), family))
+        return groups
+
+    def _members(self, problem: GemmProblem, family: FamilyName) -> Iterator[Mapping[str, GemmConfig]]:
+        """Kernels of a family for the formats of a problem: those of just these formats first, then those that take
+        any majors."""
         for formats in serving_formats(problem):
-            yield self.variants.of(formats, problem.epilogue)
+            configs = self.variants.of(formats, problem.epilogue)
+            if own := {name: config for name, config in configs.items() if config.family == family}:
+                yield own
 
 
 def _preferred(rows: int) -> Families:
