@@ -63,7 +63,7 @@ class Family:
     then."""
     most_rows: int = MAX_EXTENT
     """The most rows, the fewer of M and N, where it is asked when all operands are aligned and others serve: with more
-    it takes twice as long as they, whatever its kernels."""
+    the model has it at twice their time or more."""
     sums_exactly: bool = False
     """Whether there is nothing to promote of its sums."""
     multiplies_by: str = BOUNDS[0]
