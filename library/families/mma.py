@@ -34,8 +34,8 @@ ACCUMULATORS: Accumulators = MappingProxyType(
 TILE_MN = (16, 32, 64, 128, 256)
 TILE_K_BYTES = (32, 64, 128, 256)
 """Depths of a stage: whole MMAs."""
-MMA_K_BYTES: Mapping[str, int] = MappingProxyType({"f64": 64})
-"""Bytes of K of one MMA where they are not 32."""
+MMA_K_BYTES = 32
+"""Bytes of K of one MMA."""
 MIN_WARPS = 4
 """Of a CTA, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
 SWIZZLE_BYTES = 32
@@ -82,16 +82,12 @@ def _tile(f: Fields) -> str | None:
     return None
 
 
-@rule("mma-sync-tile-k", ("tile.k", "a.dtype"), "PTX ISA, mma: K is 32 bytes, of f64 64", "mma")
+@rule("mma-sync-tile-k", ("tile.k", "a.dtype"), "PTX ISA, mma: K is 32 bytes", "mma")
 def _tile_k(f: Fields) -> str | None:
     """Tile K is whole instructions."""
     k, size = integer(f, "tile.k"), element_bytes(f, "a")
-    allowed = tuple(depth // size for depth in TILE_K_BYTES if depth >= _mma_k_bytes(f))
+    allowed = tuple(depth // size for depth in TILE_K_BYTES)
     return None if k in allowed else f"tile K is {k}; with {f['a.dtype']} operands it must be {one_of(allowed)}"
-
-
-def _mma_k_bytes(f: Fields) -> int:
-    return MMA_K_BYTES.get(str(f["a.dtype"]), TILE_K_BYTES[0])
 
 
 @rule(
@@ -256,7 +252,7 @@ def warps(fields: Fields) -> tuple[int, int, int]:
     span = 64 if _is_slow_to_read(fields) else 32
     along_n = max(1, min(n // span, 4 if m <= 128 else 2))
     along_m = max(1, min(m // span, 8 // along_n))
-    mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // _mma_k_bytes(fields)
+    mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // MMA_K_BYTES
     return along_m, along_n, max(1, min(MIN_WARPS // (along_m * along_n), mmas))
 
 
