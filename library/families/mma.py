@@ -38,6 +38,8 @@ MMA_K_BYTES = 32
 """Bytes of K of one MMA."""
 MIN_WARPS = 4
 """Of a CTA, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
+MAX_WARPS = 8
+"""Of those that share the sums of a tile."""
 SWIZZLE_BYTES = 32
 """The least swizzle span: a tile's contiguous extent is a multiple of it."""
 MIN_STAGES = 2
@@ -246,12 +248,14 @@ def _slices(f: Fields) -> str | None:
 
 def warps(fields: Fields) -> tuple[int, int, int]:
     """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large, or of 64 x 64, which read
-    fewer words for each MMA. And along K: where these are fewer than four, others compute the same for other slices of
-    a stage, and the first adds their sums to its own."""
+    fewer words for each MMA; of f64 no more than four where those would be smaller than 64 x 32. And along K: where
+    these are fewer than four, others compute the same for other slices of a stage, and the first adds their sums to its
+    own."""
     m, n = integer(fields, "tile.m"), integer(fields, "tile.n")
     span = 64 if _is_slow_to_read(fields) else 32
+    most = max(MIN_WARPS, min(MAX_WARPS, m * n // (64 * 32))) if fields["a.dtype"] == "f64" else MAX_WARPS
     along_n = max(1, min(n // span, 4 if m <= 128 else 2))
-    along_m = max(1, min(m // span, 8 // along_n))
+    along_m = max(1, min(m // span, most // along_n))
     mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // MMA_K_BYTES
     return along_m, along_n, max(1, min(MIN_WARPS // (along_m * along_n), mmas))
 

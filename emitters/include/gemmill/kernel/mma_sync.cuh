@@ -29,18 +29,17 @@ struct MmaSyncGemm {
   /// do not fit into 255 registers.
   static constexpr int kWarpSpan =
       kShiftedA && kShiftedB && !kIsHalves<Atom> && !Config::Epilogue::kIsExpression ? 64 : 32;
+  /// Of f64, whose words are longer, a warp computes 64 x 32 where that leaves four.
+  static constexpr int kMaxWarps = sizeof(Word) == 8 ? max_of(4, min_of(8, kTileM * kTileN / (64 * 32))) : 8;
   static constexpr int kWarpsN = max_of(1, min_of(kTileN / kWarpSpan, kTileM <= 128 ? 4 : 2));
-  static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, 8 / kWarpsN));
+  static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, kMaxWarps / kWarpsN));
   /// Where these are fewer than four, others compute the same for other slices of a stage along K.
   static constexpr int kSlices =
       max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(A)) / 32));
   static constexpr int kSliceK = kTileK / kSlices;
   static constexpr int kSliceThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kThreads = kSliceThreads * kSlices;
-  /// CTAs on an SM at a time, which bounds the registers of a thread: 128 hold 32 sums of f64, and words ahead.
-  static constexpr int kSumBytes = kTileM * kTileN * int(sizeof(Accumulator)) / kSliceThreads;
-  static constexpr int kBlocks =
-      sizeof(Accumulator) == 8 && kSumBytes <= 256 && !Config::Epilogue::kIsExpression ? 2 : 1;
+  static constexpr int kBlocks = 1;
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
   /// A lane's words of 16 rows or columns.
@@ -70,7 +69,8 @@ struct MmaSyncGemm {
                                   size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression;
   static constexpr bool kOrdered =
       Config::kMajorA != MajorIn::ANY && Config::kMajorB != MajorIn::ANY && sizeof(Word) == 4;
-  static constexpr int kBytesAhead = kSumBytes + 2 * (kAtomsM + kAtomsN / 2) * kWords * int(sizeof(Word));
+  static constexpr int kBytesAhead =
+      kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * kWords * int(sizeof(Word));
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
   /// Whether words are put together of two where sums and words are not all that takes registers.
   static constexpr bool kFull = (kShiftedA || kShiftedB) && (kIsHalves<Atom> || Config::Epilogue::kIsExpression);
