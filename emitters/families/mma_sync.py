@@ -29,28 +29,26 @@ struct $name {
 _F64 = """\
 struct Atom {
   using Word = double;
-  __device__ static void multiply(double const (&a)[4], double b0, double b1, double (&d)[4]) {
+  __device__ static void multiply(double const (&a)[2], double b, double (&d)[4]) {
     asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
+        : "d"(a[0]), "d"(a[1]), "d"(b));
   }
 };
 
 """
 
-_F64_IN_FOUR = """\
+_F64_IN_TWO = """\
 struct Atom {
   using Word = double;
-  __device__ static void multiply(double const (&a)[4], double b0, double b1, double (&d)[4]) {
-    double const b[2] = {b0, b1};
+  __device__ static void multiply(double const (&a)[2], double b, double (&d)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int const row = i % 2, k = i / 2;
+    for (int i = 0; i < 2; ++i) {
       asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                   : "+d"(d[2 * row]), "+d"(d[2 * row + 1])
-                   : "d"(a[i]), "d"(b[k]));
+                   : "+d"(d[2 * i]), "+d"(d[2 * i + 1])
+                   : "d"(a[i]), "d"(b));
     }
   }
 };
@@ -75,12 +73,12 @@ struct Atom {
 
 
 def mma_atom(config: GemmConfig) -> str:
-    """``struct Atom``: 16 x 8 x 8 words, on sm_70 8 x 8 x 4 elements (PTX ISA, "mma")."""
+    """``struct Atom``: 16 x 8 x 32 bytes, on sm_70 8 x 8 x 4 elements (PTX ISA, "mma")."""
     if config.target.capability < (8, 0):
         along_mn = config.a.major == "mn", config.b.major == "mn"
         return _QUADPAIR.substitute(a="col" if along_mn[0] else "row", b="row" if along_mn[1] else "col")
     if config.accumulator == "f64":
-        return _F64 if config.target.capability >= (9, 0) else _F64_IN_FOUR
+        return _F64 if config.target.capability >= (9, 0) else _F64_IN_TWO
     if config.a.dtype in FP8 and config.target.capability == (9, 0):
         half = _words("HalfAtom", "f16", "f16", "f32")
         return f"{half}using Atom = gemmill::HalvesAtom<HalfAtom, {config.a.type.cpp}, {config.b.type.cpp}>;\n\n"

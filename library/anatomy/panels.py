@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmill.library.anatomy import memory
 from gemmill.library.anatomy.sheet import LEFT, Kernel, Sheet
 from gemmill.library.drawing.grid import SHADES, Grid
+from gemmill.library.legality.quantities import element_bytes
 
 
 def tile(sheet: Sheet, kernel: Kernel) -> None:
@@ -66,7 +67,12 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
         "Banks of a stage: each line is 128 bytes, across are banks 0-3, 4-7, ..., 28-31; a cell says which row (r) "
         "and chunk of 16 bytes (c) of a panel lies there: chunks of one column of eight rows lie in different banks."
     )
-    sheet.tables(*(memory.banks(f"{operand}: rows of {span} bytes", span) for operand, span in swizzled.items()))
+    sheet.tables(
+        *(
+            memory.banks(f"{operand}: rows of {span} bytes", span, element_bytes(kernel.fields, operand.lower()))
+            for operand, span in swizzled.items()
+        )
+    )
 
 
 def epilogue(sheet: Sheet, kernel: Kernel) -> None:

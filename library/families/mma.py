@@ -34,10 +34,12 @@ ACCUMULATORS: Accumulators = MappingProxyType(
 TILE_MN = (16, 32, 64, 128, 256)
 TILE_K_BYTES = (32, 64, 128, 256)
 """Depths of a stage: whole MMAs."""
-MMA_K_BYTES: Mapping[str, int] = MappingProxyType({"f64": 64})
-"""Bytes of K of one MMA where they are not 32."""
+MMA_K_BYTES = 32
+"""Bytes of K of one MMA."""
 MIN_WARPS = 4
 """Of a CTA, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
+MAX_WARPS = 8
+"""Of those that share the sums of a tile."""
 SWIZZLE_BYTES = 32
 """The least swizzle span: a tile's contiguous extent is a multiple of it."""
 MIN_STAGES = 2
@@ -82,16 +84,12 @@ def _tile(f: Fields) -> str | None:
     return None
 
 
-@rule("mma-sync-tile-k", ("tile.k", "a.dtype"), "PTX ISA, mma: K is 32 bytes, of f64 64", "mma")
+@rule("mma-sync-tile-k", ("tile.k", "a.dtype"), "PTX ISA, mma: K is 32 bytes", "mma")
 def _tile_k(f: Fields) -> str | None:
     """Tile K is whole instructions."""
     k, size = integer(f, "tile.k"), element_bytes(f, "a")
-    allowed = tuple(depth // size for depth in TILE_K_BYTES if depth >= _mma_k_bytes(f))
+    allowed = tuple(depth // size for depth in TILE_K_BYTES)
     return None if k in allowed else f"tile K is {k}; with {f['a.dtype']} operands it must be {one_of(allowed)}"
-
-
-def _mma_k_bytes(f: Fields) -> int:
-    return MMA_K_BYTES.get(str(f["a.dtype"]), TILE_K_BYTES[0])
 
 
 @rule(
@@ -250,13 +248,15 @@ def _slices(f: Fields) -> str | None:
 
 def warps(fields: Fields) -> tuple[int, int, int]:
     """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large, or of 64 x 64, which read
-    fewer words for each MMA. And along K: where these are fewer than four, others compute the same for other slices of
-    a stage, and the first adds their sums to its own."""
+    fewer words for each MMA; of f64 no more than four where those would be smaller than 64 x 32. And along K: where
+    these are fewer than four, others compute the same for other slices of a stage, and the first adds their sums to its
+    own."""
     m, n = integer(fields, "tile.m"), integer(fields, "tile.n")
     span = 64 if _is_slow_to_read(fields) else 32
+    most = max(MIN_WARPS, min(MAX_WARPS, m * n // (64 * 32))) if fields["a.dtype"] == "f64" else MAX_WARPS
     along_n = max(1, min(n // span, 4 if m <= 128 else 2))
-    along_m = max(1, min(m // span, 8 // along_n))
-    mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // _mma_k_bytes(fields)
+    along_m = max(1, min(m // span, most // along_n))
+    mmas = integer(fields, "tile.k") * element_bytes(fields, "a") // MMA_K_BYTES
     return along_m, along_n, max(1, min(MIN_WARPS // (along_m * along_n), mmas))
 
 

@@ -23,14 +23,14 @@ INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Types of A and B, each converted to the accumulator's as it is loaded, by the accumulator's."""
 SIDE = 16
 """Threads of a CTA along M and along N."""
-TILE_MN = (32, 64, 128)
+TILE_MN = (32, 64, 128, 256)
 TILE_K = (8, 16)
 STAGES = 2
 """One is multiplied while the other is written."""
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread, which holds as much again of operands and addresses."""
-MAX_F64_REGISTERS = 64
-"""The same of f64 sums beside stages more than 8 deep, or an expression."""
+MAX_REGISTERS_BESIDE = 64
+"""The same beside an expression, and of f64 sums beside stages more than 8 deep or in a tile of 256 rows or columns."""
 
 
 @rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), "gemmill: conversions the loads have", "simt")
@@ -66,8 +66,9 @@ def _tile(f: Fields) -> str | None:
 def _registers(f: Fields) -> str | None:
     """Sums and fragments fit the registers of a thread."""
     registers, limit = accumulator_registers(f), MAX_REGISTERS
-    if f["accumulator"] == "f64" and (integer(f, "tile.k") > TILE_K[0] or f["epilogue"] != LINEAR):
-        limit = MAX_F64_REGISTERS
+    wide = max(TILE_MN) in (f["tile.m"], f["tile.n"])
+    if f["epilogue"] != LINEAR or (f["accumulator"] == "f64" and (integer(f, "tile.k") > TILE_K[0] or wide)):
+        limit = MAX_REGISTERS_BESIDE
     if registers <= limit:
         return None
     beside = "" if f["epilogue"] == LINEAR else " and an expression"

@@ -42,7 +42,7 @@ def _instruction(f: Fields) -> MmaAtom | None:
     if f["arch"] in mma.QUADPAIR_ARCHS:
         majors = ("N" if f["a.major"] == "mn" else "T") + ("T" if f["b.major"] == "mn" else "N")
         return mma_atom(f"SM70_8x8x4_{types}_{majors}")
-    k = mma.MMA_K_BYTES.get(str(f["a.dtype"]), mma.TILE_K_BYTES[0]) // element_bytes(f, "a")
+    k = mma.MMA_K_BYTES // element_bytes(f, "a")
     return mma_atom(f"{_TARGETS.get(a, 'SM80')}_16x8x{k}_{types}_TN")
 
 

@@ -134,13 +134,17 @@ def test_regions_are_all_of_shared_memory(case: KernelCase) -> None:
         assert 16 <= found[-1].size <= 1024, "mbarriers"
 
 
+@pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("span", [32, 64, 128])
-def test_eight_rows_of_a_chunk_lie_in_as_many_banks_as_can_be(span: int) -> None:
-    cells = [re.findall(r"\d+", cell) for row in memory.banks("", span).cells for cell in row]
+def test_eight_rows_of_a_chunk_lie_in_as_many_banks_as_can_be(span: int, size: int) -> None:
+    cells = [re.findall(r"\d+", cell) for row in memory.banks("", span, size).cells for cell in row]
     places = {(int(row), int(chunk)): number % 8 for number, (row, chunk) in enumerate(cells)}
     assert len(places) == 64
     for chunk in range(span // 16):
         assert len({places[row, chunk] for row in range(8)}) == 8
+    if size == 8:  # half a warp reads two chunks of each of four rows
+        for first, chunk in itertools.product((0, 4), range(0, span // 16, 2)):
+            assert len({places[first + row, chunk + i] for row, i in itertools.product(range(4), range(2))}) == 8
 
 
 @pytest.mark.parametrize(("raster", "swizzle"), [("m", 1), ("m", 4), ("n", 2), ("n", 8)])

@@ -22,6 +22,16 @@ __device__ constexpr int swizzled(int byte) {
   return byte ^ (((byte >> 7) & (Span / 16 - 1)) << 4);
 }
 
+/// The same with the bits of the line number in reverse: two chunks side by side lie in other banks in each of four rows.
+template <int Span>
+__device__ constexpr int swizzled_in_pairs(int byte) {
+  int const line = byte >> 7;
+  int const reversed = Span == 128 ? (line & 1) << 2 | line & 2 | (line & 4) >> 2
+                       : Span == 64 ? (line & 1) << 1 | (line & 2) >> 1
+                                    : line & (Span / 16 - 1);
+  return byte ^ (reversed << 4);
+}
+
 /// One stage of A or B in shared memory. Coordinates are (mn, k): mn is M for A and N for B.
 ///
 /// The contiguous extent is cut into panels of one swizzle span; a panel holds every row of the strided extent.
@@ -37,6 +47,8 @@ struct StageLayout {
   static constexpr int kPanels = kContiguous / kPanelExtent;
   static constexpr int kPanelBytes = kRows * kSpan;
   static constexpr int kBytes = kPanels * kPanelBytes;
+  /// Half a warp reads four rows of four f64 at a time, whichever way they lie; TMA and WGMMA have none.
+  static constexpr bool kInPairs = sizeof(Element) == 8;
   static_assert(kSpan >= 32, "A's and B's contiguous tile extent must be a multiple of 32 bytes");
 
   /// Byte offset of an element whose strided coordinate starts a group of eight rows.
@@ -50,8 +62,7 @@ struct StageLayout {
   __device__ static constexpr int at(int mn, int k) {
     int const along = kMajor == MajorIn::K ? k : mn;
     int const row = kMajor == MajorIn::K ? mn : k;
-    return along / kPanelExtent * kPanelBytes +
-           swizzled<kSpan>(row * kSpan + along % kPanelExtent * int(sizeof(Element)));
+    return along / kPanelExtent * kPanelBytes + place(row * kSpan + along % kPanelExtent * int(sizeof(Element)));
   }
 
   /// `at(mn0 + mn, k0 + k)` is `(at(mn0, k0) ^ flipped(mn, k)) + added(mn, k)` where mn0 and mn, and k0 and k, have no set
@@ -59,12 +70,18 @@ struct StageLayout {
   __device__ static constexpr int flipped(int mn, int k) {
     int const along = kMajor == MajorIn::K ? k : mn;
     int const line = (kMajor == MajorIn::K ? mn : k) * kSpan;
-    return swizzled<kSpan>(line) ^ line ^ (along % kPanelExtent * int(sizeof(Element)));
+    return place(line) ^ line ^ (along % kPanelExtent * int(sizeof(Element)));
   }
   __device__ static constexpr int added(int mn, int k) {
     int const along = kMajor == MajorIn::K ? k : mn;
     int const row = kMajor == MajorIn::K ? mn : k;
     return row * kSpan + along / kPanelExtent * kPanelBytes;
+  }
+
+ private:
+  /// Where a byte of a panel lies.
+  __device__ static constexpr int place(int byte) {
+    return kInPairs ? swizzled_in_pairs<kSpan>(byte) : swizzled<kSpan>(byte);
   }
 };
 

@@ -1,7 +1,7 @@
 /// The mma.sync GEMM: tensor cores behind a cp.async pipeline (sm_80 and later), or behind two stages that are filled
 /// through registers (sm_70), on operands of any strides.
 ///
-/// Every warp loads and multiplies. Shared memory: | A stages | B stages |, swizzled as TMA would.
+/// Every warp loads and multiplies. Shared memory: | A stages | B stages |, swizzled (copy/layout.cuh).
 #pragma once
 
 #include <gemmill/kernel/direct.cuh>
@@ -29,17 +29,21 @@ struct MmaSyncGemm {
   /// do not fit into 255 registers.
   static constexpr int kWarpSpan =
       kShiftedA && kShiftedB && !kIsHalves<Atom> && !Config::Epilogue::kIsExpression ? 64 : 32;
+  /// Of f64, whose words are longer, a warp computes 64 x 32 where that leaves four.
+  static constexpr int kMaxWarps = sizeof(Word) == 8 ? max_of(4, min_of(8, kTileM * kTileN / (64 * 32))) : 8;
   static constexpr int kWarpsN = max_of(1, min_of(kTileN / kWarpSpan, kTileM <= 128 ? 4 : 2));
-  static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, 8 / kWarpsN));
+  static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, kMaxWarps / kWarpsN));
   /// Where these are fewer than four, others compute the same for other slices of a stage along K.
   static constexpr int kSlices =
-      max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(A)) / (8 * int(sizeof(Word)))));
+      max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(A)) / 32));
   static constexpr int kSliceK = kTileK / kSlices;
   static constexpr int kSliceThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kThreads = kSliceThreads * kSlices;
   static constexpr int kBlocks = 1;
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
+  /// A lane's words of 16 rows or columns.
+  static constexpr int kWords = 16 / int(sizeof(Word));
 
   using CopyA = OperandCopy<A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
   using CopyB = OperandCopy<B, Config::kMajorB, Config::kAlignB, kTileN, kTileK, kThreads, Mma::kHasAsync>;
@@ -66,13 +70,13 @@ struct MmaSyncGemm {
   static constexpr bool kOrdered =
       Config::kMajorA != MajorIn::ANY && Config::kMajorB != MajorIn::ANY && sizeof(Word) == 4;
   static constexpr int kBytesAhead =
-      kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * 4 * int(sizeof(Word));
+      kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * kWords * int(sizeof(Word));
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
   /// Whether words are put together of two where sums and words are not all that takes registers.
   static constexpr bool kFull = (kShiftedA || kShiftedB) && (kIsHalves<Atom> || Config::Epilogue::kIsExpression);
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
   static constexpr int kMaxBytesAhead = kFull                             ? (kSteps <= 4 ? 256 : 0)
-                                        : kSimple && __CUDA_ARCH__ >= 900 ? 768
+                                        : (kSimple || sizeof(Word) == 8) && __CUDA_ARCH__ >= 900 ? 768
                                         : kSimple || kOrdered             ? 640
                                                                           : 0;
   static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMaxBytesAhead;
@@ -105,7 +109,7 @@ struct MmaSyncGemm {
 
   /// What a warp multiplies in one step along K.
   struct Words {
-    Word rows[kAtomsM][4], columns[kAtomsN / 2][4];
+    Word rows[kAtomsM][kWords], columns[kAtomsN / 2][kWords];
 
     __device__ void load(FragmentsA const& a, FragmentsB const& b, char* shared, int stage, int k) {
       a.load(shared_address(stage_a(shared, stage)), k, rows);
@@ -190,6 +194,7 @@ struct MmaSyncGemm {
   /// Begins the copies of the first tiles, all stages but one.
   __device__ static void fill_stages(DirectParams const& params, Work const& work, Copies& copies, char* shared,
                                      int whole_tiles) {
+#pragma unroll 1
     for (int tile = 0; tile < kStages - 1; ++tile) {
       int const k_left = params.k - tile * kTileK;
       if (tile < whole_tiles) {

@@ -32,15 +32,17 @@ struct SimtStage {
 
   /// Writes what was read to shared memory.
   __device__ void store(Value* stage) const {
+    // One address, and constants from it on.
+    Value* const first = stage + place(vectors.row, vectors.inner);
 #pragma unroll
-    for (int i = 0; i < Vectors::kCount; ++i) {
-      int const row = vectors.row_of(i), inner = vectors.inner;
+    for (int i = 0; i < Vectors::kCount; ++i)
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        int const at = Major == MajorIn::MN ? row * kPitch + inner + j : (inner + j) * kPitch + row;
-        stage[at] = load_as<Value>(loaded[i].elements[j]);
-      }
-    }
+      for (int j = 0; j < kVector; ++j) first[place(i * Vectors::kRowStep, j)] = load_as<Value>(loaded[i].elements[j]);
+  }
+
+ private:
+  __device__ static constexpr int place(int row, int inner) {
+    return Major == MajorIn::MN ? row * kPitch + inner : inner * kPitch + row;
   }
 };
 
@@ -57,13 +59,14 @@ struct SimtGemm {
   static constexpr int kGroupN = min_of(kColumns, 16 / int(sizeof(Accumulator)));
   /// CTAs on an SM at a time, which bounds the registers of a thread: 128 hold 192 bytes of sums and of what is loaded
   /// for a stage, 128 beside an expression; 8 x 8 sums of 32 bits just fit with operands of 32 bits, the plain epilogue
-  /// and no C.
+  /// and no C. 8 x 16 sums take all that a thread can have.
   static constexpr int kSumBytes = kRows * kColumns * int(sizeof(Accumulator));
   static constexpr int kLoadBytes = (kTileM + kTileN) * kTileK / kThreads * int(sizeof(Accumulator));
   static constexpr bool kFits =
       kSumBytes + kLoadBytes <= (Config::Epilogue::kIsExpression ? 128 : 192) ||
-      (sizeof(Accumulator) == 4 && kTileK == 8 && sizeof(typename Config::A) == 4 && sizeof(typename Config::B) == 4 &&
-       sizeof(typename Config::D) > 1 && size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression);
+      (max_of(kTileM, kTileN) <= 128 && sizeof(Accumulator) == 4 && kTileK == 8 && sizeof(typename Config::A) == 4 &&
+       sizeof(typename Config::B) == 4 && sizeof(typename Config::D) > 1 && size_of<typename Config::C> == 0 &&
+       !Config::Epilogue::kIsExpression);
   static constexpr int kBlocks = kFits ? 2 : 1;
 
   using StageA =
@@ -79,6 +82,10 @@ struct SimtGemm {
   }
 
  private:
+  /// Whether a thread reads what it multiplies next, across stages; where there are two CTAs, one hides what the other
+  /// waits for.
+  static constexpr bool kAhead = kBlocks == 1;
+
   __device__ static Accumulator* stage_a(char* shared, int stage) {
     return reinterpret_cast<Accumulator*>(shared + stage * StageA::kBytes);
   }
@@ -97,19 +104,81 @@ struct SimtGemm {
     StageB b{{params.b.at_batch<typename Config::B const>(work.batch), params.b.column_stride, params.b.row_stride,
               work.n, params.n}};
     Accumulator sums[kRows][kColumns] = {};
-    for (int k_tile = 0; k_tile <= work.k_tiles; ++k_tile) {
-      if (k_tile < work.k_tiles) {
-        a.load(params.k - k_tile * kTileK);
-        b.load(params.k - k_tile * kTileK);
+    uint32_t const first_m = thread_m * kGroupM, first_n = thread_n * kGroupN;
+    // Of row `k` of a stage.
+    auto const read = [&](Values& values, int stage, int k) {
+      values.read(stage_a(shared, stage) + first_m + k * StageA::kPitch,
+                  stage_b(shared, stage) + first_n + k * StageB::kPitch);
+    };
+    if constexpr (kAhead) {
+      add_ahead(a, b, shared, params.k, work.k_tiles, read, sums);
+    } else {
+      add(a, b, shared, params.k, work.k_tiles, read, sums);
+    }
+    store(params, work, thread_m, thread_n, sums);
+  }
+
+  /// Adds up the products of all tiles along K.
+  template <class Read>
+  __device__ static void add(StageA& a, StageB& b, char* shared, int k_extent, int k_tiles, Read const& read,
+                             Accumulator (&sums)[kRows][kColumns]) {
+    for (int k_tile = 0; k_tile <= k_tiles; ++k_tile) {
+      if (k_tile < k_tiles) {
+        a.load(k_extent - k_tile * kTileK);
+        b.load(k_extent - k_tile * kTileK);
       }
-      if (k_tile > 0) multiply(stage_a(shared, k_tile % 2), stage_b(shared, k_tile % 2), thread_m, thread_n, sums);
-      if (k_tile < work.k_tiles) {
+      if (k_tile > 0) {
+#pragma unroll
+        for (int k = 0; k < kTileK; ++k) {
+          Values values;
+          read(values, k_tile % 2, k);
+          values.multiply(sums);
+        }
+      }
+      if (k_tile < k_tiles) {
         a.store(stage_a(shared, (k_tile + 1) % 2));
         b.store(stage_b(shared, (k_tile + 1) % 2));
       }
       __syncthreads();
     }
+  }
 
+  /// The same, with what is multiplied next read before, across stages. Behind the last tile lie zeros.
+  template <class Read>
+  __device__ static void add_ahead(StageA& a, StageB& b, char* shared, int k_extent, int k_tiles, Read const& read,
+                                   Accumulator (&sums)[kRows][kColumns]) {
+    auto const load = [&](int k_tile) {
+      a.load(k_extent - k_tile * kTileK);
+      b.load(k_extent - k_tile * kTileK);
+    };
+    auto const turn = [&](int stage) {
+      a.store(stage_a(shared, stage));
+      b.store(stage_b(shared, stage));
+      __syncthreads();
+    };
+    load(0);
+    turn(0);
+    Values values;
+    read(values, 0, 0);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      int const stage = k_tile % 2;
+      load(k_tile + 1);
+#pragma unroll
+      for (int k = 0; k < kTileK; ++k) {
+        bool const turns = k == kTileK - 1;
+        if (turns) turn(stage ^ 1);
+        Values next;
+        read(next, turns ? stage ^ 1 : stage, (k + 1) % kTileK);
+        values.multiply(sums);
+        values = next;
+      }
+    }
+    __syncthreads();
+  }
+
+  /// Applies the epilogue to a thread's sums, and stores them.
+  __device__ static void store(DirectParams const& params, Work const& work, int thread_m, int thread_n,
+                               Accumulator const (&sums)[kRows][kColumns]) {
     auto const epilogue = Direct::epilogue(params, work);
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -130,29 +199,33 @@ struct SimtGemm {
     return (index / Group * kSide + thread) * Group + index % Group;
   }
 
-  __device__ static void multiply(Accumulator const* a, Accumulator const* b, int thread_m, int thread_n,
-                                  Accumulator (&sums)[kRows][kColumns]) {
-#pragma unroll
-    for (int k = 0; k < kTileK; ++k) {
-      Accumulator column[kRows], row[kColumns];
-      read<kGroupM>(a + k * StageA::kPitch, thread_m, column);
-      read<kGroupN>(b + k * StageB::kPitch, thread_n, row);
+  /// What a thread multiplies of one K.
+  struct Values {
+    Accumulator column[kRows], row[kColumns];
+
+    /// From this thread's first value in a row of a stage of A and one of B on.
+    __device__ void read(Accumulator const* a, Accumulator const* b) {
+      read<kGroupM>(a, column);
+      read<kGroupN>(b, row);
+    }
+    __device__ void multiply(Accumulator (&sums)[kRows][kColumns]) const {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) sums[i][j] += column[i] * row[j];
     }
-  }
 
-  template <int Group, int Count>
-  __device__ static void read(Accumulator const* values, int thread, Accumulator (&into)[Count]) {
+   private:
+    template <int Group, int Count>
+    __device__ static void read(Accumulator const* values, Accumulator (&into)[Count]) {
 #pragma unroll
-    for (int first = 0; first < Count; first += Group) {
-      auto const group = *reinterpret_cast<Pack<Accumulator, Group> const*>(values + position<Group>(thread, first));
+      for (int first = 0; first < Count; first += Group) {
+        auto const group = *reinterpret_cast<Pack<Accumulator, Group> const*>(values + position<Group>(0, first));
 #pragma unroll
-      for (int i = 0; i < Group; ++i) into[first + i] = group.elements[i];
+        for (int i = 0; i < Group; ++i) into[first + i] = group.elements[i];
+      }
     }
-  }
+  };
 };
 
 }  // namespace gemmill

@@ -1,8 +1,8 @@
 /// Operands of mma.sync from a stage in shared memory to registers, whatever the type and the majorness.
 ///
-/// Every mma.sync of the shapes m16n8 reads A as 16 rows of 8 words along K and B as 8 columns of 8 words; a word is 32
-/// bits of elements that are neighbours along K, or one f64. Lane l holds words l % 4 and l % 4 + 4 of rows l / 4 and
-/// l / 4 + 8 (PTX ISA, "Matrix fragments for mma.m16n8k8" and the like).
+/// Every mma.sync of the shapes m16n8 reads A as 16 rows of 32 bytes along K and B as 8 columns of them: 8 words of 32
+/// bits, elements that are neighbours along K, or 4 words of one f64. Lane l holds word l % 4 of rows l / 4 and l / 4 + 8,
+/// and where there are 8 also word l % 4 + 4 (PTX ISA, "Matrix fragments for mma.m16n8k8", "m16n8k4" and the like).
 #pragma once
 
 #include <gemmill/copy/shifted.cuh>
@@ -22,27 +22,31 @@ __device__ inline uint32_t to_tf32(float x) {
   return rounded;
 }
 
-/// The group of eight rows and the half of a step of K that word j of 16 rows has, and its place.
-template <Side kSide>
+/// Words that a lane holds of each row.
+template <class Word>
+inline constexpr int kLaneWords = 8 / int(sizeof(Word));
+
+/// The group of eight rows and the half of a step of K that word j of 16 rows has, and its place; `Words`: of each row.
+template <Side kSide, int Words>
 struct FragmentOrder {
-  __device__ static constexpr int group_of(int j) { return kSide == Side::A ? j % 2 : j / 2; }
-  __device__ static constexpr int half_of(int j) { return kSide == Side::A ? j / 2 : j % 2; }
+  __device__ static constexpr int group_of(int j) { return kSide == Side::A ? j % 2 : j / Words; }
+  __device__ static constexpr int half_of(int j) { return kSide == Side::A ? j / 2 : j % Words; }
   __device__ static constexpr int place_of(int group, int half) {
     return kSide == Side::A ? group + 2 * half : 2 * group + half;
   }
 };
 
 /// What MMAs take of words as they were read: f32 is rounded.
-template <class Element, class Word>
-__device__ inline void round_words(Word (&words)[4]) {
+template <class Element, class Word, int Count>
+__device__ inline void round_words(Word (&words)[Count]) {
   if constexpr (cuda::std::is_same_v<Element, tf32>) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = to_tf32(__uint_as_float(words[j]));
+    for (int j = 0; j < Count; ++j) words[j] = to_tf32(__uint_as_float(words[j]));
   }
 }
 
-/// Reads rows (M or N) x 8 words of a stage, 16 rows at a time: words[i] has, of rows l / 4 of two groups of eight, words
-/// l % 4 and l % 4 + 4, in the order in which MMAs take them: of A two groups side by side, of B two words of one.
+/// Reads rows (M or N) x 32 bytes of a stage, 16 rows at a time: words[i] has a lane's words of rows l / 4 of two groups of
+/// eight, in the order in which MMAs take them: of A two groups side by side, of B the words of one.
 ///
 /// Where memory's neighbours along M or N are bytes, a lane reads four of them at once, from four rows along K, and
 /// transposes: of 32 rows, group g then holds rows g, g + 4, g + 8 and so on.
@@ -50,7 +54,7 @@ template <class Layout, class Word, Side kSide>
 struct Fragments {
   using Element = typename Layout::Element;
   static constexpr int kWordElements = sizeof(Word) / sizeof(Element);
-  static constexpr int kStepK = 8 * kWordElements;
+  static constexpr int kStepK = 32 / int(sizeof(Element));
   static constexpr bool kPermuted = Layout::kMajor == MajorIn::MN && sizeof(Element) == 1;
 
   /// Where row `row` of group `group` of eight rows lies in the tile.
@@ -73,8 +77,8 @@ struct Fragments {
   }
 
   /// Reads what lies `k` further along K, from the stage at that address.
-  template <int Count>
-  __device__ void load(uint32_t stage, int k, Word (&words)[Count][4]) const {
+  template <int Count, int Words>
+  __device__ void load(uint32_t stage, int k, Word (&words)[Count][Words]) const {
     static_assert(!kPermuted || Count % 2 == 0, "bytes are transposed 32 rows at a time");
 #pragma unroll
     for (int i = 0; i < Count; i += 1 + kPermuted) {
@@ -90,7 +94,7 @@ struct Fragments {
   /// Whether ldmatrix serves.
   static constexpr bool kMatrices = Layout::kMajor == MajorIn::K ? sizeof(Word) == 4 : sizeof(Element) == 2;
 
-  using Order = FragmentOrder<kSide>;
+  using Order = FragmentOrder<kSide, kLaneWords<Word>>;
 
   /// Where the lane's first words lie in a stage.
   int base;
@@ -99,13 +103,14 @@ struct Fragments {
     return opaque(stage + (base ^ Layout::flipped(mn, k))) + Layout::added(mn, k);
   }
 
-  __device__ void load_16(uint32_t stage, int mn, int k, Word (&words)[4]) const {
+  template <int Words>
+  __device__ void load_16(uint32_t stage, int mn, int k, Word (&words)[Words]) const {
     if constexpr (kMatrices) {
       load_matrices<Layout::kMajor == MajorIn::MN>(address(stage, mn, k), words);
     } else {
       static_assert(kWordElements == 1, "neighbours along K are a word");
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < Words; ++j) {
         words[j] = load_shared<Word>(address(stage, mn + Order::group_of(j) * 8, k + Order::half_of(j) * 4));
       }
     }
@@ -133,8 +138,8 @@ struct Fragments {
 template <class Element, int Align, int TileMN, int TileK, class Word, Side kSide>
 struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
   using Layout = ShiftedLayout<Element, Align, TileMN, TileK>;
-  using Order = FragmentOrder<kSide>;
-  static constexpr int kStepK = 8 * int(sizeof(Word) / sizeof(Element));
+  using Order = FragmentOrder<kSide, kLaneWords<Word>>;
+  static constexpr int kStepK = 32 / int(sizeof(Element));
   static constexpr bool kPermuted = false;
 
   __device__ static int position(int group, int row) { return group * 8 + row; }
@@ -188,10 +193,15 @@ struct WarpMma {
   __device__ static int sum_column(int lane) { return lane % 4 * 2; }
 
   /// `left` and `right`: sums of eight columns each, of two groups of eight rows.
-  template <class Atom, class Word, class Sum>
-  __device__ static void multiply(Word const (&a)[4], Word const (&b)[4], Sum (&left)[4], Sum (&right)[4]) {
-    Atom::multiply(a, b[0], b[1], left);
-    Atom::multiply(a, b[2], b[3], right);
+  template <class Atom, class Word, class Sum, int Words>
+  __device__ static void multiply(Word const (&a)[Words], Word const (&b)[Words], Sum (&left)[4], Sum (&right)[4]) {
+    if constexpr (kLaneWords<Word> == 1) {
+      Atom::multiply(a, b[0], left);
+      Atom::multiply(a, b[1], right);
+    } else {
+      Atom::multiply(a, b[0], b[1], left);
+      Atom::multiply(a, b[2], b[3], right);
+    }
   }
 };
 
