@@ -57,10 +57,11 @@ class SmWork(NamedTuple):
     m: Floats
     """M as the kernel sees it."""
     clusters: Floats
-    """As :class:`~gemmill.runtime.select.cost.tiling.Work` has them; so the next four."""
+    """As :class:`~gemmill.runtime.select.cost.tiling.Work` has them; so the next five."""
     resident: Floats
     waves: Floats
     sharing: Floats
+    active: Floats
     steps: Floats
     inside_a: Floats
     """Part of the rows of A in a tile that is loaded; so of B."""
@@ -119,8 +120,8 @@ class SmFeatures(NamedTuple):
         if problem.d_align < TMA_ALIGN:
             unaligned = problem.d_align < self.align
             store_ns += np.where(unaligned, self.elements / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz), 0)
-        of_tiles = work.extents[0], work.clusters, work.resident, work.waves, work.sharing, work.steps
-        return SmWork(*of_tiles, inside_a, inside_b, loaded / rate, store_ns)
+        of_tiles = work.clusters, work.resident, work.waves, work.sharing, work.active, work.steps
+        return SmWork(work.extents[0], *of_tiles, inside_a, inside_b, loaded / rate, store_ns)
 
 
 def _stored_bytes(config: GemmConfig) -> int:

@@ -17,7 +17,7 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import NUMBERS
+from gemmill.library.decompositions.launched import NUMBERS, numbered
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.problem import GemmProblem
@@ -36,7 +36,7 @@ from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.store import Store
 
-CONFIGS = tuple(shipped_set("bf16").expand())
+CONFIGS = tuple(numbered({kernel_name(c): c for c in shipped_set("bf16").expand()}).values())
 STRIDED = tuple(filter(is_plain, CONFIGS))
 PLAIN = tuple(
     c

@@ -63,7 +63,9 @@ def test_one_kernel_serves_every_m_and_batch(
 def test_it_is_the_one_that_is_fast_on_average(selector: Selector, n: int, k: int) -> None:
     alike = GemmProblem(1, n, k, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
     times = [selector.times(replace(alike, m=m)) for m in TYPICAL_ROWS]
-    whole = [name for name in times[0] if selector.configs[name].scheduler.decomposition == "tiles"]
+    # Of many rows the model does not say what kernels that stream B take: they are slower by far.
+    said = set.intersection(*map(set, times))
+    whole = [name for name in said if selector.configs[name].scheduler.decomposition == "tiles"]
     mean = {name: float(np.mean([np.log(own[name]) for own in times])) for name in whole}
     choice = selector.select(alike, None, "m")
     assert mean[choice.name] == pytest.approx(min(mean.values()))

@@ -19,10 +19,11 @@ from gemmill.runtime.select.cost.sm import LATENCY_NS, STEP_SHARPNESS, SmTime, S
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Floats
 
-_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 95, "s32": 60, "f64": 45}
+_MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 104, "s32": 60, "f64": 45}
 """Multiply-adds that an SM finishes in a clock, by accumulator."""
-_SMALL_TILE = 0.8
-"""Part of it that tiles of 64 x 64 reach, in shared memory's bandwidth."""
+_SMALL_TILE, _LARGE_TILE = 0.8, 1.09
+"""Times as many that tiles of 64 x 64 reach, and of 128 x 256: the wider, the less of shared memory's bandwidth a
+multiply-add takes."""
 
 
 class SimtFeatures(NamedTuple):
@@ -46,8 +47,9 @@ class SimtFeatures(NamedTuple):
 
 def _multiply_cycles(config: GemmConfig) -> float:
     tile = config.tile
-    rate = _MULTIPLY_ADDS[config.accumulator] * (_SMALL_TILE if tile.m * tile.n <= 64 * 64 else 1)
-    return tile.m * tile.n * tile.k / rate
+    elements = tile.m * tile.n
+    share = _SMALL_TILE if elements <= 64 * 64 else _LARGE_TILE if elements >= 128 * 256 else 1
+    return elements * tile.k / (_MULTIPLY_ADDS[config.accumulator] * share)
 
 
 FAMILY = Family(SimtFeatures.of, sums_exactly=True, multiplies_by="multiply-adds", dram_share=DIRECT_DRAM)

@@ -47,6 +47,11 @@ _CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
 """The same for a row that may lie across two lines, by the bytes that its address is a multiple of."""
 WIDE_ROW = 128
 """Bytes of a row of a box at most."""
+_CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
+"""Rows of boxes that L2 serves all SMs in a clock, of an mn-major operand: what they ask for together lies in few lines
+where it is short, so this times a power of the bytes from one of K to the next (docs/performance/layouts.md)."""
+_SHORT_ROW = 2048
+"""Bytes from which on the rate of L2 says as much."""
 _TRANSPOSING_CYCLES = 250.0
 """What transposing a stage takes beside the bytes: waiting for it, a fence and a barrier, one stage after the other."""
 _TRANSPOSED_BYTES_PER_CYCLE = 32.0
@@ -60,6 +65,8 @@ class Step(NamedTuple):
     """Clocks in which an SM alone multiplies it."""
     rows: Floats
     """Rows of boxes of A and of B, the rows, that a CTA asks TMA for."""
+    panels: Floats
+    """Boxes side by side in which an mn-major A and B, the rows, lie."""
     narrow: Bools
     """Whether those of A or B are narrow, as of an mn-major operand whose tile is no multiple of 128 bytes."""
     swap_ab: Bools
@@ -82,6 +89,7 @@ class Step(NamedTuple):
         return cls(
             multiply_cycles=mmas * mma_cycles / _SUSTAINED,
             rows=np.stack([rows_a, rows_b]),
+            panels=np.stack([np.ceil(tile_m * bytes_a / row_a), np.ceil(tile_n * bytes_b / row_b)]),
             narrow=np.minimum(row_a, row_b) < WIDE_ROW,
             swap_ab=np.full(len(configs), swap_ab),
         )
@@ -94,6 +102,10 @@ class Step(NamedTuple):
         lines.
         """
         multiply_ns, load_ns = self.multiply_cycles / gpu.clock_ghz, work.load_ns
+        for operand, extent in (("a", problem.m), ("b", problem.n)):
+            stride = problem.batch * extent * DTYPES[getattr(problem, f"{operand}_dtype")].bits // 8
+            if getattr(problem, f"{operand}_major") == "mn" and stride < _SHORT_ROW:
+                load_ns = np.maximum(load_ns, self._crowded_ns(work, operand, stride, gpu))
         a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
         b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
         if not (a or b or np.count_nonzero(self.narrow)):
@@ -104,6 +116,14 @@ class Step(NamedTuple):
         rows_a, rows_b = self.rows * cycles
         row_cycles = rows_a * work.inside_a + rows_b * work.inside_b
         return multiply_ns, np.maximum(load_ns, row_cycles / gpu.clock_ghz)
+
+    def _crowded_ns(self, work: SmWork, operand: str, stride: int, gpu: Gpu) -> Floats:
+        """Time in which L2 serves all SMs a step of a problem's mn-major operand, so many bytes from one of K to the
+        next."""
+        own = self.swap_ab ^ (operand == "b")  # whether the kernel has it as B
+        panels, inside = np.where(own, self.panels[1], self.panels[0]), np.where(own, work.inside_b, work.inside_a)
+        rows = np.where(own, self.rows[1], self.rows[0]) * np.ceil(panels * inside) / panels
+        return np.asarray(rows * work.active / (_CROWDED_ROWS * stride**_CROWDED_EXPONENT * gpu.clock_ghz))
 
 
 def _takes_turns(config: GemmConfig) -> bool:

@@ -13,6 +13,7 @@ from tests.runtime.select.problems import H200, KERNELS, problem
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.model import FeatureTable, analytic, estimate
+from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
 
 # Measured on H200s, TFLOP/s (docs/performance); the first in bf16-last-wave-20261122T194924Z, where one was not: the
@@ -73,6 +74,26 @@ def test_rows_beyond_an_operand_cost_no_loads() -> None:
     times = [_us(name, replace(wide, m=rows)) for rows in (16, 80, 128, 136, 192, 256)]
     assert times == sorted(times)
     assert times[0] < times[2] < times[3]
+
+
+MEASURED_CROWDED = {
+    "bf16mn16_bf16k16_f32_none_bf16n16_64x64x64_1x1_pingpong_s12": 50.3,
+    "bf16mn16_bf16k16_f32_none_bf16n16_64x64x64_1x2_pingpong_s12": 29.6,
+    "bf16k16_bf16mn16_f32_none_bf16m16_64x64x64_1x1_pingpong_s12": 50.0,
+    "bf16k16_bf16mn16_f32_none_bf16m16_64x64x64_2x1_pingpong_s12": 29.6,
+    "bf16k16_bf16mn16_f32_none_bf16m16_192x80x64_2x1_cooperative_s5": 21.3,
+}
+"""Microseconds of 8x24576x1536 with an m-major A, an H200: as it is and transposed (bf16-layouts-20261128)."""
+
+
+@pytest.mark.parametrize("kernel", MEASURED_CROWDED)
+def test_short_rows_of_an_mn_major_operand_are_crowded_unless_clusters_share_them(kernel: str) -> None:
+    config = parse_name(f"sm90a_{kernel}_m8_k1_linear")
+    few = replace(problem(8, 24576, 1536), a_major="mn")
+    swap_ab = needs_swap(config, few)
+    assert swap_ab is not None
+    figures, _ = analytic(FeatureTable.of([config], swap_ab), few, H200)
+    assert figures.us[0] == pytest.approx(MEASURED_CROWDED[kernel], rel=0.2)
 
 
 def test_transposing_takes_time_and_registers_do_not() -> None:
