@@ -15,7 +15,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.ring import operand_swizzle
 from gemmill.library.families.wgmma.warpgroups import (
     INSTRUCTION_K_BYTES,
@@ -102,12 +102,12 @@ class Step(NamedTuple):
         lines.
         """
         multiply_ns, load_ns = self.multiply_cycles / gpu.clock_ghz, work.load_ns
-        for operand, extent in (("a", problem.m), ("b", problem.n)):
-            stride = problem.batch * extent * DTYPES[getattr(problem, f"{operand}_dtype")].bits // 8
-            if getattr(problem, f"{operand}_major") == "mn" and stride < _SHORT_ROW:
-                load_ns = np.maximum(load_ns, self._crowded_ns(work, operand, stride, gpu))
-        a = _crossing_cycles(problem.a_dtype, problem.k if problem.a_major == "k" else problem.m)
-        b = _crossing_cycles(problem.b_dtype, problem.k if problem.b_major == "k" else problem.n)
+        strides = {operand: _stride(problem, operand) for operand in "ab"}
+        for operand, stride in strides.items():
+            together = problem.batch * stride
+            if getattr(problem, f"{operand}_major") == "mn" and together < _SHORT_ROW:
+                load_ns = np.maximum(load_ns, self._crowded_ns(work, operand, together, gpu))
+        a, b = map(_crossing_cycles, strides.values())
         if not (a or b or np.count_nonzero(self.narrow)):
             return multiply_ns, load_ns
         cycles = self.narrow * _ROW_CYCLES
@@ -220,9 +220,13 @@ def _transposing_cycles(config: GemmConfig) -> float:
     return max(_TRANSPOSING_CYCLES + transposed / _TRANSPOSED_BYTES_PER_CYCLE, moved / SHARED_BYTES_PER_CYCLE)
 
 
-def _crossing_cycles(dtype: DTypeName, elements: int) -> float:
-    """Clocks that TMA takes for a row where rows are so many elements apart; 0 where all begin lines."""
-    stride = elements * DTYPES[dtype].bits // 8
+def _stride(problem: GemmProblem, operand: str) -> int:
+    """Bytes from one row of a packed operand to the next, along its contiguous extent."""
+    return problem.extents_of(operand)[0] * DTYPES[getattr(problem, f"{operand}_dtype")].bits // 8
+
+
+def _crossing_cycles(stride: int) -> float:
+    """Clocks that TMA takes for a row where rows are so many bytes apart; 0 where all begin lines."""
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
