@@ -15,9 +15,9 @@ pytestmark = pytest.mark.gpu
 
 import gemmill.torch  # noqa: E402
 from gemmill.runtime.api import caches  # noqa: E402
+from gemmill.runtime.torch.takeover import overrides  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved  # noqa: E402
 from gemmill.runtime.torch.takeover.backends import gemm_call  # noqa: E402
-from gemmill.runtime.torch.takeover.overrides import Takeover  # noqa: E402
 
 BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 M, N, K = 64, 96, 128
@@ -135,7 +135,8 @@ ODD: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """All kernels, in parallel."""
+    """All kernels, in parallel. By the takeover of `enabled()`: another's would lie over it, if threads of other tests
+    have kept both in the dispatcher, and pass all calls on."""
     problems = []
 
     def collect(call: Call, given: Given, names: list[str]) -> Any:
@@ -145,16 +146,16 @@ def compiled() -> None:
             else torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device="cuda")
         )
         problems.append(gemm_call(call, given, out).problem)
-        raise Unserved("collected")
+        raise Unserved("collected", always=False)
 
-    takeover = Takeover("CUDA", collect)
-    with takeover.within():
-        for _, call in SERVED.values():
-            call()
-        for call in (*SCALED.values(), *ODD.values()):
-            attempt(call)
-        model_step()
-    takeover._end()  # or it would lie over that of `enabled()`, if threads of other tests have kept it in place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overrides._CUDA, "backend", collect)
+        with overrides._CUDA.within():
+            for _, call in SERVED.values():
+                call()
+            for call in (*SCALED.values(), *ODD.values()):
+                attempt(call)
+            model_step()
     caches.default_registry().warm(problems)
 
 
