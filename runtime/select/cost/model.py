@@ -61,6 +61,9 @@ _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
         "raster M": lambda c: c.scheduler.raster == "m",
         "swizzle": lambda c: c.scheduler.swizzle_size,
         "gemv": lambda c: FAMILIES[c.family].streams,
+        "A m-major": lambda c: c.a.major == "mn",
+        "B n-major": lambda c: c.b.major == "mn",
+        "D m-major": lambda c: c.d.major == "m",
     }
 )
 """Figures that a kernel has whatever the problem."""

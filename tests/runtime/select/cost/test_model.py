@@ -16,10 +16,10 @@ from gemmill.runtime.select.cost.model import FeatureTable, analytic, estimate
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
 
-# Measured on H200s, TFLOP/s (docs/performance); the first in bf16-last-wave-20261122T194924Z, where one was not: the
-# GPU was at its power limit, as it is under load; at 1,980 MHz the first kernel has 787 and the second 709.
+# Measured on H200s, TFLOP/s (docs/performance). The first is the mean of the 13 runs that have both: of these the first
+# kernel is ahead by up to a tenth at 1,980 MHz, and behind by as much where the GPU was at its power limit.
 MEASURED = {
-    (4096, 4096, 4096): (787, 709, math.nan),
+    (4096, 4096, 4096): (714, 712, math.nan),
     (8192, 8192, 8192): (648, 638, 656),
     (2048, 2048, 2048): (606, 605, 458),
     (8192, 1024, 8192): (659, 658, 628),
@@ -58,7 +58,7 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
         (found,) = Selector({kernel_name(config): config}, H200).times(replace(square, b_major=major)).values()
         return found
 
-    assert us("mn", 128) == us("k", 128)
+    assert us("mn", 128) == pytest.approx(us("k", 128), rel=0.05)
     assert us("mn", 112) > 1.5 * us("k", 112)
 
 
