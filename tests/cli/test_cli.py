@@ -383,13 +383,28 @@ def test_what_ran_most_often_comes_first_into_a_pack(tmp_path: Path) -> None:
 def test_kernels_are_chosen_and_packed_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     # Measured on both, where an H100 has less bandwidth for it.
     shape = ("16384", "8192", "28672")
-    select = ("select", "--mnkl", ",".join(shape), "--a-dtype", "e4m3", "--gpu")
+    burst = ("--objective", "burst")
+    select = ("select", "--mnkl", ",".join(shape), "--a-dtype", "e4m3", *burst, "--gpu")
     on_h200, on_h100 = (ok(*select, gpu).strip() for gpu in ("h200", "H100 80GB HBM3"))
     assert on_h200 != on_h100
     shapes, to = tmp_path / "shapes.yaml", tmp_path / "h100.pack"
     shapes.write_text(f"name: one\nshapes:\n  - [{', '.join(shape)}]\n")
     where = f"d.dtype == 'bf16' and d.major == 'n' and c.dtype == 'none' and ({_either(on_h200, on_h100)})"
-    ok("pack", "fp8", "--where", where, "--shapes", shapes, "--regret", "0", "--gpu", "H100 80GB HBM3", "-o", to)
+    ok(
+        "pack",
+        "fp8",
+        "--where",
+        where,
+        "--shapes",
+        shapes,
+        "--regret",
+        "0",
+        *burst,
+        "--gpu",
+        "H100 80GB HBM3",
+        "-o",
+        to,
+    )
     assert [kernel["name"] for kernel in json.loads(ok("pack", "inspect", to, "--json"))["kernels"]] == [on_h100]
     for text, says in (
         ("H100", "'H100' is part of NVIDIA H100 80GB HBM3 or NVIDIA H100 PCIe"),
@@ -437,10 +452,12 @@ def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path
     held, alone = registry.select(long).name, registry.select(long, objective="burst").name
     assert held != alone
     pack = ("pack", "bf16", "--where", _either(held, alone), "--shapes", shapes, "--regret", "0", "-o", to)
-    assert "1 problems lose 0.0% of time" in ok(*pack)
-    assert (Pack.open(to).names(), Pack.open(to).decisions) == ([held], ())
+    assert "problems lose 0.0% of time" in ok(*pack)  # it and, where a kernel runs it so, its transpose
+    assert held in Pack.open(to).names()
+    assert Pack.open(to).decisions == ()
     ok(*pack, "--objective", "burst")
-    assert [decision.kernel for decision in Pack.open(to).decisions] == Pack.open(to).names() == [alone]
+    assert alone in Pack.open(to).names()
+    assert alone in {decision.kernel for decision in Pack.open(to).decisions}
 
 
 @pytest.mark.slow

