@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+COPY_BYTES = 1 << 30
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -29,6 +30,16 @@ def times(launches: Mapping[str, Any], sets: int, count: int, rounds: int, strea
     graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
     time_rounds(graphs, count, 2)  # until clocks have settled
     return {name: statistics.median(values) for name, values in time_rounds(graphs, count, rounds).items()}
+
+
+def copy_gbps(stream: Any, rounds: int) -> float:
+    """Rate of a device-to-device copy, by the driver or by a kernel of PyTorch, reads and writes together."""
+    import torch
+
+    source = torch.randn(COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    launches = {"memcpy": lambda _: target.copy_(source), "kernel": lambda _: torch.mul(source, 1.0, out=target)}
+    return 2 * COPY_BYTES / min(times(launches, 1, 4, rounds, stream).values()) / 1e3
 
 
 def check(what: str, found: Any, wanted: Any, most: float = 0.01) -> None:

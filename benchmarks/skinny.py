@@ -21,12 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((8192, 8192), (4096, 14336), (2112, 7168))
 """N and K."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-COPY_BYTES = 1 << 30
 
 
 def main() -> None:
     """Measure and print."""
-    from benchmarks.common import Record, add_options
+    from benchmarks.common import Record, add_options, copy_gbps
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manifest", default="bf16", help="shipped manifest (%(default)s)")
@@ -62,7 +61,7 @@ def main() -> None:
     registry.warm(sorted({name for names in candidates.values() for name in names}))
 
     stream = torch.cuda.Stream()
-    copy = _copy_gbps(stream, arguments.rounds)
+    copy = copy_gbps(stream, arguments.rounds)
     print(f"{torch.cuda.get_device_name()}; copy {copy:.0f} GB/s; parts of it; us")
     record = Record(f"skinny-{dtype}", arguments, copy_gbps=copy)
     for problem in problems:
@@ -95,17 +94,6 @@ def _row(
         "kernels": {"selected": named["selected"].name, "best": best},
         "times": measured,
     }
-
-
-def _copy_gbps(stream: Any, rounds: int) -> float:
-    """Rate of a device-to-device copy, by the driver or by a kernel of PyTorch, reads and writes together."""
-    import torch
-    from benchmarks.common import times
-
-    source = torch.randn(COPY_BYTES // 4, device="cuda")
-    target = torch.empty_like(source)
-    launches = {"memcpy": lambda _: target.copy_(source), "kernel": lambda _: torch.mul(source, 1.0, out=target)}
-    return 2 * COPY_BYTES / min(times(launches, 1, 4, rounds, stream).values()) / 1e3
 
 
 def _measure(problem: Any, names: list[str], registry: Any, stream: Any, rounds: int) -> dict[str, float]:

@@ -1,0 +1,98 @@
+"""A long K and few rows and columns: what is selected, beside the rate of a copy and cuBLAS, in one run.
+
+Every type and layout. A and B come from DRAM and are read once at best: bytes of A, B and D a second as a part of what
+a copy on the device moves, which counts both directions. Rounds in an order drawn anew. Results to a file (JSON).
+Needs an NVIDIA GPU and PyTorch.
+
+Reproduces docs/performance/decompositions.md, "A long K beside a copy".
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+TYPES = ("bf16", "f16", "tf32", "e4m3", "s8")
+LAYOUTS = (("k", "k"), ("k", "mn"), ("mn", "k"), ("mn", "mn"))
+"""Majors of A and B."""
+EXTENTS = ((16, 16), (64, 64), (128, 128), (16, 512), (512, 16), (16, 2048))
+"""M and N."""
+OPERAND_BYTES = 128 << 20
+"""Of A and B together: K is the power of two that comes nearest from below."""
+ASKED = 0.8
+
+
+def main() -> None:
+    """Measure, write and print."""
+    from benchmarks.common import Record, add_options, copy_gbps, problem_of
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="(all)")
+    add_options(parser)
+    parser.set_defaults(rounds=9)
+    arguments = parser.parse_args()
+
+    import torch
+
+    from gemmill.library.dtypes import DTYPES
+    from gemmill.runtime.registry import Registry
+
+    registry = Registry()
+    problems = [
+        problem_of(dtype, m, n, 1 << (OPERAND_BYTES * 8 // DTYPES[dtype].bits // (m + n)).bit_length() - 1, *majors)
+        for dtype in arguments.types
+        for majors in LAYOUTS
+        for m, n in EXTENTS
+    ]
+    chosen = {problem: registry.select(problem).name for problem in problems}
+    registry.warm(sorted({*chosen.values()}))  # in parallel
+    copy = copy_gbps(torch.cuda.Stream(), arguments.rounds)
+    print(f"{torch.cuda.get_device_name()}; copy {copy:.0f} GB/s")
+    record = Record("deep", arguments, copy_gbps=copy)
+    parts: dict[str, list[list[float]]] = {}
+    for problem in problems:
+        row = measure(problem, chosen[problem], registry, copy, arguments.rounds)
+        record.add(row)
+        parts.setdefault(problem.a_dtype, []).append(row["part"])
+        low, middle, high = row["part"]
+        print(f"{row['problem']:28} {middle:.3f} ({low:.3f} to {high:.3f}) of a copy, of {row['of']}", flush=True)
+    for dtype, own in parts.items():
+        mean, least = statistics.geometric_mean([x[1] for x in own]), min(x[1] for x in own)
+        below = sum(high < ASKED for _, _, high in own)
+        print(f"{dtype}, {len(own)} problems: {mean:.3f} of a copy, least {least:.3f}, {below} below {ASKED}")
+    print(f"records: {record.path}")
+
+
+def measure(problem: Any, name: str, registry: Any, copy: float, rounds: int) -> dict[str, Any]:
+    """What is selected and the baselines on one problem."""
+    import torch
+    from benchmarks.common import baseline_graphs, launch_of, ratios
+
+    from gemmill.profiler.measure.operands import make_operands, set_bytes
+    from gemmill.profiler.measure.timing import capture, launches_per_replay, summarise, time_rounds
+
+    operands = make_operands(problem, 0)
+    sets, count = len(operands), launches_per_replay(problem, len(operands))
+    stream = torch.cuda.Stream()
+    graphs = {name: capture(launch_of(problem, operands, name, registry), sets, count, stream)}
+    graphs |= baseline_graphs(problem, operands, count, stream)
+    time_rounds(graphs, count, 1)  # until clocks have settled
+    us = time_rounds(graphs, count, rounds)
+    found = summarise(us[name])
+    return {
+        "problem": str(problem),
+        "kernel": name,
+        "us": {x: statistics.median(values) for x, values in us.items()},
+        "part": [set_bytes(problem) / 1e3 / x / copy for x in (found.high, found.median, found.low)],
+        "of": {other: ratios(values, us[name])[0] for other, values in us.items() if other != name},
+    }
+
+
+if __name__ == "__main__":
+    main()
