@@ -192,7 +192,7 @@ def theirs(case: Case, operands: Any) -> Callable[[], object]:
         a, b = (a, library.get_mn_major_tma_aligned_tensor(x.a_scale)), (b, x.b_scale.mT.contiguous())
     launch = partial(getattr(library, kind.function.format("bf16" if x.a_scale is None else "fp8")), a, b, x.d)
     if kind.batching == "grouped":  # the group of each row
-        numbers, sizes = (torch.tensor(y, device="cuda") for y in (range(len(case.sizes)), case.sizes))
+        numbers, sizes = (torch.tensor(y, device=x.d.device) for y in (range(len(case.sizes)), case.sizes))
         return partial(launch, numbers.repeat_interleave(sizes).int())
     return partial(launch, x.groups["counts"], case.rows) if kind.batching == "masked" else launch
 
@@ -277,9 +277,9 @@ class Measured:
         """The rows that the first operand set has of D, or their copy."""
         import torch
 
-        d = self._operands[0].d
+        d, groups = self._operands[0].d, self._operands[0].groups
         if self._case.problem.batching == "masked":  # what lies beyond is nobody's
-            return d[torch.arange(d.shape[1], device="cuda") < self._operands[0].groups["counts"][:, None]]
+            return d[torch.arange(d.shape[1], device=d.device) < groups["counts"][:, None]]
         return d.clone()
 
     def _check(self, ours: Any) -> None:
