@@ -308,7 +308,7 @@ def show(row: dict[str, Any]) -> None:
     """Print what was measured of a problem, or what failed."""
     what = f"{row['kind']:8} {row['problem']:74} {row['regime']:9}"
     if "error" in row:
-        print(f"{what} {row['failed']} failed: {row['error']}", flush=True)
+        print(f"{what} {row['failed']} failed: {row['error'].splitlines()[0]}", flush=True)
         return
     ours, others = (statistics.median(row["us"][name]) for name in (OURS, THEIRS))
     ratio, low, high = row["ratio"]
