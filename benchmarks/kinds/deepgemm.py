@@ -1,0 +1,331 @@
+"""gemmill beside DeepGEMM, as the library ``deep_gemm``, in bursts and under sustained load.
+
+Dense products over the fifteen shapes of DeepGEMM's figures, groups of rows at offsets and slots of fixed capacity
+("masked") over those of its tests; in bf16, and in e4m3 with scales of blocks (A 1 x 128, B 128 x 128); D in bf16. Both
+read the same operands, in turn through sets of them, and their results are compared. gemmill's kernel is what
+``gemmill.plan`` selects with the regime as its objective; DeepGEMM chooses its own, and has programmatic dependent
+launch as it ships, which is off. Groups at offsets have multiples of 128 rows, as DeepGEMM asks for, and scales the
+layout that each reads without a conversion.
+
+A burst is a CUDA graph of a millisecond, the two in rounds; sustained, each runs alone for a turn, of which the second
+half counts. Ratios of rounds and of turns, DeepGEMM's time over gemmill's, with quartiles; results to a file (JSON).
+Needs an NVIDIA GPU, PyTorch and deep_gemm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+OURS, THEIRS = "gemmill", "DeepGEMM"
+REGIMES = ("burst", "sustained")
+BOTH = ("bf16", "e4m3-scaled")
+DENSE = (
+    *((4096, 4096, 4096), (8192, 8192, 8192), (2048, 2048, 2048), (8192, 1024, 8192), (16384, 16384, 1024)),
+    *((4096, 7168, 2048), (128, 8192, 8192), (16, 8192, 8192), (7168, 2112, 7168), (4096, 14336, 4096)),
+    *((1024, 1024, 1024), (4096, 7168, 16384), (4096, 2112, 7168), (128, 7168, 16384), (64, 2112, 7168)),
+)
+"""M, N and K."""
+WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
+"""N and K of each group."""
+CAPACITY = 4096
+"""Rows of a slot, of which few are in use."""
+ALIGNED = 128
+"""What the rows of DeepGEMM's groups at offsets are a multiple of."""
+COMPILING = 8
+"""Processes in which DeepGEMM compiles its kernels, into its cache on disk, before any is timed."""
+
+
+class Kind(NamedTuple):
+    """Products that have a function of DeepGEMM in common."""
+
+    function: str
+    """Its name, with the type to put in."""
+    batching: Any
+    types: tuple[str, ...]
+    shapes: tuple[tuple[int, int, int, int], ...]
+    """Groups, mean rows of one, N and K."""
+
+
+KINDS = {
+    "bf16": Kind("{}_gemm_nt", "strided", ("bf16",), tuple((1, *shape) for shape in DENSE)),
+    "fp8": Kind("{}_gemm_nt", "strided", ("e4m3-scaled",), tuple((1, *shape) for shape in DENSE)),
+    "grouped": Kind(
+        *("m_grouped_{}_gemm_nt_contiguous", "grouped", BOTH),
+        tuple((*groups, *weight) for groups, weight in product(((4, 8192), (8, 4096)), WEIGHTS)),
+    ),
+    "masked": Kind(
+        *("m_grouped_{}_gemm_nt_masked", "masked", BOTH),
+        tuple((*groups, *weight) for groups, weight in product(((32, 192), (6, 1024), (32, 20), (6, 20)), WEIGHTS)),
+    ),
+}
+
+
+class Case(NamedTuple):
+    """What both are asked for."""
+
+    kind: str
+    dtype: str
+    problem: Any
+    sizes: tuple[int, ...]
+    """Rows of its groups; none of a dense product."""
+    rows: int
+    """Their mean, as it is told to DeepGEMM."""
+
+    def __str__(self) -> str:
+        return f"{self.problem}, {self.rows} rows each" if self.sizes else str(self.problem)
+
+
+def main() -> None:
+    """Measure, write and print."""
+    from benchmarks.common import Record, add_options
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="(all)")
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES, help="(both)")
+    parser.add_argument("--problems", type=int, help="the first of each kind (all)")
+    parser.add_argument("--turns", type=int, default=3, help="of each, sustained (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of a turn (%(default)s)")
+    add_options(parser)
+    parser.set_defaults(rounds=9)
+    arguments = parser.parse_args()
+
+    library = deep_gemm()
+    from gemmill.runtime.registry import Registry
+
+    told = {"deep_gemm": library.__version__, "programmatic_dependent_launch": library.get_pdl()}
+    record = Record("deepgemm", arguments, turns=arguments.turns, seconds=arguments.seconds, **told)
+    registry = Registry()
+    cases = [case for kind in arguments.kinds for case in cases_of(kind)[: arguments.problems]]
+    compile_first(cases, arguments.regimes, registry)
+    rows = []
+    for case in cases:
+        for row in measure(case, registry, arguments, record.telemetry):
+            rows.append(row)
+            record.add(row)
+            show(row)
+    summarise(rows)
+    print(f"records: {record.path}")
+
+
+def deep_gemm() -> Any:
+    """The library; where there is none, the program ends with what to install."""
+    try:
+        return import_module("deep_gemm")
+    except (ImportError, AssertionError) as error:  # of a toolkit that it does not find
+        sys.exit(
+            f"deep_gemm cannot be imported ({error}): build https://github.com/deepseek-ai/DeepGEMM (commit 54e2261 is"
+            " what docs/performance compares with) for this Python and PyTorch, where nvcc is, and put it on PYTHONPATH"
+        )
+
+
+def cases_of(kind: str) -> list[Case]:
+    """All of a kind."""
+    from benchmarks.common import problem_of
+
+    _, batching, types, shapes = KINDS[kind]
+    found = []
+    for (groups, rows, n, k), dtype in product(shapes, types):
+        if batching == "strided":
+            found.append(Case(kind, dtype, problem_of(dtype, rows, n, k), (), rows))
+            continue
+        step, draw = ALIGNED if batching == "grouped" else 1, random.Random(f"{groups} {rows} {n} {k}")
+        sizes = tuple(-(-int(rows * draw.uniform(0.7, 1.3)) // step) * step for _ in range(groups))
+        problem = problem_of(dtype, sum(sizes) if batching == "grouped" else CAPACITY, n, k)
+        found.append(Case(kind, dtype, problem.but(batch=groups, batching=batching), sizes, rows))
+    return found
+
+
+def compile_first(cases: Sequence[Case], regimes: Sequence[str], registry: Any) -> None:
+    """Compile the kernels of both in parallel. What fails here fails again where it is measured, and is told there."""
+    from gemmill.library.errors import UnsupportedProblemError
+
+    names = set()
+    for case, regime in product(cases, regimes):
+        with suppress(UnsupportedProblemError):
+            names.add(registry.select(case.problem, objective=regime).name)
+    registry.warm([*names])
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(COMPILING, len(cases)), mp_context=spawn) as pool:
+        for future in [pool.submit(compile_theirs, case) for case in cases]:
+            if (error := future.exception()) is not None:
+                print(f"{THEIRS} compiled ahead of time: {error}", file=sys.stderr)
+
+
+def compile_theirs(case: Case) -> None:
+    """Launch DeepGEMM's kernel once; in a process of its own, as it compiles one at a time."""
+    import torch
+
+    from gemmill.profiler.measure.operands import make_operands
+
+    try:
+        theirs(case, make_operands(case.problem, 0, sets=1, sizes=case.sizes or None)[0])()
+        torch.cuda.synchronize()
+    finally:
+        torch.cuda.empty_cache()  # which other processes need
+
+
+def theirs(case: Case, operands: Any) -> Callable[[], object]:
+    """DeepGEMM's launch on a set of operands.
+
+    A is (M, K) and B (N, K), or such of each group; scales of A are contiguous along M, of B along K.
+    """
+    import torch
+
+    library, kind, x = deep_gemm(), KINDS[case.kind], operands
+    a, b = x.a, x.b.mT
+    if x.a_scale is not None:
+        a, b = (a, library.get_mn_major_tma_aligned_tensor(x.a_scale)), (b, x.b_scale.mT.contiguous())
+    launch = partial(getattr(library, kind.function.format("bf16" if x.a_scale is None else "fp8")), a, b, x.d)
+    if kind.batching == "grouped":  # the group of each row
+        numbers, sizes = (torch.tensor(y, device=x.d.device) for y in (range(len(case.sizes)), case.sizes))
+        return partial(launch, numbers.repeat_interleave(sizes).int())
+    return partial(launch, x.groups["counts"], case.rows) if kind.batching == "masked" else launch
+
+
+def measure(case: Case, registry: Any, arguments: argparse.Namespace, telemetry: Any) -> Iterator[dict[str, Any]]:
+    """A row for each regime; where something fails, with what and how in place of times."""
+    from gemmill.library.errors import GemmillError
+
+    measured = Measured(case, registry)
+    for regime in arguments.regimes:
+        row = {"kind": case.kind, "dtype": case.dtype, "problem": str(case), "sizes": case.sizes, "regime": regime}
+        try:
+            row |= measured.run(regime, arguments, telemetry)
+        except (GemmillError, RuntimeError, AssertionError, TypeError) as error:
+            row |= {"failed": measured.doing, "error": f"{type(error).__name__}: {error}"}
+        yield row
+
+
+class Measured:
+    """A case on operands that its regimes share.
+
+    Args:
+        case: what it is.
+        registry: the kernels of gemmill.
+    """
+
+    def __init__(self, case: Case, registry: Any) -> None:
+        self.doing = "operands"
+        """What is to blame for an error."""
+        self._case, self._registry = case, registry
+        self._operands: list[Any] = []
+
+    def run(self, regime: str, arguments: argparse.Namespace, telemetry: Any) -> dict[str, Any]:
+        """What is selected, times of a launch by round or turn, and the ratio of DeepGEMM's over gemmill's."""
+        import torch
+        from benchmarks.common import ratios
+
+        from gemmill.profiler.measure.operands import make_operands
+        from gemmill.profiler.measure.timing import launches_per_replay
+
+        case, problem = self._case, self._case.problem
+        if not self._operands:
+            torch.cuda.empty_cache()  # of the case before
+            self._operands = make_operands(problem, 0, sizes=case.sizes or None)
+        at_work = problem.but(m=case.rows) if problem.batching == "masked" else problem
+        count, stream = launches_per_replay(at_work, len(self._operands)), torch.cuda.Stream()
+        self.doing = OURS
+        plans = self._plans(regime)
+        graphs = {OURS: self._graph(plans, count, stream)}
+        ours = self._result()
+        self.doing = THEIRS
+        graphs[THEIRS] = self._graph([theirs(case, x) for x in self._operands], count, stream)
+        self.doing = "comparison"
+        self._check(ours)
+        self.doing = "timing"
+        us, state = timed(graphs, count, regime, arguments, telemetry)
+        ratio = ratios(us[THEIRS], us[OURS])
+        return {"kernel": plans[0].choice.name, "ratio": ratio, "us": us, "launches": count} | state
+
+    def _plans(self, regime: Any) -> list[Any]:
+        """gemmill's launches, one for each operand set."""
+        import gemmill
+        from gemmill.profiler.measure.operands import plan_options
+
+        return [
+            gemmill.plan(
+                *(x.a, x.b), out=x.d, objective=regime, registry=self._registry, **plan_options(self._case.problem, x)
+            )
+            for x in self._operands
+        ]
+
+    def _graph(self, launches: Sequence[Callable[[], object]], count: int, stream: Any) -> Any:
+        """So many launches; they have run, on results that nobody wrote."""
+        from benchmarks.common import in_turn
+
+        from gemmill.profiler.measure.timing import capture
+
+        self._operands[0].d.fill_(float("nan"))
+        return capture(in_turn(launches), len(self._operands), count, stream)
+
+    def _result(self) -> Any:
+        """The rows that the first operand set has of D, or their copy."""
+        import torch
+
+        d, groups = self._operands[0].d, self._operands[0].groups
+        if self._case.problem.batching == "masked":  # what lies beyond is nobody's
+            return d[torch.arange(d.shape[1], device=d.device) < groups["counts"][:, None]]
+        return d.clone()
+
+    def _check(self, ours: Any) -> None:
+        from benchmarks.common import check
+
+        check(f"{OURS}'s D beside {THEIRS}'s", ours, self._result().float())
+
+
+def timed(
+    graphs: dict[str, Any], count: int, regime: str, arguments: argparse.Namespace, telemetry: Any
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Microseconds of a launch by round, or by turn with watts and clocks."""
+    from gemmill.profiler.measure.sustained import time_turns
+    from gemmill.profiler.measure.timing import time_rounds
+
+    if regime == "burst":
+        time_rounds(graphs, count, 2)  # until clocks have settled
+        return time_rounds(graphs, count, arguments.rounds), {}
+    found = time_turns(graphs, count, arguments.seconds, arguments.turns, telemetry, frozenset(graphs))
+    state = {"watts": {x: own.watts for x, (_, own) in found.items()}}
+    state["mhz"] = {x: own.sm_mhz for x, (_, own) in found.items()}
+    return {x: us for x, (us, _) in found.items()}, state
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print what was measured of a problem, or what failed."""
+    what = f"{row['kind']:8} {row['problem']:74} {row['regime']:9}"
+    if "error" in row:
+        print(f"{what} {row['failed']} failed: {row['error'].splitlines()[0]}", flush=True)
+        return
+    ours, others = (statistics.median(row["us"][name]) for name in (OURS, THEIRS))
+    ratio, low, high = row["ratio"]
+    figures = f"{OURS} {ours:8.1f} us  {THEIRS} {others:8.1f} us  {ratio:.3f} ({low:.3f} to {high:.3f})"
+    print(f"{what} {figures}  {row['kernel']}", flush=True)
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the mean of each kind, type and regime, and how many are behind by more than their quartiles."""
+    for kind, dtype, regime in dict.fromkeys((row["kind"], row["dtype"], row["regime"]) for row in rows):
+        own = [row for row in rows if (row["kind"], row["dtype"], row["regime"]) == (kind, dtype, regime)]
+        found = [row["ratio"] for row in own if "ratio" in row]
+        mean = f"{statistics.geometric_mean([middle for middle, _, _ in found]):.4f} of {THEIRS}" if found else "none"
+        behind = sum(high < 1 for _, _, high in found)
+        told = f"{behind} behind by more than quartiles, {len(own) - len(found)} failed"
+        print(f"{kind} {dtype}, {regime}, {len(found)} of {len(own)} problems: {mean}, {told}")
+
+
+if __name__ == "__main__":
+    main()
