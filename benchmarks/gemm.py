@@ -18,7 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.selector import Selector
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = (
@@ -66,6 +69,9 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="store of compiled kernels; default: the user's")
     for name, default in (("finalists", DEFAULT.finalists), ("rounds", DEFAULT.final_rounds)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{name} of the second stage (%(default)s)")
+    parser.add_argument(
+        "--likely", type=int, metavar="N", help="the N kernels that the selector ranks first for each problem alone"
+    )
     parser.add_argument("--baselines", nargs="+", help="compare with these alone (default: with all)")
     parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
     parser.add_argument(
@@ -81,6 +87,8 @@ def main() -> None:
 
     if unknown := set(arguments.baselines or ()) - set(BASELINES):
         parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
+    if arguments.likely is not None and arguments.likely < 1:
+        parser.error(f"--likely is {arguments.likely}; it is at least 1, or left out for all of the set")
     lacking = absent() if arguments.baselines else {}
     if missing := [name for name in arguments.baselines or () if name in lacking]:
         parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
@@ -105,12 +113,15 @@ def main() -> None:
 
 def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure a kernel set at suites of shapes and return what the records come to, also of a run that is cut short."""
+    from gemmill.library.config.names import kernel_name
     from gemmill.library.records import read_records
     from gemmill.profiler.baselines.baseline import BASELINES
     from gemmill.profiler.measure.messages import Options
     from gemmill.profiler.sweep.cluster import Cluster, local_gpus
     from gemmill.profiler.sweep.sweep import sweep
-    from gemmill.profiler.sweep.units import units
+    from gemmill.profiler.sweep.units import likely_alone, units
+    from gemmill.runtime.gpus import detect
+    from gemmill.runtime.select.selector import Selector
     from gemmill.runtime.storage.store import Store
 
     shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
@@ -118,9 +129,14 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
     formats = arguments.formats or kernels.name
     configs = list(kernels.expand(preset=arguments.preset, where=f"({FORMATS[formats]}) and ({arguments.where})"))
     records = arguments.out / f"{formats}-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
+    selector = Selector({kernel_name(config): config for config in configs}, detect())
     asked = [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"]
+    which = f"{len(configs)}"
+    if arguments.likely is not None:
+        asked = [likely_alone(unit, selector, arguments.likely) for unit in asked]
+        which = f"for each problem {arguments.likely} likely ones of {len(configs)}"
     if not arguments.json:
-        print(f"{len(configs)} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
+        print(f"{which} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
     try:
         sweep(
@@ -132,29 +148,25 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
             workers=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
             budget=arguments.budget,
             baselines=arguments.baselines or tuple(BASELINES),
-            pinned=_choosers(configs),
+            pinned=_choosers(selector),
             listener=_listener(arguments.json),
         )
     finally:
         if records.exists() and records.stat().st_size:
             summary = {"manifest": kernels.name, "formats": formats, "shapes": name, "asked": len(asked)}
+            summary["likely"] = arguments.likely
             summary |= _summary([*read_records(records)])
             if not arguments.json:
                 print(*_told(summary), f"records: {records}", sep="\n", flush=True)
     return summary
 
 
-def _choosers(configs: Sequence[Any]) -> Callable[[Any], dict[str, Any]]:
+def _choosers(selector: Selector) -> Callable[[Any], dict[str, Any]]:
     """What gives the kernels that are taken for a problem, by who of :data:`CHOOSERS` takes them: by what ships, which
     is measurements, and a model that was fitted to them."""
-    from gemmill.library.config.names import kernel_name
     from gemmill.library.errors import UnsupportedProblemError
     from gemmill.profiler.baselines import heuristics
-    from gemmill.runtime.gpus import detect
-    from gemmill.runtime.select.selector import Selector
 
-    gpu = detect()
-    selector = Selector({kernel_name(config): config for config in configs}, gpu)
     if why := heuristics.missing():
         note(f"not compared with nvMatmulHeuristics: {why}")
 
@@ -166,7 +178,7 @@ def _choosers(configs: Sequence[Any]) -> Callable[[Any], dict[str, Any]]:
             return None
 
     def choices(problem: Any) -> dict[str, Any]:
-        picked = None if why else heuristics.heuristic_pick(selector.configs, problem, gpu.name)
+        picked = None if why else heuristics.heuristic_pick(selector.configs, problem, selector.gpu.name)
         chosen = selected(problem, False), selected(problem, True), picked
         return {who: selector.configs[name] for who, name in zip(CHOOSERS, chosen, strict=True) if name}
 
@@ -196,6 +208,8 @@ def _told(summary: dict[str, Any]) -> Iterator[str]:
     least, most = summary["rounds"]
     yield f"medians of {least} to {most} rounds, regime {summary['regime']}; fewer where the time ended"
     yield f"geometric means of {len(problems)} of {summary['asked']} problems; over a baseline: of those that it has"
+    if summary["likely"] is not None:
+        yield f"best: of the {summary['likely']} kernels that the selector ranks first, and of those that are chosen"
     for name in CHOOSERS:
         yield f"{name} over best: {summary[f'{name}_over_best'] or math.nan:.3f}"
     for name in rivals():

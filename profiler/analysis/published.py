@@ -144,7 +144,7 @@ class Line(NamedTuple):
     """``ratios`` of the selected kernel's slow rounds and the baseline's fast ones, and the other way round: of their
     quartiles, by problem."""
     rounds: int
-    """That a time of the selected kernel or the baseline is the median of, at least."""
+    """That a time of the selected kernel, the best or the baseline is the median of, at least."""
 
 
 @cache
@@ -178,7 +178,7 @@ def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Tab
             _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=True)),
             _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=False)),
         ),
-        min(x.samples for f, m in chosen if (b := f.baselines.get(table.baseline)) for x in (m, b)),
+        min(x.samples for f, m in chosen if (b := f.baselines.get(table.baseline)) for x in (m, f.best, b) if x),
     )
 
 

@@ -186,16 +186,28 @@ def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] =
     """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
     rank and those ``besides``, also where the unit lacks them: transposed, of many rows. Kernels that the selector
     passes over come last."""
-    try:
-        likely = [candidate.name for candidate in selector.candidates(unit.problem, len(selector.configs))]
-    except UnsupportedProblemError:
-        likely = []
+    likely = _ranked(unit.problem, selector, len(selector.configs))
     finalists = dict.fromkeys((*(selector.configs[name] for name in likely[:1]), *besides))
     pinned = tuple(map(kernel_name, finalists))
     places = {name: place for place, name in enumerate(dict.fromkeys((*pinned, *likely)))}
     configs = dict.fromkeys((*unit.configs, *finalists))
     ranked = sorted(configs, key=lambda config: places.get(kernel_name(config), len(places)))
     return replace(unit, configs=tuple(ranked), pinned=pinned)
+
+
+def likely_alone(unit: Unit, selector: Selector, count: int) -> Unit:
+    """The unit with the kernels alone that the selector ranks first, at most ``count``, also where the unit lacks them;
+    with none where no kernel serves it."""
+    likely = _ranked(unit.problem, selector, count)
+    return replace(unit, configs=tuple(selector.configs[name] for name in likely))
+
+
+def _ranked(problem: GemmProblem, selector: Selector, count: int) -> list[str]:
+    """Names of the kernels that the selector ranks first for a burst, at most so many; none where no kernel serves."""
+    try:
+        return [candidate.name for candidate in selector.candidates(problem, count)]
+    except UnsupportedProblemError:
+        return []
 
 
 def power_binds(problem: GemmProblem, selector: Selector) -> bool:

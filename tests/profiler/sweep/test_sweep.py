@@ -27,7 +27,7 @@ from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.process import WorkerProcess
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import Listener, sweep
-from gemmill.profiler.sweep.units import is_plain, likely_first, problem_of, too_large, units
+from gemmill.profiler.sweep.units import is_plain, likely_alone, likely_first, problem_of, too_large, units
 from gemmill.profiler.sweep.worker_pool import measure
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
@@ -212,10 +212,20 @@ def test_likely_kernels_come_first_and_the_selected_one_is_a_finalist(shape: Sha
     assert expected == sorted(expected)
 
 
+@pytest.mark.parametrize("shape", [Shape(4096, 4096, 4224), Shape(16, 4096, 512)])
+def test_the_likely_kernels_alone_are_the_choice_and_its_runners_up(shape: Shape) -> None:
+    selector = Selector({kernel_name(config): config for config in CONFIGS}, DEFAULT_GPU)
+    unit = Unit(problem_of(PLAIN[0], shape), PLAIN[:2])  # neither of which is likely
+    choice = selector.select(unit.problem, objective="burst")
+    expected = [choice.name, *(name for name, _ in choice.runners_up[:3])]
+    assert [kernel_name(config) for config in likely_alone(unit, selector, 4).configs] == expected
+
+
 def test_a_problem_that_no_kernel_serves_has_no_selected_one() -> None:
     selector = Selector({kernel_name(config): config for config in PLAIN[:8]}, DEFAULT_GPU)
     unit = Unit(replace(problem_of(PLAIN[0], Shape(100, 72, 32)), a_dtype="f16"), PLAIN[:2])
     assert likely_first(unit, selector).pinned == ()
+    assert likely_alone(unit, selector, 4).configs == ()
 
 
 @pytest.mark.gpu
