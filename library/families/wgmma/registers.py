@@ -36,6 +36,8 @@ ODD_LIMIT = 176
 """The same where tile N is an odd multiple of 8: D is staged in many narrow subtiles."""
 MASKED_LIMIT = 160
 """The same in masked groups where B is transposed and D has 32 bits."""
+SLOTS_LIMIT = 176
+"""The same in masked groups of cooperative kernels: 256x192 spilled."""
 BESIDE_FRAGMENTS = 16
 """How many fewer, where MMAs read A from registers, if an expression reads a matrix at any strides: of 101 kernels with
 8- and 4-bit weights those with 128 sums and fragments spilled, and with 96 those with many values."""
@@ -165,6 +167,8 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(ODD_LIMIT)
     if _transposes_for_slots(fields):
         limits.append(MASKED_LIMIT)
+    if fields["schedule"] == "cooperative" and fields["scheduler.batching"] == "masked":
+        limits.append(SLOTS_LIMIT)
     if _has_expression(fields) and warpgroups.multiplies_from_registers(fields):
         matrices, _ = _read_in_place(str(fields["epilogue"]))
         limits[0] -= BESIDE_FRAGMENTS * (matrices > 0)
@@ -240,8 +244,8 @@ def accumulator_registers(f: Fields) -> str | None:
             f"registers a thread; {warpgroups.consumer_warpgroups(f)} consumer warpgroups have at most {limit} free"
         )
     epilogue = f"{_IN_WORDS[_epilogue_kind(f)]} {f['d.dtype']} D"
-    if _transposes_for_slots(f):
-        epilogue += " of masked groups beside a transposed B"
+    if f["scheduler.batching"] == "masked":
+        epilogue += " of masked groups" + " beside a transposed B" * _transposes_for_slots(f)
     return (
         f"a {warpgroups.warpgroup_m(f)}x{f['tile.n']} {f['accumulator']} accumulator takes {registers} registers a "
         f"thread; {warpgroups.consumer_warpgroups(f)} consumer warpgroups with {epilogue} have at most {limit} free"
