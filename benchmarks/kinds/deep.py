@@ -1,4 +1,4 @@
-"""A long K and few rows and columns: what is selected, beside the rate of a copy and cuBLAS, in one run.
+"""A long K and few rows and columns: what is selected, beside the rate of a copy, in one run.
 
 Every type and layout. A and B come from DRAM and are read once at best: bytes of A, B and D a second as a part of what
 a copy on the device moves, which counts both directions. Rounds in an order drawn anew. Results to a file (JSON).
@@ -61,7 +61,7 @@ def main() -> None:
         record.add(row)
         parts.setdefault(problem.a_dtype, []).append(row["part"])
         low, middle, high = row["part"]
-        print(f"{row['problem']:28} {middle:.3f} ({low:.3f} to {high:.3f}) of a copy, of {row['of']}", flush=True)
+        print(f"{row['problem']:28} {middle:.3f} ({low:.3f} to {high:.3f}) of a copy", flush=True)
     for dtype, own in parts.items():
         mean, least = statistics.geometric_mean([x[1] for x in own]), min(x[1] for x in own)
         below = sum(high < ASKED for _, _, high in own)
@@ -70,28 +70,20 @@ def main() -> None:
 
 
 def measure(problem: Any, name: str, registry: Any, copy: float, rounds: int) -> dict[str, Any]:
-    """What is selected and the baselines on one problem."""
+    """What is selected, on one problem."""
     import torch
-    from benchmarks.common import baseline_graphs, launch_of, ratios
+    from benchmarks.common import launch_of
 
     from gemmill.profiler.measure.operands import make_operands, set_bytes
     from gemmill.profiler.measure.timing import capture, launches_per_replay, summarise, time_rounds
 
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    stream = torch.cuda.Stream()
-    graphs = {name: capture(launch_of(problem, operands, name, registry), sets, count, stream)}
-    graphs |= baseline_graphs(problem, operands, count, stream)
+    graphs = {name: capture(launch_of(problem, operands, name, registry), sets, count, torch.cuda.Stream())}
     time_rounds(graphs, count, 1)  # until clocks have settled
-    us = time_rounds(graphs, count, rounds)
-    found = summarise(us[name])
-    return {
-        "problem": str(problem),
-        "kernel": name,
-        "us": {x: statistics.median(values) for x, values in us.items()},
-        "part": [set_bytes(problem) / 1e3 / x / copy for x in (found.high, found.median, found.low)],
-        "of": {other: ratios(values, us[name])[0] for other, values in us.items() if other != name},
-    }
+    us = summarise(time_rounds(graphs, count, rounds)[name])
+    parts = [set_bytes(problem) / 1e3 / x / copy for x in (us.high, us.median, us.low)]
+    return {"problem": str(problem), "kernel": name, "us": us.median, "part": parts}
 
 
 if __name__ == "__main__":

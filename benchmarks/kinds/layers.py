@@ -43,6 +43,7 @@ def main() -> None:
     """Measure, write and print."""
     from benchmarks.common import Record, add_options, problem_of
 
+    from gemmill.library.problem import REGIMES
     from gemmill.runtime.registry import Registry
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,10 +51,11 @@ def main() -> None:
     parser.add_argument("--decode", nargs="*", type=int, default=DECODE, help="rows (%(default)s)")
     parser.add_argument("--prefill", nargs="*", type=int, default=PREFILL, help="rows (%(default)s)")
     parser.add_argument("--dtype", default="bf16", help="type of all (%(default)s)")
+    parser.add_argument("--objective", choices=REGIMES, default=REGIMES[0], help="of the choices (%(default)s)")
     add_options(parser)
     parser.set_defaults(rounds=9)
     arguments = parser.parse_args()
-    record = Record("layers", arguments, dtype=arguments.dtype)
+    record = Record("layers", arguments, dtype=arguments.dtype, objective=arguments.objective)
     registry = Registry()
     asked = {
         (what, model, rows): [problem_of(arguments.dtype, rows, n, k) for n, k in MODELS[model]]
@@ -61,7 +63,11 @@ def main() -> None:
         for model in arguments.models
         for rows in own
     }
-    chosen = {problem: registry.select(problem).name for own in asked.values() for problem in own}
+    chosen = {
+        problem: registry.select(problem, objective=arguments.objective).name
+        for own in asked.values()
+        for problem in own
+    }
     registry.warm(sorted({*chosen.values()}))  # in parallel
     found: dict[str, list[dict[str, Any]]] = {}
     for (what, model, rows), problems in asked.items():
