@@ -36,6 +36,7 @@ PROBLEM: Mapping[str, str] = {
     **dict.fromkeys(("a_scale", "b_scale"), _WORD),
     "promote": _SMALL,
     **dict.fromkeys(("batching", "epilogue"), _WORD),
+    "expected_rows": _COUNT,
 }
 """The fields of a :class:`GemmProblem`, and their types."""
 COLUMNS: Mapping[str, str] = {

@@ -24,6 +24,9 @@ at full clock, measured as a millisecond of one candidate and then of the next, 
 fraction of a second, whose second half counts. Times of two regimes do not compare."""
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 """Both."""
+ASSUMED_ROWS = 128
+"""Rows of a slot that are taken to be in use where nobody says how many. Over 32 problems that use 20 to 1,024 rows of
+4,096 it loses 1 to 9%; taking slots for full loses 4 to 35% (docs/performance/layouts.md, "Groups")."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 
@@ -81,6 +84,9 @@ class GemmProblem:
     of all groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
     """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
+    expected_rows: int | None = None
+    """Rows of a slot that are in use on average, for ``masked``: a kernel is chosen for so many, and any other number
+    comes out right as well. None: :data:`ASSUMED_ROWS`, or all of fewer."""
 
     def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
         for name, value in zip(_REST, positional, strict=False):
@@ -129,13 +135,16 @@ class GemmProblem:
         return problem_words.words_of(self)
 
     def check(self) -> None:
-        """ValueError where extents or epilogue cannot be those of a measurement."""
+        """ValueError where extents, epilogue or expected rows cannot be those of a measurement."""
         for name in ("m", "n", "k", "batch"):
             if not 1 <= (extent := getattr(self, name)) <= MAX_EXTENT:
                 written = extent if extent.bit_length() <= 128 else f"a number of {extent.bit_length()} bits"
                 raise ValueError(f"{name} is {written}; it must be from 1 to {MAX_EXTENT:,}")
         try:
+            problem_words.check_expected_rows(self.expected_rows, self.batching, self.m)
             parse(self.epilogue)
+        except ProblemError as error:
+            raise ValueError(error) from None
         except ExpressionError as error:
             raise ValueError(f"epilogue: {error}") from None
 
@@ -167,8 +176,17 @@ class GemmProblem:
         each = 1 if self.batching in ("grouped", "kgrouped") else self.batch
         return 2 * self.m * self.n * self.k * each
 
+    @property
+    def expected_flops(self) -> int:
+        """:attr:`flops`, but of slots those of the rows that are expected to be in use."""
+        return self.typical().flops if self.batching == "masked" else self.flops
+
     def typical(self) -> GemmProblem:
-        """The strided batch of equal matrices that costs about as much: groups as large as they are on average."""
+        """The strided batch of equal matrices that costs about as much: groups as large as they are on average, slots
+        of the rows that are expected to be in use."""
+        if self.batching == "masked":
+            rows = self.expected_rows or min(self.m, ASSUMED_ROWS)
+            return self.but(m=rows, batching="strided", expected_rows=None)
         m, k = (-(-extent // max(self.batch, 1)) for extent in (self.m, self.k))
         if self.batching == "grouped":
             return self.but(m=m, batching="strided")

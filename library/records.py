@@ -151,7 +151,10 @@ def measurement_key(
     others = [] if sizes in ("", BALANCED) else [sizes]
     others += [] if regime == "burst" else [regime]
     others += [kernel] if says_number(kernel) else []
-    text = json.dumps([digest, asdict(problem), gpu, method, *others], sort_keys=True)
+    fields = asdict(problem)
+    if problem.expected_rows is None:
+        del fields["expected_rows"]  # as it was before there were any
+    text = json.dumps([digest, fields, gpu, method, *others], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

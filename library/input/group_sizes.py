@@ -113,4 +113,5 @@ def as_full(problem: GemmProblem, said: str = BALANCED) -> GemmProblem:
     """The problem, its slots as large as they are full on average with groups of these sizes."""
     if problem.batching != "masked":
         return problem
-    return problem.but(m=max(1, -(-sum(sizes_of(problem, said)) // max(1, problem.batch))))
+    rows = max(1, -(-sum(sizes_of(problem, said)) // max(1, problem.batch)))
+    return problem.but(m=rows, expected_rows=rows)

@@ -46,7 +46,7 @@ _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyT
 FIELDS = (
     *("m", "n", "k", "batch", "a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"),
     *("c_dtype", "c_major", "a_align", "b_align", "c_align", "d_align", "a_scale", "b_scale", "promote"),
-    *("batching", "epilogue"),
+    *("batching", "epilogue", "expected_rows"),
 )
 """Fields of a problem, in its order."""
 KEYWORDS = (*FIELDS, *_SHORT, "groups")
@@ -84,7 +84,20 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ProblemError(f"c_major is {words['c_major']!r}, but there is no C: name its type, c, or leave it out")
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
+    check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"])
     return {name: fields[name] for name in FIELDS}
+
+
+def check_expected_rows(rows: int | None, batching: str, m: int) -> None:
+    """ProblemError where a batch has no slots, or none of so many rows."""
+    if rows is None:
+        return
+    if batching != "masked":
+        raise ProblemError(
+            f"expected_rows is {rows}; it is for batching masked, whose slots are in use in part: leave it out"
+        )
+    if not 1 <= rows <= m:
+        raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the rows of a slot")
 
 
 def merged(words: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,12 +288,13 @@ _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "b_scale": lambda _: "none",
         "promote": lambda fields: 0 if "none" in (fields["a_scale"], fields["b_scale"]) else 4,
         "epilogue": lambda _: LINEAR,
+        "expected_rows": lambda _: None,
     }
 )
 """What a field is if it is left out, by those before it; of alignments, :func:`aligns` tells."""
 _READ: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
-        "batch": _extent,
+        **dict.fromkeys(("batch", "expected_rows"), _extent),
         **dict.fromkeys(("a_dtype", "b_dtype", "c_dtype", "d_dtype", "accumulator"), _dtype),
         **dict.fromkeys(_MAJORS, _major),
         **dict.fromkeys(("a_scale", "b_scale"), _scale),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.input.group_sizes import as_full
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
@@ -117,8 +118,9 @@ def formats(problem: GemmProblem, sizes: str = "") -> str:
 
 
 def moved_bytes(problem: GemmProblem) -> float:
-    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size."""
-    p = problem.typical()
+    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size, of slots,
+    as if they were full."""
+    p = as_full(problem).typical()
     matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
     if p.c_dtype is not None:
         matrices.append((p.c_dtype, p.m * p.d_columns))

@@ -17,7 +17,7 @@ from gemmill.profiler.imports.words import dtype
 MAX_JSON = 16 << 20
 """Most bytes of a JSON text that is read at once: a hundred thousand problems take less."""
 _CALLED: Mapping[str, str] = MappingProxyType(
-    {key: key for key in ("m", "n", "k", "batch", "groups")}
+    {key: key for key in ("m", "n", "k", "batch", "groups", "expected_rows")}
     | {"l": "batch", "batch_count": "batch", "batch_size": "batch", "batchcount": "batch", "num_groups": "groups"}
 )
 _TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(

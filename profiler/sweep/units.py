@@ -35,15 +35,15 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
 
     The narrow A of a kernel is the transposed B of the call that the shape describes: weights. Groups are as many as
-    the shape says.
+    the shape says, and so are the rows that are expected of a slot.
     """
-    a, b, c, d = config.a, config.b, config.c, config.d
+    a, b, c, d, said = config.a, config.b, config.c, config.d, dict(shape.said)
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
     fields = {
         "m": m,
         "n": n,
         "k": shape.k,
-        "batch": dict(shape.said).get("groups", shape.batch),
+        "batch": said.get("groups", shape.batch),
         "a_dtype": a.dtype,
         "a_major": "k" if a.major == "any" else a.major,
         "b_dtype": b.dtype,
@@ -58,6 +58,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "promote": config.promote,
         "batching": config.scheduler.batching,
         "epilogue": config.epilogue,
+        "expected_rows": said.get("expected_rows"),
     }
     return GemmProblem.known(
         **fields, **packed_aligns(fields)

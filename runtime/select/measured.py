@@ -17,8 +17,9 @@ from gemmill.runtime.select.models import content_of, path_of, sound
 
 VERSION = 1
 """Of the files."""
-FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in ("m", "n", "k"))
-"""What the problems of a table have in common, in the order of its key."""
+FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in ("m", "n", "k", "expected_rows"))
+"""What the problems of a table have in common, in the order of its key. It does not tell how many rows of a slot are
+expected."""
 
 formats_of = attrgetter(*FORMATS)
 """The key of a problem's table."""

@@ -43,7 +43,7 @@ KINDS = {
         Kind("fused", "256x512x256 bf16 tn epilogue='d = gelu(acc + bias.bf16[n])'"),
         Kind("gated", "256x512x256 bf16 tn epilogue='d = silu(gate) * up'"),
         Kind("grouped", "512x512x256 bf16 tn grouped=4", "zipf:1.1"),
-        Kind("masked", "256x512x256 bf16 tn masked=4", "200,0,1,256"),
+        Kind("masked", "256x512x256 bf16 tn masked=4 expected_rows=128", "200,0,1,256"),
         Kind("kgrouped", "256x512x512 bf16 nt kgrouped=4", "zipf:1.1"),
         Kind("array", "256x512x256 bf16 tn array=4"),
         Kind("block-scaled", "256x512x512 e4m3 tn a_scale=1x128 b_scale=128x128"),

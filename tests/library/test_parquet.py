@@ -31,7 +31,8 @@ measurements = st.builds(
         batch=extents,
         a_align=st.sampled_from((1, 16)),
         epilogue=st.just("linear"),
-    ),
+    )
+    | st.builds(GemmProblem, m=extents, n=extents, k=extents, batching=st.just("masked"), expected_rows=st.just(1)),
     time=st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
     method=st.integers(0, 100),
     samples=st.integers(0, 1 << 30),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gemmill.library.dtypes import DTYPES, called, default_accumulator, unknown
 from gemmill.library.errors import ProblemError
-from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.library.problem import ASSUMED_ROWS, MAX_EXTENT, GemmProblem
 
 SIZE = {"m": 64, "n": 96, "k": 128}
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -39,6 +39,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"groups": 4}, "groups is 4; it is for batching grouped, masked, kgrouped, array or nested, in place of batch"),
     ({"groups": 4, "batch": 4, "batching": "grouped"}, "in place of batch"),
     ({"batching": "groupd"}, "batching is 'groupd', did you mean grouped"),
+    (
+        {"expected_rows": 8},
+        "expected_rows is 8; it is for batching masked, whose slots are in use in part: leave it out",
+    ),
+    ({"expected_rows": 8, "batching": "grouped", "groups": 4}, "expected_rows is 8; it is for batching masked"),
+    (
+        {"expected_rows": 65, "batching": "masked"},
+        "expected_rows is 65; it must be from 1 to m = 64, the rows of a slot",
+    ),
+    ({"expected_rows": 0, "batching": "masked"}, "expected_rows is 0; it must be from 1 to m = 64"),
+    ({"expected_rows": 0.5, "batching": "masked"}, "expected_rows is 0.5; it must be a whole number"),
     ({"epilogue": "d = silu("}, "epilogue is 'd = silu"),
     ({"epilogue": 5}, "epilogue is 5; it must be a text such as"),
     ({"a_dtpye": "bf16"}, "a problem has no 'a_dtpye', did you mean a_dtype"),
@@ -124,9 +135,20 @@ problems = st.builds(
     batching=st.sampled_from(["strided", "grouped", "masked", "kgrouped", "array"]),
     epilogue=st.sampled_from(["linear", "d = silu(acc + bias[n])", "d = silu(gate) * up", "d = acc; aux = acc"]),
 )
+slots = st.integers(1, 1 << 20).flatmap(
+    lambda m: st.builds(
+        GemmProblem,
+        m=st.just(m),
+        n=extents,
+        k=extents,
+        batching=st.just("masked"),
+        groups=st.integers(0, 100),
+        expected_rows=st.none() | st.integers(1, m),
+    )
+)
 
 
-@given(problems)
+@given(problems | slots)
 def test_lines_mappings_and_reprs_rebuild_a_problem(problem: GemmProblem) -> None:
     assert GemmProblem.from_text(str(problem)) == problem
     assert eval(repr(problem)) == problem
@@ -141,6 +163,25 @@ def test_lines_mappings_and_reprs_rebuild_a_problem(problem: GemmProblem) -> Non
 def test_any_line_is_a_problem_or_an_error_of_ours(text: str) -> None:
     with suppress(ProblemError):
         assert GemmProblem.from_text(text).m >= 0
+
+
+def test_a_slot_costs_what_the_rows_in_use_do() -> None:
+    slots = GemmProblem.from_text("4096x96x128 bf16 tn masked=8")
+    assert str(slots.but(expected_rows=192)) == "4096x96x128 bf16 tn masked=8 expected_rows=192"
+    for rows, typical in ((192, 192), (4096, 4096), (None, ASSUMED_ROWS)):
+        asked = slots.but(expected_rows=rows)
+        assert asked.typical() == GemmProblem(m=typical, n=96, k=128, batch=8)
+        assert asked.expected_flops == 2 * 8 * typical * 96 * 128
+        assert asked.flops == slots.flops == 2 * 8 * 4096 * 96 * 128
+    assert slots.but(m=5).typical().m == 5, "a slot has no more"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"expected_rows": 65}, {"expected_rows": 0}, {"expected_rows": 8, "batching": "array"}]
+)
+def test_expected_rows_of_a_file_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected_rows is"):
+        GemmProblem(**SIZE, batching="masked").but(**wrong).check()
 
 
 def test_what_is_known_to_be_right_is_not_checked_and_has_the_same_defaults() -> None:

@@ -94,6 +94,9 @@ def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else
     for same in ({"kernel": "renamed"}, {"us": 1.0}, {"driver": "590"}, {"commit": ""}, {"gemmill": "0.2.0"}):
         assert MEASURED.model_copy(update=same).key == MEASURED.key
     assert MEASURED.key == measurement_key(MEASURED.digest, PROBLEM, MEASURED.gpu)
+    slots = PROBLEM.but(batching="masked")
+    keys = {measurement_key("", slots.but(expected_rows=rows), "NVIDIA H200") for rows in (None, 20, 1024)}
+    assert len(keys) == 3, "records say of which expectation the choice was"
 
 
 def test_numbers_of_slices_that_a_launch_says_are_measured_each() -> None:

@@ -79,5 +79,7 @@ def sums_in_one_cta(config: GemmConfig) -> bool:
 
 
 def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
-    """One matrix of a problem, of so many of the caller's rows."""
-    return problem.but(batch=1, m=m) if rows == "m" else problem.but(batch=1, n=m)
+    """One matrix of a problem, of so many of the caller's rows; a slot is full."""
+    if rows == "n":
+        return problem.but(batch=1, n=m)
+    return problem.but(batch=1, m=m, expected_rows=m if problem.batching == "masked" else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -58,7 +58,7 @@ class ByMeasurement:
 
     def was_given(self, problem: GemmProblem) -> bool:
         """Whether measurements of a problem were given, and not only ship."""
-        return problem in self._own
+        return bool(self._given(problem))
 
     def candidates(self, problem: GemmProblem) -> list[Candidate]:
         """The kernels that were measured on a problem, the fastest first."""
@@ -68,7 +68,7 @@ class ByMeasurement:
         """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
         those that ship, for its types or for types alike. The latter are of a few kernels each, and say nothing where
         the fastest of them is not here."""
-        if self._own and (own := self._own.get(problem)):
+        if self._own and (own := self._given(problem)):
             return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
         if (tables := measured(self._gpu.name, self._gpu.model)) is None:
             return []
@@ -77,6 +77,11 @@ class ByMeasurement:
         if shipped[0][1] not in self._configs:
             return []
         return [(us, name) for us, name in shipped if name in self._configs]
+
+    def _given(self, problem: GemmProblem) -> Mapping[str, Decision] | None:
+        """The measurements of a problem that were given: with the rows of a slot that it expects, or without any."""
+        own = self._own.get(problem)
+        return self._own.get(problem.but(expected_rows=None)) if own is None and problem.expected_rows else own
 
     def _times_of_types_alike(self, tables: Measured, problem: GemmProblem) -> list[tuple[float, str]]:
         """What ships of the problem with types alike, of scales as well, and a D as wide, of the same kernels with the

@@ -142,8 +142,11 @@ def _reason(config: GemmConfig, figures: Estimate, index: int, problem: GemmProb
     elif splits > 1:
         clusters = f"with K split {splits} ways, {clusters}"
     bounds = (FAMILIES[config.family].multiplies_by, *BOUNDS[1:])
+    rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s by the model"
+    if problem.batching == "masked":
+        rate += f", with {problem.typical().m} rows of a slot in use"
     return (
         f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
         f"{waves} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({figures.utilisation[index]:.0%} of them useful), bound by "
-        f"{bounds[int(figures.bound[index])]}: {us:.1f} us, {problem.flops / us / 1e6:.0f} TFLOP/s by the model"
+        f"{bounds[int(figures.bound[index])]}: {us:.1f} us, {rate}"
     )

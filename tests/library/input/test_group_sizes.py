@@ -38,7 +38,9 @@ def test_zipf_leaves_no_row_out(rows: int, groups: int, exponent: float) -> None
 def test_rates_count_what_is_multiplied() -> None:
     assert flops_of(GROUPED, "zipf:2") == GROUPED.flops == 2 * 100 * 64 * 32
     assert flops_of(MASKED, "10,0,3,0") == 2 * 13 * 64 * 32
-    assert as_full(MASKED, "10,0,3,0").m == 4
+    full = as_full(MASKED.but(expected_rows=90), "10,0,3,0")
+    assert (full.m, full.typical().m) == (4, 4)
+    assert as_full(MASKED.but(m=1000)).typical().m == 1000, "not what is assumed of slots"
     assert as_full(GROUPED, "zipf:2") is GROUPED
 
 

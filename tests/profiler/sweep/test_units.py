@@ -22,6 +22,8 @@ def test_a_shape_that_says_all_of_a_problem_is_measured_on_it_alone() -> None:
     assert [unit.problem for unit in units(BF16, [Shape.of(asked)])] == [asked]
     narrow = GemmProblem(16, 4096, 512, b="u4", b_scale="1x128", epilogue="d = acc + bias[n]")
     assert [unit.problem for unit in units(MIXED, [Shape.of(narrow)], varies=True)] == [narrow.with_narrow_a]
+    slots = GemmProblem(512, 256, 512, batching="masked", groups=8, expected_rows=50)
+    assert [unit.problem for unit in units(BF16, [Shape.of(slots)])] == [slots]
     grouped = GemmProblem(512, 256, 512, batching="grouped", groups=8)
     (unit,) = units(BF16, [Shape.of(grouped, "zipf:1.1")])
     assert (unit.problem, unit.sizes) == (grouped, "zipf:1.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,10 @@ def test_records_say_what_they_said() -> None:
         ("sustained", "final", 16384, 10240, 8192)
     ]
     assert all(m.joules and m.watts and m.us for m in lines)
+    text = (FORMATS / "written.jsonl").read_text().splitlines()
+    assert [m.key for m in lines] == [json.loads(line)["key"] for line in text], (
+        "what was measured still counts as such"
+    )
 
 
 @pytest.mark.parametrize(

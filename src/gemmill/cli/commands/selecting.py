@@ -94,7 +94,7 @@ def select(
         typer.echo(choice.name)
     else:
         rows = [
-            (name, "" if us is None else f"{us:.1f}", f"{problem.flops / us / 1e6:.0f}" if us else "")
+            (name, "" if us is None else f"{us:.1f}", f"{problem.expected_flops / us / 1e6:.0f}" if us else "")
             for name, us in _ranked(choice, top)
         ]
         output.print_table(("kernel", ">us", ">TFLOP/s"), rows)

@@ -14,6 +14,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.rules import legal
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
@@ -50,6 +51,21 @@ def test_measurements_that_do_not_apply_are_passed_over(kernels: dict[str, GemmC
         Decision(problem=replace(size, batch=2), gpu="NVIDIA H200", kernel=name, us=1.0),
     ]
     assert Selector(kernels, H200, rows).select(size) == Selector(kernels, H200).select(size)
+
+
+def test_measurements_of_slots_are_of_the_rows_that_they_say_or_of_any() -> None:
+    kernels = {name: config for name, config in shipped_kernels("bf16").items() if "masked" in name}
+    slots, (one, two) = GemmProblem(4096, 6144, 7168, groups=32, batching="masked"), [*kernels][:2]
+    few, many = slots.but(expected_rows=20), slots.but(expected_rows=1024)
+
+    def chosen(problem: GemmProblem, *measured: Decision) -> tuple[str, float]:
+        choice = Selector(kernels, H200, measured).select(problem)
+        return choice.source, choice.predicted_us
+
+    own = Decision(problem=few, gpu=H200.name, kernel=one, us=7.0)
+    unsaid = Decision(problem=slots, gpu=H200.name, kernel=two, us=8.0)
+    assert [chosen(x, own, unsaid) for x in (few, many, slots)] == [("measured", 7.0), *[("measured", 8.0)] * 2]
+    assert chosen(many, own) == chosen(many), "few rows say nothing of many"
 
 
 def test_a_measured_kernel_runs_as_it_was_measured() -> None:

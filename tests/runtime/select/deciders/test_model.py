@@ -56,6 +56,25 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
         assert faults(choice.config, asked.transposed if choice.swap_ab else asked) == []
 
 
+def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector) -> None:
+    slots = GemmProblem(4096, 6144, 7168, groups=32, batching="masked")
+    few, many, unsaid = (everything.select(slots.but(expected_rows=rows)) for rows in (20, 1024, None))
+    assert (few.config.tile.m, many.config.tile.m) == (64, 128)
+    assert "with 20 rows of a slot in use" in few.reason
+    assert unsaid.name == everything.select(slots.but(expected_rows=128)).name
+    for size in (slots.but(m=100), slots.but(m=100, expected_rows=100)):
+        assert everything.select(size).predicted_us == everything.times(slots.but(m=100))[everything.select(size).name]
+
+
+def test_a_batch_invariant_kernel_of_slots_does_not_depend_on_the_rows_that_are_expected(everything: Selector) -> None:
+    slots = GemmProblem(4096, 6144, 7168, groups=32, batching="masked")
+    asked = [
+        slots.but(m=m, batch=batch, expected_rows=rows)
+        for m, batch, rows in ((4096, 32, 20), (64, 1, 64), (9, 2, None))
+    ]
+    assert len({everything.select(x, None, "m").name for x in asked}) == 1
+
+
 def test_hopper_s_own_kernels_are_preferred_wherever_they_serve(everything: Selector) -> None:
     for size in ((16, 4096, 4096), (4096, 4096, 4096), (300, 200, 100)):
         assert everything.select(problem(*size)).config.arch == "sm90a"
