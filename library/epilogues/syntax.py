@@ -63,6 +63,7 @@ RESERVED = frozenset(
             "objective",
             "offsets",
             "counts",
+            "expected_rows",
             "batching",
             "groups",
             "deterministic",

@@ -346,6 +346,7 @@ def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
         "accumulator": problem.accumulator,
         "tf32": problem.a_dtype == "tf32",
         "fast_accumulation": problem.promote == 0,
+        "expected_rows": problem.expected_rows,
         "a_dtype": problem.a_dtype if DTYPES[problem.a_dtype].bits < 8 else None,
         "epilogue": None if problem.epilogue == LINEAR else problem.epilogue,
         **operands.beside(),

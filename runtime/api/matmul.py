@@ -135,6 +135,7 @@ def plan(
     b_dtype: object = None,
     offsets: Tensor | None = None,
     counts: Tensor | None = None,
+    expected_rows: int | None = None,
     addresses: Tensor | None = None,
     stream: Stream | None = None,
     registry: Registry | None = None,

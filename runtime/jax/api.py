@@ -19,7 +19,7 @@ from gemmill.runtime.operands.reading import dtype_named
 _TENSORS = ("c", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "out")
 _DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
 _FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick", "explain")
-_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "kernel", "sm_count", "objective", "epilogue")
+_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "expected_rows", "kernel", "sm_count", "objective", "epilogue")
 
 
 def matmul(
@@ -95,6 +95,7 @@ def grouped_matmul(
     a_scale: jax.Array | float | None = None,
     b_scale: jax.Array | float | None = None,
     counts: jax.Array | None = None,
+    expected_rows: int | None = None,
     a_major: str | None = None,
     b_major: str | None = None,
     kernel: str | None = None,

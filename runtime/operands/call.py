@@ -23,7 +23,7 @@ from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
 from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
-from gemmill.runtime.operands.groups import bind_groups
+from gemmill.runtime.operands.groups import bind_groups, expecting
 from gemmill.runtime.operands.reading import dtype_named
 from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView
@@ -53,6 +53,9 @@ class Options(NamedTuple):
     """What an A of bytes holds."""
     b_dtype: Any = None
     """What a B of bytes holds."""
+    expected_rows: int | None = None
+    """Rows of a slot that are in use on average, which its kernel is chosen for; None: see
+    :attr:`~gemmill.library.problem.GemmProblem.expected_rows`."""
     registry: Registry | None = None
     """Where kernels come from; None: the shipped kernel sets."""
     kernel: str | GemmConfig | None = None
@@ -164,6 +167,8 @@ def _bind(call: GemmCall) -> BoundCall:
         gemm = bind_groups(a, b, d, c, call.accumulator, groups=tensors[kind], kind=kind, **others)
     else:
         gemm = bind(a, b, d, c, call.accumulator, may_stack=not values or stack is not None, **others)
+    if options.expected_rows is not None:
+        gemm = expecting(gemm, options.expected_rows)
     if not values:
         return BoundCall(gemm, ())
     if stack is not None and gemm.problem.batch == 1:

@@ -76,6 +76,18 @@ def bind_groups(
     return replace(gemm, problem=problem, groups=groups.ptr, groups_stride=stride)
 
 
+def expecting(gemm: Gemm, rows: int) -> Gemm:
+    """The GEMM with so many rows of a slot expected to be in use; OperandError where they cannot be."""
+    problem = gemm.problem
+    if problem.batching != "masked":
+        raise OperandError(f"expected_rows is {rows!r:.80}, without counts: it is for slots, leave it out")
+    if type(rows) is not int or not 1 <= rows <= problem.m:
+        raise OperandError(
+            f"expected_rows is {rows!r:.80}; it must be a whole number from 1 to {problem.m}, the capacity of a slot"
+        )
+    return replace(gemm, problem=problem.but(expected_rows=rows))
+
+
 def _batching(kind: str, rank_b: int) -> BatchingName:
     if kind == "offsets":
         return "grouped" if rank_b == 3 else "kgrouped"

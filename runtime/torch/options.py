@@ -16,6 +16,7 @@ NAMES = (
     "accumulator",
     "tf32",
     "fast_accumulation",
+    "expected_rows",
     "kernel",
     "sm_count",
     "deterministic",
@@ -27,7 +28,7 @@ NAMES = (
 )
 """Options that such a text may hold."""
 
-_OF_ONE_PROBLEM = frozenset(("kernel", "sm_count", "batch_invariant", "autotune", "explain"))
+_OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "sm_count", "batch_invariant", "autotune", "explain"))
 """Those that say nothing of the products of a gradient."""
 
 

@@ -70,7 +70,7 @@ CALLS: dict[str, Call] = {
     "weights": (lambda a, b: matmul(a, b.to(torch.int8)), (A.bfloat16(), B), (A @ B).bfloat16(), "mixed_mm"),
     "groups": (lambda a, b, ends: grouped_matmul(a, b, ends), (A, B.expand(2, 7, 3), ENDS), A @ B, "grouped_mm"),
     "slots": (
-        lambda a, b, counts: grouped_matmul(a, b, counts=counts),
+        lambda a, b, counts: grouped_matmul(a, b, counts=counts, expected_rows=3),
         (f32(2, 5, 7), f32(2, 7, 3), torch.tensor([5, 5], dtype=torch.int32)),
         f32(2, 5, 7) @ f32(2, 7, 3),
         "grouped_mm",

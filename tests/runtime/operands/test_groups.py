@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.grid import grid_ctas
+from gemmill.runtime.operands.call import GemmCall, signature
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.groups import bind_groups
 from gemmill.runtime.operands.reading import view_table
@@ -65,6 +68,41 @@ def test_slots_are_a_batch() -> None:
     assert (p.m, p.n, p.k, p.batch, p.batching) == (300, 80, 64, 4, "masked")
     assert gemm.c is not None
     assert (gemm.a.batch_stride, gemm.c.batch_stride, gemm.d.batch_stride) == (300 * 64, 0, 300 * 80)
+
+
+def slots(**keywords: Any) -> GemmCall:
+    """A call on slots, read and not launched."""
+    a, b, out = on_gpu((32, 4096, 64)), on_gpu((32, 64, 96)), on_gpu((32, 4096, 96))
+    read: Callable[..., GemmCall] = inspect.unwrap(grouped_matmul)
+    return read(a, b, out=out, **({"counts": on_gpu((32,), "s32")} | keywords))
+
+
+def test_calls_that_expect_other_rows_are_told_apart_and_may_have_other_kernels() -> None:
+    few, many, unsaid = slots(expected_rows=20), slots(expected_rows=1024), slots()
+    assert [x.problem.expected_rows for x in (few, many, unsaid)] == [20, 1024, None]
+    assert few.problem == replace(unsaid.problem, expected_rows=20)
+    assert len({signature(x) for x in (few, many, unsaid)}) == 3
+    assert signature(few) == signature(slots(expected_rows=20))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"expected_rows": 0}, "expected_rows is 0; it must be a whole number from 1 to 4096, the capacity of a slot"),
+        ({"expected_rows": 4097}, "expected_rows is 4097; it must be"),
+        ({"expected_rows": 20.0}, "expected_rows is 20.0; it must be"),
+        ({"expected_rows": True}, "expected_rows is True; it must be"),
+        ({"a": on_gpu((4096, 64)), "out": on_gpu((4096, 96))}, "expected_rows is 20, without counts: it is for slots"),
+    ],
+)
+def test_rows_that_a_slot_cannot_have_are_refused(keywords: dict[str, Any], says: str) -> None:
+    if "a" in keywords:
+        read: Callable[..., GemmCall] = inspect.unwrap(grouped_matmul)
+        call = read(b=on_gpu((32, 64, 96)), offsets=on_gpu((32,), "s32"), expected_rows=20, **keywords)
+    else:
+        call = slots(**keywords)
+    with pytest.raises(OperandError, match=says):
+        _ = call.problem
 
 
 @given(k=st.integers(0, 300))
