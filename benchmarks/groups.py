@@ -78,7 +78,8 @@ def main() -> None:
         a, b, out = normal(groups, capacity, k), normal(groups, n, k).mT, empty(groups, capacity, n)
         counts = torch.randint(0, 2 * mean, (groups,), generator=generator, device="cuda", dtype=torch.int32)
         other = lambda _, a=a, b=b, out=out: torch.bmm(a, b, out=out)  # noqa: E731
-        measure(f"{groups} slots of {capacity}, {mean} used, {n} x {k}", other, a, b, empty(*out.shape), counts=counts)
+        what, kind = f"{groups} slots of {capacity}, {mean} used, {n} x {k}", {"counts": counts, "expected_rows": mean}
+        measure(what, other, a, b, empty(*out.shape), **kind)
     print(f"records: {record.path}")
 
 

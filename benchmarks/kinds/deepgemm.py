@@ -4,8 +4,9 @@ Dense products over the fifteen shapes of DeepGEMM's figures, groups of rows at 
 ("masked") over those of its tests; in bf16, and in e4m3 with scales of blocks (A 1 x 128, B 128 x 128); D in bf16. Both
 read the same operands, in turn through sets of them, and their results are compared. gemmill's kernel is what
 ``gemmill.plan`` selects with the regime as its objective; DeepGEMM chooses its own, and has programmatic dependent
-launch as it ships, which is off. Groups at offsets have multiples of 128 rows, as DeepGEMM asks for, and scales the
-layout that each reads without a conversion.
+launch as it ships, which is off. Of slots both are told how many rows are in use on average (``expected_rows``,
+``expected_m``). Groups at offsets have multiples of 128 rows, as DeepGEMM asks for, and scales the layout that each
+reads without a conversion.
 
 A burst is a CUDA graph of a millisecond, the two in rounds; sustained, each runs alone for a turn, of which the second
 half counts. Ratios of rounds and of turns, DeepGEMM's time over gemmill's, with quartiles; results to a file (JSON).
@@ -84,7 +85,7 @@ class Case(NamedTuple):
     sizes: tuple[int, ...]
     """Rows of its groups; none of a dense product."""
     rows: int
-    """Their mean, as it is told to DeepGEMM."""
+    """Their mean, which both are told of slots."""
 
     def __str__(self) -> str:
         return f"{self.problem}, {self.rows} rows each" if self.sizes else str(self.problem)
@@ -146,7 +147,9 @@ def cases_of(kind: str) -> list[Case]:
         step, draw = ALIGNED if batching == "grouped" else 1, random.Random(f"{groups} {rows} {n} {k}")
         sizes = tuple(-(-int(rows * draw.uniform(0.7, 1.3)) // step) * step for _ in range(groups))
         problem = problem_of(dtype, sum(sizes) if batching == "grouped" else CAPACITY, n, k)
-        found.append(Case(kind, dtype, problem.but(batch=groups, batching=batching), sizes, rows))
+        expected = rows if batching == "masked" else None
+        problem = problem.but(batch=groups, batching=batching, expected_rows=expected)
+        found.append(Case(kind, dtype, problem, sizes, rows))
     return found
 
 
