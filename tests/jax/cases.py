@@ -209,7 +209,7 @@ CASES: dict[str, Case] = {
     ),
     "slots": Case(
         {"a": whole(3, 8, 16), "b": whole(3, 16, 8), "counts": np.array([8, 0, 5], "int32")},
-        {},
+        {"expected_rows": 5},
         in_slots,
         grouped=True,
     ),
