@@ -39,6 +39,10 @@ _LAW_OF = {name: dtype.alike or dtype.name for name, dtype in DTYPES.items()}
 HELD = 0.6
 """A long run is held by the power limit from this share on of the time that the model says of a lone launch."""
 
+LEAST_EXTENT = 1024
+"""Least M and N of what laws were fitted to. Of layers at 512 rows they named kernels that are slower in long runs too
+than those for lone launches (docs/performance/programs.md, "Layers alone")."""
+
 
 class Moved(NamedTuple):
     """What kernels move for a product."""
@@ -118,12 +122,12 @@ def laws(gpu: str, folder: Path | None = None) -> Mapping[str, Law]:
 
 
 def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
-    """The law for a problem; None where none was fitted to such: to a matrix each, A and B of one type, or of types
-    alike, D of that which it has unless another is asked for."""
+    """The law for a problem; None where none was fitted to such: to a matrix each of :data:`LEAST_EXTENT` rows and
+    columns or more, A and B of one type, or of types alike, D of that which it has unless another is asked for."""
     a, b = _LAW_OF.get(problem.a_dtype), _LAW_OF.get(problem.b_dtype)
     if a is None or a != b or problem.d_dtype != default_output(a):
         return None
-    if problem.batch != 1 or problem.batching != "strided":
+    if problem.batch != 1 or problem.batching != "strided" or min(problem.m, problem.n) < LEAST_EXTENT:
         return None
     return laws(gpu.name, gpu.model).get(a)
 

@@ -56,6 +56,8 @@ def moved(config: GemmConfig) -> float:
     "problem",
     [
         SMALL,
+        replace(LARGE, m=1000),
+        replace(LARGE, n=1000),
         replace(LARGE, m=0),
         LARGE.but(a_dtype="s8", b_dtype="u8", d_dtype="f32", accumulator="s32"),
         replace(LARGE, batching="grouped"),
