@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -47,7 +48,8 @@ def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
     fastest's, the geometric mean of that run and up to three before: one alone may be lucky. Where a run looked at a
     kernel and did not measure it at length, it counts as its slowest that it did. Measurements without a cubin are
     passed over, runs that did not look at the kernel that was the fastest before and found none as fast, and problems
-    whose operands are copied first, where kernels of other sets may be faster.
+    whose operands are copied first, where kernels of other sets may be faster. A number of slices that was compiled in
+    counts for the kernel of any number that ships in its place (docs/performance/decompositions.md: 1.017 of its time).
     """
     kernels: dict[str, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
@@ -68,10 +70,13 @@ def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list
     """What runs found of each problem of the suites: kernels of the sets by name, with times as they count."""
     shipped = shipped_suites()
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(shipped[suite]).shapes}
-    names = _names()
     found: dict[GemmProblem, list[dict[str, Measurement]]] = defaultdict(list)
     for measurements in runs:
-        counted = (m for m in measurements if m.us and m.digest and m.holds != "nothing" and m.kernel in names)
+        counted = (
+            m.model_copy(update={"kernel": name})
+            for m in measurements
+            if m.us and m.digest and m.holds != "nothing" and (name := _shipped(m.kernel))
+        )
         for problem, own in of_problem(counted).items():
             slowest = max((us_of(m) for m in own.values() if m.stage == "final"), default=None)
             if (problem.m, problem.n, problem.k) in suites and slowest and not is_realigned(problem):
@@ -85,6 +90,12 @@ def _names() -> frozenset[str]:
     """The kernels that tables may name."""
     sets = (load_manifest(shipped_manifest(name)) for name in SETS)
     return frozenset(numbered({kernel_name(config): config for own in sets for config in own.expand()}))
+
+
+def _shipped(kernel: str) -> str | None:
+    """The kernel, or the one that ships in its place; None where there is neither."""
+    names = (kernel, re.sub(r"_k(\d+)split_", r"_k\1anysplit_", kernel))
+    return next((name for name in names if name in _names()), None)
 
 
 def _ranked(runs: Sequence[dict[str, Measurement]]) -> list[tuple[str, float]]:

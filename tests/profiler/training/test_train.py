@@ -83,6 +83,16 @@ def test_the_last_run_that_looked_at_the_former_best_ranks_kernels() -> None:
     assert first_of([slower]) == best, "that run did not look at the former best"
 
 
+def test_a_number_of_slices_that_was_compiled_in_counts_for_the_kernel_of_any_number() -> None:
+    ((_, own),) = read_runs([CLUSTERS]).items()
+    like = next(m for m in own if m.stage == "final")
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_k{}_linear"
+    ships, in_its_place, neither = (
+        fastest([[measured_at(1.0, name.format(how), like)]])["kernels"] for how in ("2fused", "32split", "33split")
+    )
+    assert (ships, in_its_place, neither) == ([name.format("2fused")], [name.format("32anysplit")], [])
+
+
 @pytest.mark.slow
 def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"

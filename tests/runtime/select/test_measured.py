@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.cases.problems import plain
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.launched import numbered
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import measured, models
@@ -31,13 +33,13 @@ def kernels() -> dict[str, GemmConfig]:
 
 
 @pytest.fixture(scope="module")
-def everything() -> dict[str, GemmConfig]:
-    return shipped_kernels("bf16", "f16", "fp8", "int8", "tf32")
+def everything() -> Mapping[str, GemmConfig]:
+    return numbered(shipped_kernels("bf16", "f16", "fp8", "int8", "tf32"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
-    path: Path, everything: dict[str, GemmConfig]
+    path: Path, everything: Mapping[str, GemmConfig]
 ) -> None:
     content = json.loads(path.read_text())
     assert content["gpu"] in GPUS
