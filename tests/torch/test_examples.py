@@ -37,7 +37,7 @@ def test_a_gpt_learns_compiled() -> None:
 @pytest.mark.slow
 def test_a_llama_is_fine_tuned() -> None:
     pytest.importorskip("transformers")
-    text = printed("finetune_llama", "--steps 12")
+    text = printed("finetune_llama", "--steps 20")  # of the docs, which change: one batch says little
     first, last, apart = map(float, re.search(rf"from ({NUMBER}) to ({NUMBER}), at most ({NUMBER})", text).groups())  # type: ignore[union-attr]
     assert last < first - 0.5
     assert apart < 0.1
