@@ -18,9 +18,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-TYPES = ("bf16", "f16", "tf32", "e4m3", "s8")
-LAYOUTS = (("k", "k"), ("k", "mn"), ("mn", "k"), ("mn", "mn"))
-"""Majors of A and B."""
 EXTENTS = ((16, 16), (64, 64), (128, 128), (16, 512), (512, 16), (16, 2048))
 """M and N."""
 OPERAND_BYTES = 128 << 20
@@ -31,6 +28,7 @@ ASKED = 0.8
 def main() -> None:
     """Measure, write and print."""
     from benchmarks.common import Record, add_options, copy_gbps, problem_of
+    from benchmarks.kinds.drawn import MAJORS, TYPES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="(all)")
@@ -47,14 +45,14 @@ def main() -> None:
     problems = [
         problem_of(dtype, m, n, 1 << (OPERAND_BYTES * 8 // DTYPES[dtype].bits // (m + n)).bit_length() - 1, *majors)
         for dtype in arguments.types
-        for majors in LAYOUTS
+        for majors in MAJORS
         for m, n in EXTENTS
     ]
     chosen = {problem: registry.select(problem).name for problem in problems}
     registry.warm(sorted({*chosen.values()}))  # in parallel
     copy = copy_gbps(torch.cuda.Stream(), arguments.rounds)
     print(f"{torch.cuda.get_device_name()}; copy {copy:.0f} GB/s")
-    record = Record("deep", arguments, copy_gbps=copy)
+    record = Record("long-k", arguments, copy_gbps=copy)
     parts: dict[str, list[list[float]]] = {}
     for problem in problems:
         row = measure(problem, chosen[problem], registry, copy, arguments.rounds)
@@ -79,9 +77,9 @@ def measure(problem: Any, name: str, registry: Any, copy: float, rounds: int) ->
 
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    graphs = {name: capture(launch_of(problem, operands, name, registry), sets, count, torch.cuda.Stream())}
-    time_rounds(graphs, count, 1)  # until clocks have settled
-    us = summarise(time_rounds(graphs, count, rounds)[name])
+    graph = {name: capture(launch_of(problem, operands, name, registry), sets, count, torch.cuda.Stream())}
+    time_rounds(graph, count, 1)  # until clocks have settled
+    us = summarise(time_rounds(graph, count, rounds)[name])
     parts = [set_bytes(problem) / 1e3 / x / copy for x in (us.high, us.median, us.low)]
     return {"problem": str(problem), "kernel": name, "us": us.median, "part": parts}
 

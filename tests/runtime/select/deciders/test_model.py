@@ -12,7 +12,6 @@ from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
@@ -113,7 +112,7 @@ def test_a_long_k_is_split_whatever_d_is_aligned_to(
     everything: Selector, size: tuple[int, int, int], d_align: int
 ) -> None:
     choice = everything.select(replace(problem(*size), d_align=d_align))
-    assert decomposition_of(choice.config).has_second_kernel
+    assert choice.config.scheduler.decomposition == "anysplit"
 
 
 def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Selector) -> None:

@@ -12,7 +12,6 @@ from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError
@@ -120,7 +119,7 @@ def test_matrices_are_staged_by_the_kernels_that_can(varied: Selector) -> None:
     assert config.epilogue == epilogue
     assert config.stages < linear.stages, "stages make room for the matrix"
     assert legal(config)
-    split = next(c for c in varied.configs.values() if decomposition_of(c).has_second_kernel and c.c is None)
+    split = next(c for c in varied.configs.values() if c.scheduler.decomposition == "anysplit" and c.c is None)
     assert with_epilogue(split, epilogue) == replace(split, epilogue=unstaged(epilogue))
     varied.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
     assert varied.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
