@@ -140,8 +140,7 @@ def test_expansion_is_repeatable_and_free_of_duplicates(kernel_set: KernelSet) -
     assert all(legal(config) for config in first)
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much])  # few sets have such kernels
-@examples(8, 30)
+@settings(examples(8, 30), suppress_health_check=[HealthCheck.filter_too_much])  # few sets have such kernels
 @given(kernel_sets(), st.sampled_from(["tile.m <= 128", "a.dtype == 'bf16' and tile.m >= 128 and stages >= 4"]))
 def test_a_filter_keeps_of_an_expansion_what_passes_it(kernel_set: KernelSet, where: str) -> None:
     assume(kernel_set.count(where=where).legal)
