@@ -246,10 +246,9 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estim
     of the tiles that lies inside the problem. ``steps``: along K, of a tile. ``active``: CTAs that have work.
     ``last wave``: the part of the GPU that it fills.
     """
-    uneven, strided = problem.batching == "grouped", problem.batching in _FITTED
-    k, traffic, problem = table.tiling, table.traffic, problem.typical()
-    work = Work.of(k, problem, gpu, uneven)
-    sm = table.cost(table.sm.work(k, work, problem, gpu, strided), problem, gpu)
+    k, traffic, asked, problem = table.tiling, table.traffic, problem, problem.typical()
+    work = Work.of(k, problem, gpu, asked)
+    sm = table.cost(table.sm.work(k, work, problem, gpu, asked.batching in _FITTED), problem, gpu)
     moved = memory.dram_bytes(traffic, work, problem, gpu)
     dram_ns = moved / (gpu.dram_gbps * traffic.dram_share)
     capped_ns = power_ns(problem, gpu)

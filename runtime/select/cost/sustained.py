@@ -69,8 +69,9 @@ class Moved(NamedTuple):
 
     def padding(self, problem: GemmProblem) -> Floats:
         """Elements of D that the tiles on a problem cover, over those that it has."""
-        m, n = np.ceil(problem.m / self.rows), np.ceil(problem.n / self.columns)
-        return np.asarray(m * self.rows * n * self.columns / (problem.m * problem.n))
+        own = problem.typical()
+        m, n = np.ceil(own.m / self.rows), np.ceil(own.n / self.columns)
+        return np.asarray(m * self.rows * n * self.columns / (own.m * own.n))
 
     def take(self, members: Integers) -> Moved:
         """Of some."""
@@ -122,23 +123,29 @@ def laws(gpu: str, folder: Path | None = None) -> Mapping[str, Law]:
 
 
 def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
-    """The law for a problem; None where none was fitted to such: to a matrix each of :data:`LEAST_EXTENT` rows and
-    columns or more, A and B of one type, or of types alike, D of that which it has unless another is asked for."""
+    """The law for a problem; None where none holds for such: for a matrix each of :data:`LEAST_EXTENT` rows and
+    columns or more, or groups or slots of as many on average, A and B of one type, or of types alike, D of that which
+    it has unless another is asked for."""
     a, b = _LAW_OF.get(problem.a_dtype), _LAW_OF.get(problem.b_dtype)
     if a is None or a != b or problem.d_dtype != default_output(a):
         return None
-    if problem.batch != 1 or problem.batching != "strided" or min(problem.m, problem.n) < LEAST_EXTENT:
+    alone = problem.batching == "strided" and problem.batch == 1
+    if not (alone or problem.batching in ("grouped", "masked")):
+        return None
+    own = problem.typical()
+    if min(own.m, own.n) < LEAST_EXTENT:
         return None
     return laws(gpu.name, gpu.model).get(a)
 
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Least microseconds under the power limit, whatever the kernel."""
-    return power_ns(problem, gpu) / 1000
+    return power_ns(problem.typical(), gpu) / 1000
 
 
 def least_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Microseconds that DRAM takes to bring A and B once and take D: no kernel needs fewer."""
+    problem = problem.typical()
     sides = ((problem.m, problem.k, problem.a_dtype), (problem.n, problem.k, problem.b_dtype))
     bits = sum(x * y * DTYPES[dtype].bits for x, y, dtype in (*sides, (problem.m, problem.n, problem.d_dtype)))
     return problem.batch * bits / 8 / gpu.dram_gbps / 1000

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _MAX_CLUSTER = 16
 """Most CTAs of a cluster (CUDA Programming Guide, "Thread Block Clusters": more than 8 are not portable)."""
 
+_ROWS_OF_SLOTS = np.linspace(0.7, 1.3, 7)[:, np.newaxis]
+"""Rows in use of slots, over those that are expected, as DeepGEMM's tests draw them."""
+
 
 class Tiling(NamedTuple):
     """The tiles of kernels. Of pairs the first row is along M, the second along N."""
@@ -105,7 +108,7 @@ class Work(NamedTuple):
     slots: Floats
     """Clusters that it holds."""
     waves: Floats
-    """Rounds that the tiles take."""
+    """Rounds that the tiles take; where their number is known on average alone, of the last a half on average."""
     sharing: Floats
     """CTAs that an SM has at the same time."""
     active: Floats
@@ -114,22 +117,29 @@ class Work(NamedTuple):
     """Along K, of a tile."""
 
     @classmethod
-    def of(cls, k: Tiling, problem: GemmProblem, gpu: Gpu, uneven: bool) -> Work:
-        """Of a problem on a GPU; ``uneven``: its M is the mean of those of groups."""
+    def of(cls, k: Tiling, problem: GemmProblem, gpu: Gpu, uneven: GemmProblem | None = None) -> Work:
+        """Of a problem on a GPU; ``uneven``: groups or slots for which it stands, of whose rows its M is the mean."""
         extents = np.array((problem.m, problem.n), np.float64).take(k.side)
         resident = _resident(gpu).take(k.cluster_size)
         along = np.ceil(extents / k.cluster_tile)
-        if uneven:  # on average, if the rows of groups are spread exponentially
-            along[0] = -1 / np.expm1(-k.cluster_tile[0] / extents[0])
+        varied: Bools | bool = False  # whether their number is known on average alone
+        if uneven and uneven.batching == "grouped":  # if their rows are spread exponentially
+            along[0], varied = -1 / np.expm1(-k.cluster_tile[0] / extents[0]), True
+        elif uneven and uneven.expected_rows is not None:
+            of_slots = np.ceil(np.minimum(_ROWS_OF_SLOTS * problem.m, uneven.m) / k.cluster_tile[0])
+            along[0], varied = of_slots.mean(axis=0), of_slots[0] < of_slots[-1]
         clusters = along[0] * along[1] * (problem.batch * k.clusters)
         slots = resident * k.ctas_per_sm
+        waves = np.ceil(clusters / slots)
+        if varied is not False:
+            waves = np.where(varied, np.maximum(clusters / slots + 0.5, 1), waves)
         return cls(
             extents=extents,
             tiles=along * k.cluster,
             clusters=clusters,
             resident=resident,
             slots=slots,
-            waves=np.ceil(clusters / slots),
+            waves=waves,
             sharing=np.minimum(k.ctas_per_sm, np.ceil(clusters / gpu.sms)),
             active=np.minimum(clusters, slots) * k.ctas,
             steps=np.ceil(problem.k / k.step_k),

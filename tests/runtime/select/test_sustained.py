@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import models
 from gemmill.runtime.select.cost import sustained
+from gemmill.runtime.select.cost.sustained import power_us
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
 
@@ -60,7 +62,9 @@ def moved(config: GemmConfig) -> float:
         replace(LARGE, n=1000),
         replace(LARGE, m=0),
         LARGE.but(a_dtype="s8", b_dtype="u8", d_dtype="f32", accumulator="s32"),
-        replace(LARGE, batching="grouped"),
+        replace(LARGE, batching="grouped", batch=17),
+        replace(LARGE, batching="masked", batch=4, expected_rows=1000),
+        replace(LARGE, batching="kgrouped", a_major="mn", b_major="mn"),
         replace(LARGE, batch=4),
         LARGE.but(d_dtype="f32"),
     ],
@@ -68,6 +72,17 @@ def moved(config: GemmConfig) -> float:
 def test_elsewhere_it_is_as_for_a_lone_launch(problem: GemmProblem) -> None:
     registry = Registry(gpu=H200)
     assert registry.select(problem) == registry.select(problem, objective="burst")
+
+
+@pytest.mark.parametrize("rows", [{"batching": "grouped"}, {"batching": "masked", "expected_rows": 2048}])
+def test_groups_and_slots_of_many_rows_are_held_as_a_matrix_of_as_many_is(rows: dict[str, Any]) -> None:
+    registry = Registry(gpu=H200)
+    each = GemmProblem(m=2048, n=4096, k=2048)
+    groups = each.but(m=16384, batch=8, **rows)
+    held, alone = registry.select(groups), registry.select(groups, objective="burst")
+    assert "in a long run, which the power limit holds at" in held.reason
+    assert moved(held.config) <= moved(alone.config)
+    assert power_us(groups, H200) == pytest.approx(8 * power_us(each, H200))
 
 
 def test_types_alike_have_one_law() -> None:

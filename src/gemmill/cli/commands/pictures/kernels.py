@@ -81,7 +81,7 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
         raise UnsupportedProblemError(f"{kernel_name(config)} does not serve {problem}: it needs {lacks}")
     found = gpu or DEFAULT_GPU
     tiling = FeatureTable.of([config], swapped).tiling
-    work = Work.of(tiling, problem, found, uneven=False)
+    work = Work.of(tiling, problem, found)
     m, n, units, slots = (int(each[0]) for each in (*work.extents, work.clusters, work.slots))
     waves = Waves(str(problem), found.name, [Matrix(m, n, problem.k)], slots, units, swapped=swapped)
     if not of_groups:
