@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -122,6 +123,19 @@ def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[floa
     return found.median, found.low, found.high
 
 
+def _claimed(folder: Path, name: str) -> Path:
+    """A new file, by a name and the second: who comes later in a second waits for the next."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = folder / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(0.1)
+        else:
+            return path
+
+
 class Record:
     """Results as JSON, with GPU, driver and commit. The file is whole after each row: what was measured is kept.
 
@@ -140,8 +154,7 @@ class Record:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.telemetry = open_telemetry(f"GPU-{properties.uuid}")
         """The GPU's."""
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        self.path: Path = arguments.out / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+        self.path = _claimed(arguments.out, name)
         self._rows: list[dict[str, Any]] = []
         self._content = {
             "gpu": properties.name,
