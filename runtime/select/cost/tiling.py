@@ -117,16 +117,17 @@ class Work(NamedTuple):
     """Along K, of a tile."""
 
     @classmethod
-    def of(cls, k: Tiling, problem: GemmProblem, gpu: Gpu, uneven: GemmProblem | None = None) -> Work:
-        """Of a problem on a GPU; ``uneven``: groups or slots for which it stands, of whose rows its M is the mean."""
+    def of(cls, k: Tiling, problem: GemmProblem, gpu: Gpu, asked: GemmProblem | None = None) -> Work:
+        """Of a problem on a GPU; ``asked``: the one for which it stands, of the rows of whose groups or slots its M is
+        the mean."""
         extents = np.array((problem.m, problem.n), np.float64).take(k.side)
         resident = _resident(gpu).take(k.cluster_size)
         along = np.ceil(extents / k.cluster_tile)
         varied: Bools | bool = False  # whether their number is known on average alone
-        if uneven and uneven.batching == "grouped":  # if their rows are spread exponentially
+        if asked and asked.batching == "grouped":  # if their rows are spread exponentially
             along[0], varied = -1 / np.expm1(-k.cluster_tile[0] / extents[0]), True
-        elif uneven and uneven.expected_rows is not None:
-            of_slots = np.ceil(np.minimum(_ROWS_OF_SLOTS * problem.m, uneven.m) / k.cluster_tile[0])
+        elif asked and asked.expected_rows is not None:
+            of_slots = np.ceil(np.minimum(_ROWS_OF_SLOTS * problem.m, asked.m) / k.cluster_tile[0])
             along[0], varied = of_slots.mean(axis=0), of_slots[0] < of_slots[-1]
         clusters = along[0] * along[1] * (problem.batch * k.clusters)
         slots = resident * k.ctas_per_sm
