@@ -122,19 +122,25 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     weight = torch.randn(layer, layer, device="cuda", dtype=torch.bfloat16).t()
     rows = random.Random(0).sample(range(1, 8192), 2 * calls)
     loading = gemmill.Registry()
-    names = {loading.select(_problem(m, layer, layer), quick=quick).name for m in rows for quick in (False, True)}
-    kernels = loading.warm(names)
+    chosen, quickly = (
+        {m: loading.select(_problem(m, layer, layer), quick=quick).name for m in rows} for quick in (False, True)
+    )
+    kernels = loading.warm({*chosen.values(), *quickly.values()})
+    ways: dict[str, Callable[[int], dict[str, Any]]] = {
+        "": lambda m: {},
+        ", quick": lambda m: {"quick": True},
+        ", its kernel named": lambda m: {"kernel": chosen[m]},
+    }
     samples: dict[str, list[float]] = {}
-    for quick in (False, True):
-        how = ", quick" if quick else ""
+    for how, options in ways.items():
         registry = gemmill.Registry()
         for kernel in kernels:
             registry.add(kernel)
         for i, m in enumerate(rows):
             a, out = x[:m], d[:m]
-            ours = functools.partial(gemmill.matmul, a, weight, out=out, registry=registry, quick=quick)
+            ours = functools.partial(gemmill.matmul, a, weight, out=out, registry=registry, **options(m))
             timed: dict[str, Callable[[], object]] = {f"first gemmill.matmul(out=) of an M{how}": ours}
-            if not quick:
+            if not how:
                 timed["first torch.mm(out=) of an M"] = functools.partial(torch.mm, a, weight, out=out)
             torch.cuda.synchronize()
             for name, call in timed.items():

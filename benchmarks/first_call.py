@@ -1,9 +1,10 @@
 """Host time of the first call of a signature, up to the driver: the choice, and the kernel from memory, store and pack.
 
 Signatures are drawn at random, rows of activations with the weights of language models in bf16, and none occurs twice.
-What is chosen for them is compiled beforehand. Each is then asked for in three ways, as the first of its kind: the
-choice alone; with a kernel that the registry has loaded; with one that it reads from the store, or from a pack whose
-kernels were verified before. Needs neither a GPU nor PyTorch, but a toolchain.
+What is chosen for them is compiled beforehand. Each is then asked for in one way, as the first of its kind: the choice
+alone; with a kernel that the registry has loaded; with one that it reads from the store, or from a pack whose kernels
+were verified before; and these three by the kernel's name, without the choice. Needs neither a GPU nor PyTorch, but a
+toolchain.
 
 Reproduces docs/performance/host.md, "Host side of a call".
 """
@@ -39,11 +40,12 @@ def main() -> None:
     from gemmill.runtime.storage.pack import write_pack
 
     count = arguments.signatures
-    problems = _drawn(4 * count + 1, random.Random(arguments.seed))
+    problems = _drawn(7 * count + 1, random.Random(arguments.seed))
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "kernels.pack"
         choosing = gemmill.Registry()
-        names = {choosing.select(problem).name for problem in problems}
+        chosen = {problem: choosing.select(problem).name for problem in problems}
+        names = {*chosen.values()}
         write_pack(pack, choosing.warm(names))
         loaded, stored, packed = gemmill.Registry(), gemmill.Registry(), gemmill.Registry(packs=[pack])
         for artifact in choosing.warm(names):
@@ -53,6 +55,9 @@ def main() -> None:
             "kernel loaded": lambda problem: loaded.get(loaded.select(problem).name),
             "kernel in the store": lambda problem: stored.get(stored.select(problem).name),
             "kernel in a pack": lambda problem: packed.get(packed.select(problem).name),
+            "kernel loaded, by its name": lambda problem: loaded.get(chosen[problem]),
+            "kernel in the store, by its name": lambda problem: stored.get(chosen[problem]),
+            "kernel in a pack, by its name": lambda problem: packed.get(chosen[problem]),
         }
         for name in names:  # verified, and the files in memory
             packed.get(name)
