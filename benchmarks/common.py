@@ -166,6 +166,7 @@ class Record:
             **facts,
             "rows": self._rows,
         }
+        self.add()
 
     def add(self, *rows: dict[str, Any]) -> None:
         """Add rows, and write all."""

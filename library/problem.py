@@ -187,10 +187,11 @@ class GemmProblem:
         if self.batching == "masked":
             rows = self.expected_rows or min(self.m, ASSUMED_ROWS)
             return self.but(m=rows, batching="strided", expected_rows=None)
-        m, k = (-(-extent // max(self.batch, 1)) for extent in (self.m, self.k))
         if self.batching == "grouped":
-            return self.but(m=m, batching="strided")
-        return self.but(k=k, batching="strided") if self.batching == "kgrouped" else self
+            return self.but(m=-(-self.m // max(self.batch, 1)), batching="strided")
+        if self.batching == "kgrouped":
+            return self.but(k=-(-self.k // max(self.batch, 1)), batching="strided")
+        return self
 
     @property
     def with_narrow_a(self) -> GemmProblem:

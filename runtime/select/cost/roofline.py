@@ -49,7 +49,7 @@ def soft_maximum(times: Floats, sharpness: float) -> Floats:
 def power_ns(problem: GemmProblem, gpu: Gpu) -> float:
     """The least time under the power cap, whatever the kernel."""
     widest = max(DTYPES[problem.a_dtype].bits, DTYPES[problem.b_dtype].bits) / 8
-    return problem.flops * widest / 2 / gpu.power_tflops / 1000
+    return problem.expected_flops * widest / 2 / gpu.power_tflops / 1000
 
 
 def roofline(sm: SmTime, dram_ns: Floats, power_ns: float) -> tuple[Floats, Integers]:

@@ -69,9 +69,8 @@ class Moved(NamedTuple):
 
     def padding(self, problem: GemmProblem) -> Floats:
         """Elements of D that the tiles on a problem cover, over those that it has."""
-        own = problem.typical()
-        m, n = np.ceil(own.m / self.rows), np.ceil(own.n / self.columns)
-        return np.asarray(m * self.rows * n * self.columns / (own.m * own.n))
+        m, n = np.ceil(problem.m / self.rows), np.ceil(problem.n / self.columns)
+        return np.asarray(m * self.rows * n * self.columns / (problem.m * problem.n))
 
     def take(self, members: Integers) -> Moved:
         """Of some."""
@@ -132,20 +131,18 @@ def law_of(problem: GemmProblem, gpu: Gpu) -> Law | None:
     alone = problem.batching == "strided" and problem.batch == 1
     if not (alone or problem.batching in ("grouped", "masked")):
         return None
-    own = problem.typical()
-    if min(own.m, own.n) < LEAST_EXTENT:
+    if min((own := problem.typical()).m, own.n) < LEAST_EXTENT:
         return None
     return laws(gpu.name, gpu.model).get(a)
 
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Least microseconds under the power limit, whatever the kernel."""
-    return power_ns(problem.typical(), gpu) / 1000
+    return power_ns(problem, gpu) / 1000
 
 
 def least_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Microseconds that DRAM takes to bring A and B once and take D: no kernel needs fewer."""
-    problem = problem.typical()
     sides = ((problem.m, problem.k, problem.a_dtype), (problem.n, problem.k, problem.b_dtype))
     bits = sum(x * y * DTYPES[dtype].bits for x, y, dtype in (*sides, (problem.m, problem.n, problem.d_dtype)))
     return problem.batch * bits / 8 / gpu.dram_gbps / 1000

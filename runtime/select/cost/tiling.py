@@ -123,7 +123,7 @@ class Work(NamedTuple):
         extents = np.array((problem.m, problem.n), np.float64).take(k.side)
         resident = _resident(gpu).take(k.cluster_size)
         along = np.ceil(extents / k.cluster_tile)
-        varied: Bools | bool = False  # whether their number is known on average alone
+        varied: Bools | bool | None = None  # whether groups or slots differ in their tiles; None without such
         if asked and asked.batching == "grouped":  # if their rows are spread exponentially
             along[0], varied = -1 / np.expm1(-k.cluster_tile[0] / extents[0]), True
         elif asked and asked.expected_rows is not None:
@@ -132,7 +132,7 @@ class Work(NamedTuple):
         clusters = along[0] * along[1] * (problem.batch * k.clusters)
         slots = resident * k.ctas_per_sm
         waves = np.ceil(clusters / slots)
-        if varied is not False:
+        if varied is not None:
             waves = np.where(varied, np.maximum(clusters / slots + 0.5, 1), waves)
         return cls(
             extents=extents,

@@ -46,8 +46,9 @@ class UnderPower:
         law, gpu = law_of(problem, self._gpu), self._gpu
         if law is None or 0 in (problem.m, problem.n, problem.k, problem.batch):
             return None
-        limit = power_us(problem, gpu)
-        if limit < HELD * least_us(problem, gpu):
+        own = problem.typical()
+        limit = power_us(own, gpu)
+        if limit < HELD * least_us(own, gpu):
             return None
         group, serving, figures = self._model.asked(problem, None)
         alone = figures.us.take(serving)
@@ -56,7 +57,7 @@ class UnderPower:
             return None
         near: Integers = serving[alone <= NEAR * least]
         us = np.full(figures.us.size, np.inf)
-        us[near] = law.us(figures.us.take(near), limit, group.table.moved.take(near), problem)
+        us[near] = law.us(figures.us.take(near), limit, group.table.moved.take(near), own)
         figures = figures._replace(us=us)
         ranked = fastest(group, near, figures, 1 + RUNNERS_UP)
         joules = law.watts * float(us[ranked[0]]) / 1e6
