@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gemmill
 from gemmill.runtime.api import caches, prepare
 from gemmill.runtime.torch.launches import AT_KERNEL
-from gemmill.runtime.torch.operators import OPERATORS, _adapted, _positional
+from gemmill.runtime.torch.operators import LIBRARY, OPERATORS, _adapted, _positional, register_kernels
 
 _aten: Any = torch.ops.aten
 _CALLS: dict[Any, Callable[..., Any]] = {
@@ -109,6 +109,9 @@ def without_launches(device: str, names: set[str]) -> Iterator[None]:
         for name, function in public.items():
             setattr(gemmill, name, function)
         library._destroy()
+        if device == "cuda":
+            # For fake tensors PyTorch calls what a key was last given in Python, also once that is gone.
+            register_kernels(LIBRARY, "CUDA")
 
 
 def warm(names: set[str]) -> None:

@@ -50,3 +50,15 @@ def test_samples_were_served() -> None:
     """Some of them at least, by kernels of ours."""
     check_taken_over("nn.functional.linear", torch.bfloat16, "cuda")
     assert "linear" in str(gemmill.torch.stats()) or "mm" in str(gemmill.torch.stats())
+
+
+def test_a_run_without_launches_leaves_operators_as_they_were() -> None:
+    """For fake tensors too, whose calls PyTorch looks up by key."""
+    from benchmarks.pytorch.warming import without_launches
+
+    with without_launches("cuda", set()):
+        pass
+    a = torch.ones(16, 32, device="cuda", dtype=torch.bfloat16)
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert torch.ops.gemmill.mm(mode.from_tensor(a), mode.from_tensor(a).mT).shape == (16, 16)
+    assert torch.ops.gemmill.mm(a, a.mT).eq(32).all()
