@@ -117,6 +117,7 @@ def _said(place: int, values: Any) -> str:
     return "".join(map(said, rows, values if isinstance(values, tuple) else (values,)))
 
 
+@lru_cache(4096)
 def parse_name(name: str) -> GemmConfig:
     """The config that has this name. The config may break a legality rule.
 

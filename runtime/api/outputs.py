@@ -43,16 +43,24 @@ def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
 def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like: Any) -> Callable[[], Any]:
     """What allocates tensors of PyTorch beside one of them, on its current stream: by a function that is private to
     PyTorch, in a third of the time of the public one, where there is one. It knows the current GPU alone."""
-    torch = importlib.import_module("torch")
     device, ordinal = like.device, like.get_device()
-    guards = importlib.import_module("torch._C._dynamo.guards")
-    quick = getattr(guards, "_empty_strided_cuda" if like.is_cuda else "_empty_strided_cpu", None)
-    current = getattr(torch._C, "_cuda_getDevice" if like.is_cuda else "", lambda: ordinal)
+    empty_strided, quick, get_device = _private(like.is_cuda)
+    current = get_device or (lambda: ordinal)
 
     def public() -> Any:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        return empty_strided(shape, strides, dtype=dtype, device=device)
 
     def empty() -> Any:
         return quick(shape, strides, dtype) if current() == ordinal else public()  # type: ignore[misc]
 
     return public if quick is None else empty
+
+
+@functools.cache
+def _private(on_gpu: bool) -> tuple[Callable[..., Any], Callable[..., Any] | None, Callable[[], int] | None]:
+    """What allocates tensors of PyTorch's; what does so quickly on the current GPU, or on the CPU; what tells that GPU.
+    None for what a version has not."""
+    torch = importlib.import_module("torch")
+    guards = importlib.import_module("torch._C._dynamo.guards")
+    quick = getattr(guards, "_empty_strided_cuda" if on_gpu else "_empty_strided_cpu", None)
+    return torch.empty_strided, quick, getattr(torch._C, "_cuda_getDevice" if on_gpu else "", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -103,6 +104,16 @@ def _launch_config(ctas: int, threads: int, shared_bytes: int) -> Any:
     return config
 
 
+@functools.cache
+def _overlap() -> Any:
+    """The attribute of programmatic dependent launch, which all launches share."""
+    driver = bindings()
+    overlap = driver.CUlaunchAttribute()
+    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlap.value.programmaticStreamSerializationAllowed = 1
+    return overlap
+
+
 class PreparedLaunch:
     """A launch with everything set but the stream. One thread at a time: the stream is written into shared state.
 
@@ -121,11 +132,7 @@ class PreparedLaunch:
         self._arguments = arguments
         self._config = _launch_config(ctas, threads, shared_bytes)
         if overlaps(device):
-            driver = bindings()
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            self._config.attrs, self._config.numAttrs = [overlap], 1
+            self._config.attrs, self._config.numAttrs = [_overlap()], 1
         self._launch = bindings().cuLaunchKernelEx
         self._stream = 0
 

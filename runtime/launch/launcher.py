@@ -156,8 +156,10 @@ def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
 
 def _operand_addresses(gemm: Gemm) -> Addresses:
     """The addresses of :data:`OPERANDS`."""
-    operands = {gemm.name(x): getattr(gemm, x) for x in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")}
-    addresses = {name: operand.ptr if operand else 0 for name, operand in operands.items()}
+    addresses = [0] * len(OPERANDS)
+    for name in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero"):
+        if (operand := getattr(gemm, name)) is not None:
+            addresses[PLACES[gemm.name(name)]] = operand.ptr
     if gemm.problem.batching in FOUND_BY:
-        addresses[FOUND_BY[gemm.problem.batching]] = gemm.groups
-    return tuple(addresses.get(name, 0) for name in OPERANDS)
+        addresses[PLACES[FOUND_BY[gemm.problem.batching]]] = gemm.groups
+    return tuple(addresses)

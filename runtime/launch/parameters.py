@@ -16,6 +16,8 @@ from gemmill.runtime.operands.gemm import Gemm
 _UNALIGNED_D = 31
 """The bit of ``batched`` that says so (kernel/params.cuh)."""
 
+_SCALARS = {layout: struct.Struct("<" + layout) for layout in "iIqQfd"}
+
 _STRIDED = (
     ("pointer", "Q", "ptr"),
     ("row_stride", "q", "row_stride"),
@@ -43,7 +45,9 @@ class ParameterBlock:
     def __init__(self, size: int) -> None:
         alignment = tma.DESCRIPTOR_ALIGNMENT
         self._memory = ctypes.create_string_buffer(size + alignment)
-        self.address = -(-ctypes.addressof(self._memory) // alignment) * alignment
+        begins = ctypes.addressof(self._memory)
+        self.address = -(-begins // alignment) * alignment
+        self._begin = self.address - begins
         self._pointers = (ctypes.c_void_p * 1)(self.address)
         self._size = size
 
@@ -54,13 +58,18 @@ class ParameterBlock:
 
     def write(self, offset: int, layout: str, value: float) -> None:
         """Write one scalar; ``layout`` is its character in :mod:`struct`."""
-        self.put(offset, struct.pack("<" + layout, value))
+        scalar = _SCALARS[layout]
+        self._check(offset, scalar.size)
+        scalar.pack_into(self._memory, self._begin + offset, value)
 
     def put(self, offset: int, data: bytes) -> None:
         """Write some bytes."""
-        if not 0 <= offset <= self._size - len(data):
-            raise ValueError(f"offset {offset} is outside the {self._size} bytes of the parameters")
+        self._check(offset, len(data))
         ctypes.memmove(self.address + offset, data, len(data))
+
+    def _check(self, offset: int, size: int) -> None:
+        if not 0 <= offset <= self._size - size:
+            raise ValueError(f"offset {offset} is outside the {self._size} bytes of the parameters")
 
     def integer(self, offset: int) -> ctypes.c_uint64:
         """The 64 bits at an offset, to be written again and again."""

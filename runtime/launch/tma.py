@@ -63,7 +63,7 @@ class Descriptor:
         What L2 lacks is fetched by so many bytes: a line, or two.
         """
         box, rank = self.box, len(self.extents)
-        ones = (1,) * (rank - len(box.box))
+        extents, strides, boxes, ones = _arrays(rank)
         status = _in_context(
             device,
             _libcuda().cuTensorMapEncodeTiled,
@@ -71,10 +71,10 @@ class Descriptor:
             _DATA_TYPES[DTYPES[box.dtype].tma],
             rank,
             self.address,
-            (ctypes.c_uint64 * rank)(*self.extents),
-            (ctypes.c_uint64 * (rank - 1))(*self.strides),
-            (ctypes.c_uint32 * rank)(box.box[0], self.rows, *ones),
-            (ctypes.c_uint32 * rank)(*(1,) * rank),
+            extents(*self.extents),
+            strides(*self.strides),
+            boxes(box.box[0], self.rows, *ones[len(box.box) :]),
+            ones,
             0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
             _SWIZZLES[box.swizzle],
             _PROMOTIONS[fetched],
@@ -82,6 +82,13 @@ class Descriptor:
         )
         if status:
             raise DeviceError(f"cuTensorMapEncodeTiled refused {self} with status {status}")
+
+
+@functools.cache
+def _arrays(rank: int) -> tuple[Any, Any, Any, Any]:
+    """The types of extents, strides and boxes of a rank, and ones."""
+    boxes = ctypes.c_uint32 * rank
+    return ctypes.c_uint64 * rank, ctypes.c_uint64 * (rank - 1), boxes, boxes(*(1,) * rank)
 
 
 def describe(

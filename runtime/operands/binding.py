@@ -120,4 +120,4 @@ def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...
 
 def spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
     """C, broadcast to a shape."""
-    return replace(c, shape=shape, strides=broadcast("c", c, shape))
+    return replace(c, shape=shape, strides=broadcast("c", c.shape, c.strides, shape))

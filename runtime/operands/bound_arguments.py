@@ -100,7 +100,8 @@ def _matrix(
 ) -> BoundArgument:
     if output and value.shape != out.shape:
         raise OperandError(f"{name} has shape {value.shape}; it is written as out is, which has {out.shape}")
-    spread = replace(value, shape=out.shape, strides=broadcast(name, value, out.shape))
+    strides = broadcast(name, value.shape, value.strides, out.shape)
+    spread = replace(value, shape=out.shape, strides=strides)
     outer = len(out.shape) - row_axis - column_axis
     x = matrices(name, spread, out.shape[:outer], m, n, row_axis, column_axis)
     strides = x.row_stride, x.column_stride, collapse(name, out.shape[:outer], x.batch_strides)
@@ -159,10 +160,9 @@ def _vector(
             if extent is not None and extent > 1 and strides[-1] != 1:
                 raise OperandError(f"{name} has stride {strides[-1]}; its elements must be neighbours: .contiguous()")
             own, strides = own[:-1], strides[:-1]
-        outer = replace(value, shape=own, strides=strides)
         if output is not None and own not in (batch, ()):
             raise OperandError(f"{name} has shape {value.shape}; it takes {(*batch, *tail)}")
-        stride = collapse(name, batch, broadcast(name, outer, batch))
+        stride = collapse(name, batch, broadcast(name, own, strides, batch))
     reset = None
     if output is not None:
         inner = 1

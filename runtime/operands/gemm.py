@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +17,12 @@ from gemmill.runtime.operands.strided import Matrices, Operand, operand, refuse_
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses."""
 PLACES = {name: place for place, name in enumerate(OPERANDS)}
+
+_CALLED: tuple[Mapping[str, str], Mapping[str, str]] = (
+    {"d": "out", "scale": "a_scale", "zero": "a_zero"},
+    {"d": "out", "scale": "b_scale", "zero": "b_zero", "a": "b", "b": "a"},
+)
+"""What the caller calls operands of a kernel, as it is and transposed; others have the same name."""
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of the arguments of its epilogue."""
@@ -48,9 +55,7 @@ class Gemm:
 
     def name(self, operand: str) -> str:
         """What the caller calls the operand in an attribute of this class."""
-        narrow = "b" if self.is_transposed else "a"
-        other = {"a": "b", "b": "a"} if self.is_transposed else {}
-        return {"d": "out", "scale": f"{narrow}_scale", "zero": f"{narrow}_zero", **other}.get(operand, operand)
+        return _CALLED[self.is_transposed].get(operand, operand)
 
     @property
     def transposed(self) -> Gemm:

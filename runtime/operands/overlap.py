@@ -10,7 +10,7 @@ from typing import Any
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
-from gemmill.runtime.operands.tensors import LEAST_ADDRESS, TensorView, without_memory
+from gemmill.runtime.operands.tensors import LEAST_ADDRESS, TensorView, reach, without_memory
 
 _MAX_WORK = 100_000
 """Most steps of NumPy's search for a common byte, some milliseconds; what takes more is refused."""
@@ -34,7 +34,8 @@ class Footprint:
     @classmethod
     def of(cls, name: str, place: int, tensor: TensorView) -> Footprint:
         """That of a tensor."""
-        return cls(name, place, *tensor.reach, tensor.byte_extents)
+        extents = tensor.byte_extents
+        return cls(name, place, *reach(extents), extents)
 
     def shares(self, address: int, other: Footprint, others: int) -> bool:
         """Whether one byte belongs to both, at these addresses."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -136,11 +137,12 @@ def _refuse_dtype(name: str, dtype: str) -> OperandError:
 
 
 def _from_torch(tensor: Any, name: str) -> TensorView:
-    if tensor.device.type != "cuda":
-        raise _refuse_cpu(name, f"on {tensor.device}")
-    if str(tensor.layout) != "torch.strided":
+    device = tensor.device
+    if device.type != "cuda":
+        raise _refuse_cpu(name, f"on {device}")
+    if tensor.layout is not sys.modules["torch"].strided:
         raise OperandError(f"{name} has layout {tensor.layout}; gemmill takes dense tensors: {name}.to_dense()")
-    dtype = TORCH_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    dtype = _of_torch(tensor.dtype)
     if dtype is None:
         raise _refuse_dtype(name, str(tensor.dtype))
     if tensor.is_neg():
@@ -157,9 +159,15 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         dtype=dtype,
-        device=tensor.device.index,
+        device=device.index,
         owner=tensor,
     )
+
+
+@functools.cache
+def _of_torch(dtype: Any) -> DTypeName | None:
+    """gemmill's name of a dtype of PyTorch's; None where it has none."""
+    return TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
 
 
 def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: int, owner: object) -> TensorView:

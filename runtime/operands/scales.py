@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gemmill.library.config.scales import BLOCK_SCALES
@@ -106,8 +105,7 @@ def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[i
         )
     if tensor.shape[-2:] != shape:
         raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
-    outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
-    batch_stride = collapse(name, batch, broadcast(name, outer, batch))
+    batch_stride = collapse(name, batch, broadcast(name, tensor.shape[:-2], tensor.strides[:-2], batch))
     strides = tensor.strides[-2:]
     return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride, tensor.dtype)
 
@@ -156,8 +154,8 @@ def group_scales(
             raise OperandError(
                 f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, as {other} is"
             )
-        outer = replace(tensor, shape=tensor.shape[:-2], strides=tensor.strides[:-2])
-        batch_stride = collapse(f"{name}_{kind}", batch, broadcast(f"{name}_{kind}", outer, batch))
+        called = f"{name}_{kind}"
+        batch_stride = collapse(called, batch, broadcast(called, tensor.shape[:-2], tensor.strides[:-2], batch))
         along_rows, along_k = tensor.strides[-2 if name == "a" else -1], tensor.strides[k_axis]
         if bool(batch_stride) != bool(narrow.batch_stride):
             raise OperandError(

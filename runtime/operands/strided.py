@@ -77,9 +77,8 @@ def matrices(
     """Read a tensor as matrices; the flags say which matrix axes it has."""
     axes = row_axis + column_axis
     outer = len(tensor.shape) - axes
-    shape = tensor.shape[:outer]
     matrix_strides = tensor.strides[outer:]
-    outer_strides = broadcast(name, replace(tensor, shape=shape, strides=tensor.strides[:outer]), batch)
+    outer_strides = broadcast(name, tensor.shape[:outer], tensor.strides[:outer], batch)
     return Matrices(
         name,
         tensor,
@@ -93,6 +92,8 @@ def matrices(
 
 def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[tuple[int, ...], Any]:
     """The fewest extents that a batch has for all of some operands, and these with a stride along each."""
+    if not batch:
+        return batch, tuple(operands)
     extents, strides = _joined(batch, [x.batch_strides for x in operands if x is not None])
     merged = iter(strides)
     return extents, tuple(x and replace(x, batch_strides=next(merged)) for x in operands)
@@ -124,13 +125,13 @@ def _joined(shape: Sequence[int], given: Sequence[Sequence[int]]) -> tuple[tuple
     return tuple(extents), [tuple(own) for own in strides]
 
 
-def broadcast(name: str, tensor: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor expanded to a shape: 0 along the extents it lacks."""
-    missing = len(shape) - len(tensor.shape)
-    if missing < 0 or any(e not in (1, f) for e, f in zip(tensor.shape, shape[missing:], strict=True)):
-        raise OperandError(f"{name} has shape {tensor.shape}, which does not broadcast to {shape}")
-    steps = zip(tensor.shape, shape[missing:], tensor.strides, strict=True)
-    return (0,) * missing + tuple(0 if e != f else step for e, f, step in steps)
+def broadcast(name: str, own: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of extents expanded to a shape: 0 along those that are lacking."""
+    missing = len(shape) - len(own)
+    if missing < 0 or any(e not in (1, f) for e, f in zip(own, shape[missing:], strict=True)):
+        raise OperandError(f"{name} has shape {own}, which does not broadcast to {shape}")
+    steps = zip(own, shape[missing:], strides, strict=True)
+    return (0,) * missing + tuple([0 if e != f else step for e, f, step in steps])
 
 
 def collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,8 +68,7 @@ class TensorView:
     @property
     def reach(self) -> tuple[int, int]:
         """Bytes before its first element, and from there on, in which it lies; it has elements."""
-        steps = [(extent - 1) * step for extent, step in self.byte_extents]
-        return -sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + 1
+        return reach(self.byte_extents)
 
     @property
     def layout(self) -> tuple[Hashable, ...]:
@@ -87,6 +86,15 @@ class TensorView:
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape} with strides {self.strides} on GPU {self.device}"
+
+
+def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """:attr:`TensorView.reach` by :attr:`TensorView.byte_extents`."""
+    before, behind = 0, 1
+    for extent, step in byte_extents:
+        last = (extent - 1) * step
+        before, behind = (before - last, behind) if last < 0 else (before, behind + last)
+    return before, behind
 
 
 def is_torch(tensor: object) -> bool:

@@ -89,7 +89,7 @@ def _stacked(kind: Kind, value: TensorView, rows: tuple[int, ...], columns: tupl
         return None
     columns = columns if kind == "matrix" else ()
     try:
-        strides = broadcast("", value, (*rows, *columns))
+        strides = broadcast("", value.shape, value.strides, (*rows, *columns))
     except OperandError:  # which binding tells by its name
         return None
     step = one_stride(rows, strides[: len(rows)])
