@@ -46,17 +46,18 @@ LAYERS = (
 )
 FIRST = f"{LAYERS} Of each the four kernels that the selector ranks first were measured, and what it chooses."
 DRAWN = "Suite `drawn`: layers and rows at random, which no model and no table was fitted to."
-KMAJOR = ("drawn-20261126T06*", "drawn-20261126T0701*")
-ROW_MAJOR = ("drawn-20261126T0702*",)
+KMAJOR = ("drawn-20261128T191[789]*", "drawn-20261128T192006Z")
+ROW_MAJOR = ("drawn-20261128T192134Z",)
+NINE = "h200-nine"
 TABLES = (
-    Table("Layers of language models, H200", "h200-nine", ("h200+llm-*",), "cublaslt", "selected", FIRST),
+    Table("Layers of language models, H200", NINE, ("h200+llm-*",), "cublaslt", "selected", FIRST),
     Table("Layers of language models, H100", "h100", ("h200+llm-20261125T004*",), "cublaslt", "selected", LAYERS),
-    Table("The same beside cuBLAS through PyTorch, H200", "h200-nine", ("h200+llm-*",), "cublas", "selected", FIRST),
-    Table("Problems drawn at random, H200", "h200-others", KMAJOR, "cublaslt", "selected", DRAWN),
-    Table("The same with a row-major B", "h200-others", ROW_MAJOR, "cublaslt", "selected", DRAWN),
+    Table("The same beside cuBLAS through PyTorch, H200", NINE, ("h200+llm-*",), "cublas", "selected", FIRST),
+    Table("Problems drawn at random, H200", NINE, KMAJOR, "cublaslt", "selected", DRAWN),
+    Table("The same with a row-major B", NINE, ROW_MAJOR, "cublaslt", "selected", DRAWN),
     Table(
         "Those with a K-major B by decision trees",
-        "h200-others",
+        NINE,
         KMAJOR,
         "cublaslt",
         "quick",
@@ -64,40 +65,40 @@ TABLES = (
     ),
     Table(
         "Gradients of inputs",
-        "h200",
-        ("input-gradients-20261125T1906*",),
+        NINE,
+        ("input-gradients-*",),
         "cublaslt",
         "selected",
         "Suite `input-gradients`: B row-major.",
     ),
     Table(
         "Gradients of weights",
-        "h200",
-        ("weight-gradients-20261125T1841*",),
+        NINE,
+        ("weight-gradients-*",),
         "cublaslt",
         "selected",
         "Suite `weight-gradients`: A and B contiguous along M and N.",
     ),
     Table(
         "Few rows times row-major weights",
-        "h200",
-        ("row-major-few-20261125T1842*",),
+        NINE,
+        ("row-major-few-*",),
         "cublaslt",
         "selected",
         "Layers of suite `llm` at 1, 16, 64 and 256 rows.",
     ),
     Table(
         "Batches",
-        "h200",
-        ("batched-20261123T18*",),
+        NINE,
+        ("batched-*",),
         "cublaslt",
         "selected",
         "Suite `batched`: heads of attention, experts.",
     ),
     Table(
         "Layers in no suite",
-        "h200",
-        ("unseen-layers-20261123T*",),
+        NINE,
+        ("unseen-layers-*",),
         "cublaslt",
         "selected",
         "24 problems of layers that no run had measured before.",

@@ -30,7 +30,10 @@ def tensor(shape: tuple[int, ...], dtype: str, how: str) -> Any:
 
 
 def outcomes(call: Callable[..., Any], calls: list[dict[str, Any]]) -> list[Any]:
-    """What comes of some calls, the first time that any is made: the error, or D and what an epilogue writes."""
+    """What comes of some calls, the first time that any is made: the error, or D and what an epilogue writes. Tensors
+    are then as they were: D of one call may be C of another."""
+    tensors = {id(x): x for arguments in calls for x in arguments.values() if isinstance(x, torch.Tensor)}
+    before = [(x, x.clone()) for x in tensors.values()]
     caches.forget_calls()
     found: list[Any] = []
     for arguments in calls:
@@ -43,6 +46,8 @@ def outcomes(call: Callable[..., Any], calls: list[dict[str, Any]]) -> list[Any]
             found.append((type(error), str(error)))
             continue
         found.append([x.contiguous().view(torch.uint8).tolist() for x in (d, *written)])
+    for x, values in before:
+        x.copy_(values)
     return [*found, caches.prepared.cache_info().currsize]
 
 

@@ -41,7 +41,7 @@ def test_the_page_is_what_the_measurements_come_to(table: Table) -> None:
 
 Figure = Callable[[Sequence[float]], float | None]
 ROWS: Mapping[str, tuple[int, str, Figure]] = {
-    "**H200**: selected / cuBLASLt (00b13fba)": (0, "ratios", geometric_mean),
+    "**H200**: selected / cuBLASLt (00b13fba; tf32 e2cb6a32)": (0, "ratios", geometric_mean),
     "selected / PyTorch's cuBLAS": (2, "ratios", geometric_mean),
     "on 24 problems of layers that nobody had measured": (-2, "ratios", geometric_mean),
     "**H100**: selected / cuBLASLt (a41e89e)": (1, "ratios", geometric_mean),
@@ -54,7 +54,7 @@ TWICE: Mapping[str, tuple[str, Figure]] = {
 """Rows that come twice, for the H200 and for the H100."""
 OTHERS = {
     "60 drawn at random": "Problems drawn at random, H200",
-    "the same with a row-major B": "The same with a row-major B",
+    "60 of the first row with a row-major B": "The same with a row-major B",
     "90 gradients of inputs": "Gradients of inputs",
     "90 gradients of weights": "Gradients of weights",
     "180 of 1 to 256 rows": "Few rows times row-major weights",
