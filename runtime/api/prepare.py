@@ -85,9 +85,9 @@ def _prepared(call: GemmCall) -> PreparedCall:
         parts = len(shifts)
 
     def launcher(name: str, swap_ab: bool) -> functools.partial[Launches]:
-        kernel = _load(registry, name, device, call.stream)
-        _refuse_to_load_copies(kernel, gemm.transposed if swap_ab else gemm, call.stream)
-        return functools.partial(new, gemm, kernel, alpha, beta, swap_ab, sm_count, arguments)
+        kernel, own = _load(registry, name, device, call.stream), gemm.transposed if swap_ab else gemm
+        _refuse_to_load_copies(kernel, own, call.stream)
+        return functools.partial(new, own, kernel, alpha, beta, sm_count, arguments)
 
     if options.kernel is not None:
         name, swap_ab = _named(registry, options.kernel, gemm.problem, options.batch_invariant)

@@ -57,8 +57,8 @@ class Resets:
 class Launcher:
     """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
 
-    The kernel must serve the problem, or with ``swap_ab`` its transpose: see
-    :func:`gemmill.runtime.select.kernels.faults.needs_swap`. ``memory`` refuses addresses that no call may have.
+    The kernel must serve the problem as it is: see :func:`gemmill.runtime.select.kernels.faults.needs_swap`. ``memory``
+    refuses addresses that no call may have.
     """
 
     def __init__(
@@ -67,15 +67,12 @@ class Launcher:
         kernel: Kernel,
         alpha: float,
         beta: float,
-        swap_ab: bool,
         sm_count: int | None,
         arguments: Sequence[BoundArgument],
         *,
         memory: Callable[[Addresses], None],
     ) -> None:
         self._memory = memory
-        if swap_ab:
-            gemm = gemm.transposed
         self.swap_ab = gemm.is_transposed
         """Whether the kernel's A is the caller's b."""
         spec = kernel.spec

@@ -3,7 +3,6 @@ apart neighbours are, how well all of it is aligned."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
@@ -49,7 +48,8 @@ class Operand:
     def transposed(self) -> Operand:
         """With its rows called columns. The majors of A and B are named relative to K, and stay."""
         major = {"n": "m", "m": "n"}.get(self.major, self.major)
-        return replace(self, major=major, row_stride=self.column_stride, column_stride=self.row_stride)
+        strides = self.stride, self.batch_stride, self.align, self.column_stride, self.row_stride
+        return Operand(self.ptr, self.dtype, major, *strides, self.batch_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +173,15 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
         steps = tuple(stride // (batch_stride or 1) for stride in strides)
     last = sum((extent - 1) * step for extent, step in zip(batch, steps, strict=True)) if steps else 0
     # An operand with strides that are too long for TMA counts as one without a contiguous extent.
-    movable = all(0 <= stride * bits < 8 * TMA_MAX_STRIDE for stride in (*strides, batch_stride)) and last <= MAX_EXTENT
+    movable = not strides or (
+        all(0 <= stride * bits < 8 * TMA_MAX_STRIDE for stride in (*strides, batch_stride)) and last <= MAX_EXTENT
+    )
     apart = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
 
     def described(major: str, *others: int) -> Operand:
-        offsets = (step * bits // 8 for step in (*others, batch_stride))
-        aligned = functools.reduce(int.__or__, offsets, tensor.ptr | 16)
+        aligned = tensor.ptr | 16
+        for step in (*others, batch_stride):
+            aligned |= step * bits // 8
         stride = others[0] if len(others) == 1 else 0
         return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *apart, steps)
 
