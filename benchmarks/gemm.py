@@ -60,7 +60,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the summaries, a list, instead of tables")
-    parser.add_argument("--manifest", nargs="+", default=["bf16"], help="shipped manifests, or files (bf16)")
+    parser.add_argument(
+        "--manifest", nargs="+", default=["bf16"], help="files, or shipped manifests (bf16); bf16+mma: both as one set"
+    )
     parser.add_argument("--shapes", nargs="+", default=["large"], help="shipped shape suites, or files (large)")
     parser.add_argument("--preset", help="preset of the manifests")
     parser.add_argument("--formats", choices=FORMATS, help="types of the operands; default: by each manifest's name")
@@ -81,7 +83,6 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from gemmill.library.errors import ManifestError, RecordError
-    from gemmill.library.manifest.load import load_manifest, shipped_manifest
     from gemmill.profiler.baselines.baseline import BASELINES, absent
     from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
 
@@ -93,11 +94,11 @@ def main() -> None:
     if missing := [name for name in arguments.baselines or () if name in lacking]:
         parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
     try:
-        sets = [load_manifest(Path(x) if Path(x).is_file() else shipped_manifest(x)) for x in arguments.manifest]
+        sets = [_manifests(named) for named in arguments.manifest]
         suites = [load_shapes(shipped_suites().get(name, Path(name))) for name in arguments.shapes]
     except (ManifestError, RecordError) as error:
         parser.error(str(error))
-    if nameless := [kernels.name for kernels in sets if (arguments.formats or kernels.name) not in FORMATS]:
+    if nameless := [first.name for first, *_ in sets if (arguments.formats or first.name) not in FORMATS]:
         parser.error(f"no formats are known for manifest {nameless[0]}; pass --formats")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends a run early, it has a summary
     try:
@@ -111,8 +112,18 @@ def main() -> None:
             print(f"\n{summary['manifest']}:", *_told(summary), sep="\n  ")
 
 
-def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure a kernel set at suites of shapes and return what the records come to, also of a run that is cut short."""
+def _manifests(named: str) -> list[Any]:
+    """What is measured as one set: a file, or shipped manifests, joined by ``+``."""
+    from gemmill.library.manifest.load import load_manifest, shipped_manifest
+
+    if Path(named).is_file():
+        return [load_manifest(Path(named))]
+    return [load_manifest(shipped_manifest(name)) for name in named.split("+")]
+
+
+def measured(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the kernels of sets, as one that has the first's name, at suites of shapes and return what the records
+    come to, also of a run that is cut short."""
     from gemmill.library.config.names import kernel_name
     from gemmill.library.records import read_records
     from gemmill.profiler.baselines.baseline import BASELINES
@@ -126,8 +137,9 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
 
     shapes = [*dict.fromkeys(shape for suite in suites for shape in suite.shapes)]
     name = "+".join(suite.name for suite in suites)
-    formats = arguments.formats or kernels.name
-    configs = list(kernels.expand(preset=arguments.preset, where=f"({FORMATS[formats]}) and ({arguments.where})"))
+    manifest, formats = "+".join(kernels.name for kernels in sets), arguments.formats or sets[0].name
+    where = f"({FORMATS[formats]}) and ({arguments.where})"
+    configs = [config for kernels in sets for config in kernels.expand(preset=arguments.preset, where=where)]
     records = arguments.out / f"{formats}-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
     selector = Selector({kernel_name(config): config for config in configs}, detect())
     asked = [unit for unit in units(configs, shapes) if unit.problem.d_major == "n"]
@@ -136,7 +148,7 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
         asked = [likely_alone(unit, selector, arguments.likely) for unit in asked]
         which = f"for each problem {arguments.likely} likely ones of {len(configs)}"
     if not arguments.json:
-        print(f"{which} {formats} kernels of {kernels.name}, {len(shapes)} shapes of {name}; TFLOP/s")
+        print(f"{which} {formats} kernels of {manifest}, {len(shapes)} shapes of {name}; TFLOP/s")
         print(HEAD, flush=True)
     try:
         sweep(
@@ -153,7 +165,7 @@ def measured(kernels: Any, suites: Sequence[Any], arguments: argparse.Namespace)
         )
     finally:
         if records.exists() and records.stat().st_size:
-            summary = {"manifest": kernels.name, "formats": formats, "shapes": name, "asked": len(asked)}
+            summary = {"manifest": manifest, "formats": formats, "shapes": name, "asked": len(asked)}
             summary["likely"] = arguments.likely
             summary |= _summary([*read_records(records)])
             if not arguments.json:
