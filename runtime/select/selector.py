@@ -21,7 +21,7 @@ from gemmill.runtime.select.deciders.invariant import ForAnyRows
 from gemmill.runtime.select.deciders.measurements import ByMeasurement
 from gemmill.runtime.select.deciders.model import ByModel, ForNothing
 from gemmill.runtime.select.deciders.quick import ByDecisionTree
-from gemmill.runtime.select.deciders.sustained import UnderPower
+from gemmill.runtime.select.deciders.sustained import OfLongGroups, UnderPower
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.slow_path import SlowPath, slow_path
@@ -66,7 +66,7 @@ class Selector:
             self._invariant,
         )
         self._deciders: Mapping[Regime, tuple[Decider, ...]] = {
-            "burst": alone,
+            "burst": (OfLongGroups(self._under_power), *alone),
             "sustained": (self._under_power, *alone),
         }
         self.select = lru_cache(_CACHED)(self._select)

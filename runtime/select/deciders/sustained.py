@@ -20,6 +20,12 @@ NEAR = 1.2
 """How far behind the fastest lone launch a kernel may be by the model: what was measured was within it."""
 
 
+LONG_US = 1000.0
+"""A lone launch of groups or slots that takes so long is held by the power limit as a long run is: of groups in bf16,
+those of 1.6 to 4 ms were 1 to 5% faster by the kernel for a long run, those of 0.7 and 0.8 ms were not (H200,
+docs/performance/layouts.md, "Groups"). Of matrices trees know as much."""
+
+
 class UnderPower:
     """Decides on problems that the power limit holds, on all SMs, where a law was fitted to such.
 
@@ -63,3 +69,27 @@ class UnderPower:
         joules = law.watts * float(us[ranked[0]]) / 1e6
         why = f"in a long run, which the power limit holds at {law.watts:.0f} W, {joules:.3g} J a launch: "
         return chosen(group, ranked, figures, problem, gpu, why)
+
+
+class OfLongGroups:
+    """Decides on lone launches of groups and slots that are as long as :data:`LONG_US`.
+
+    Args:
+        under_power: what decides on long runs.
+    """
+
+    def __init__(self, under_power: UnderPower) -> None:
+        self._under_power = under_power
+
+    def decide(
+        self, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None, quick: bool
+    ) -> Choice | None:
+        """The kernel for a long run; None for matrices, and where that takes less.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves the problem.
+        """
+        if problem.batching not in ("grouped", "masked"):
+            return None
+        choice = self._under_power.decide(problem, sm_count, invariant_to, quick)
+        return choice if choice is not None and choice.predicted_us >= LONG_US else None

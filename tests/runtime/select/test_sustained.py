@@ -81,8 +81,19 @@ def test_groups_and_slots_of_many_rows_are_held_as_a_matrix_of_as_many_is(rows: 
     groups = each.but(m=16384, batch=8, **rows)
     held, alone = registry.select(groups), registry.select(groups, objective="burst")
     assert "in a long run, which the power limit holds at" in held.reason
+    assert "in a long run" not in alone.reason
     assert moved(held.config) <= moved(alone.config)
     assert power_us(groups, H200) == pytest.approx(8 * power_us(each, H200))
+
+
+@pytest.mark.parametrize("rows", [{"batching": "grouped"}, {"batching": "masked", "expected_rows": 2048}])
+def test_a_launch_of_groups_that_takes_a_millisecond_is_itself_a_long_run(rows: dict[str, Any]) -> None:
+    registry = Registry(gpu=H200)
+    long = GemmProblem(m=2048, n=4096, k=8192).but(m=16384, batch=8, **rows)
+    assert registry.select(long).predicted_us > 1000
+    assert registry.select(long, objective="burst") == registry.select(long)
+    quick = registry.select(long, quick=True, objective="burst")
+    assert "in a long run" not in quick.reason
 
 
 def test_types_alike_have_one_law() -> None:
