@@ -17,6 +17,7 @@ _UNALIGNED_D = 31
 """The bit of ``batched`` that says so (kernel/params.cuh)."""
 
 _SCALARS = {layout: struct.Struct("<" + layout) for layout in "iIqQfd"}
+"""How parameters lie in memory, by their characters in :mod:`struct`."""
 
 _STRIDED = (
     ("pointer", "Q", "ptr"),

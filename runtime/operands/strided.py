@@ -48,8 +48,8 @@ class Operand:
     def transposed(self) -> Operand:
         """With its rows called columns. The majors of A and B are named relative to K, and stay."""
         major = {"n": "m", "m": "n"}.get(self.major, self.major)
-        strides = self.stride, self.batch_stride, self.align, self.column_stride, self.row_stride
-        return Operand(self.ptr, self.dtype, major, *strides, self.batch_steps)
+        kept = self.stride, self.batch_stride, self.align
+        return Operand(self.ptr, self.dtype, major, *kept, self.column_stride, self.row_stride, self.batch_steps)
 
 
 @dataclass(frozen=True, slots=True)
