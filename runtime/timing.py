@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import bindings, check, current
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TensorView, reach
 
 ROUNDS = 11
 """Samples of each candidate."""
@@ -100,7 +100,7 @@ def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
     with current(device), ExitStack() as stack:
         addresses = []
         for tensor in tensors:
-            before, behind = tensor.reach
+            before, behind = reach(tensor.byte_extents)
             size = before + behind + _ADDRESS_BYTES
             status, memory = driver.cuMemAlloc(size)
             if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY

@@ -66,11 +66,6 @@ class TensorView:
         return (*extents, (max(1, bits // 8), 1))
 
     @property
-    def reach(self) -> tuple[int, int]:
-        """Bytes before its first element, and from there on, in which it lies; it has elements."""
-        return reach(self.byte_extents)
-
-    @property
     def layout(self) -> tuple[Hashable, ...]:
         """All of it that decides how a kernel reads it: of its address the alignment."""
         return self.shape, self.strides, self.dtype, self.device, self.writable, self.ptr % TMA_ALIGN
@@ -89,7 +84,8 @@ class TensorView:
 
 
 def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """:attr:`TensorView.reach` by :attr:`TensorView.byte_extents`."""
+    """Bytes before its first element, and from there on, in which a tensor that has elements lies, by its
+    :attr:`TensorView.byte_extents`."""
     before, behind = 0, 1
     for extent, step in byte_extents:
         last = (extent - 1) * step

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 NEAR = 1.2
 """How far behind the fastest lone launch a kernel may be by the model: what was measured was within it."""
-
-
 LONG_US = 1000.0
 """A lone launch of groups or slots that takes so long is held by the power limit as a long run is: of groups in bf16,
 those of 1.6 to 4 ms were 1 to 5% faster by the kernel for a long run, those of 0.7 and 0.8 ms were not (H200,
@@ -89,7 +87,7 @@ class OfLongGroups:
         Raises:
             UnsupportedProblemError: no kernel serves the problem.
         """
-        if problem.batching not in ("grouped", "masked"):
+        if problem.batching == "strided":
             return None
         choice = self._under_power.decide(problem, sm_count, invariant_to, quick)
         return choice if choice is not None and choice.predicted_us >= LONG_US else None
