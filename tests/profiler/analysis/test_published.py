@@ -44,7 +44,7 @@ ROWS: Mapping[str, tuple[int, str, Figure]] = {
     "**H200**: selected / cuBLASLt (00b13fba; tf32 e2cb6a32)": (0, "ratios", geometric_mean),
     "selected / PyTorch's cuBLAS": (2, "ratios", geometric_mean),
     "on 24 problems of layers that nobody had measured": (-2, "ratios", geometric_mean),
-    "**H100**: selected / cuBLASLt (a41e89e)": (1, "ratios", geometric_mean),
+    "**H100**: selected / cuBLASLt (e4d48ab)": (1, "ratios", geometric_mean),
 }
 """Rows of the summary: of which table, which ratios, and what is said of them."""
 TWICE: Mapping[str, tuple[str, Figure]] = {
