@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 0.2,
     "l2_leaf_reg": 1,
     "border_count": 254,
-    "random_seed": 2,
+    "random_seed": 1,
     "allow_writing_files": False,
     "verbose": False,
 }

@@ -43,6 +43,12 @@ _FITTED = "strided", "nested"
 _LAUNCH_NS = 310.0
 """A launch in a train of launches."""
 
+
+def _transposed(config: GemmConfig) -> int:
+    """How many of A and B are transposed before WGMMA reads them: it takes all but 16-bit ones K-major alone."""
+    return sum(operand.major == "mn" and operand.type.bits != 16 for operand in (config.a, config.b))
+
+
 _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
     {
         "bytes": lambda c: c.b.type.bits / 8,
@@ -64,6 +70,7 @@ _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
         "A m-major": lambda c: c.a.major == "mn",
         "B n-major": lambda c: c.b.major == "mn",
         "D m-major": lambda c: c.d.major == "m",
+        "transposed": _transposed,
     }
 )
 """Figures that a kernel has whatever the problem."""

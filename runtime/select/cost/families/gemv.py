@@ -17,7 +17,7 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.families.family import Family
-from gemmill.runtime.select.cost.families.wgmma import WIDE_ROW, Step, multiplies_as_loaded
+from gemmill.runtime.select.cost.families.wgmma import WIDE_ROW, Step
 from gemmill.runtime.select.cost.roofline import LOAD_LATENCY, soft_maximum
 from gemmill.runtime.select.cost.sm import LATENCY_NS, STEP_SHARPNESS, SmTime, SmWork
 
@@ -121,7 +121,8 @@ def _is_corrected(config: GemmConfig) -> bool:
     """Those with tiles of eight rows that multiply what they load."""
     from gemmill.library.families import gemv
 
-    return gemv.mmas_m(fields_of(config)) == 1 and multiplies_as_loaded(config)
+    is_as_loaded = config.a.major == "k" and (config.b.major == "k" or config.b.type.bits == 16)
+    return gemv.mmas_m(fields_of(config)) == 1 and config.a.type.bits == config.b.type.bits and is_as_loaded
 
 
 FAMILY = Family(

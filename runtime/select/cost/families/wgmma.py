@@ -17,12 +17,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.ring import operand_swizzle
-from gemmill.library.families.wgmma.warpgroups import (
-    INSTRUCTION_K_BYTES,
-    SUBTILE_M,
-    multiplies_from_registers,
-    transposes,
-)
+from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES, SUBTILE_M, transposes
 from gemmill.library.legality.quantities import element_bytes
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
@@ -185,17 +180,6 @@ class WgmmaFeatures(NamedTuple):
         return ns
 
 
-def multiplies_as_loaded(config: GemmConfig) -> bool:
-    """Whether A and B are multiplied as they are loaded."""
-    if config.a.type.bits != config.b.type.bits:
-        return False
-    if config.a.major == config.b.major == "k":
-        return True
-    own = fields_of(config)
-    moved = multiplies_from_registers(own) or any(transposes(own, x) for x in "ab")
-    return not moved and "any" not in (config.a.major, config.b.major)
-
-
 def _row_bytes(config: GemmConfig) -> tuple[int, int]:
     """Bytes of a row of the boxes of A and of B."""
     own = fields_of(config)
@@ -230,4 +214,8 @@ def _crossing_cycles(stride: int) -> float:
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
-FAMILY = Family(WgmmaFeatures.of, is_corrected=multiplies_as_loaded, is_preferred=True, takes_turns=_takes_turns)
+def _has_one_width(config: GemmConfig) -> bool:
+    return config.a.type.bits == config.b.type.bits
+
+
+FAMILY = Family(WgmmaFeatures.of, is_corrected=_has_one_width, is_preferred=True, takes_turns=_takes_turns)

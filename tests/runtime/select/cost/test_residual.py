@@ -15,6 +15,7 @@ from tests.cases.manifests import shipped_set
 from tests.cases.problems import plain
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS
+from gemmill.library.config.model import GemmConfig
 from gemmill.runtime.select import models
 from gemmill.runtime.select.cost import model, residual
 from gemmill.runtime.select.cost.residual import ResidualModel
@@ -83,6 +84,21 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
     assert (model.estimate(columns, PROBLEM, elsewhere).us == analytic.us).all()
     others = model.FeatureTable.of(list(shipped_set("simt").expand())[:4])
     assert not others.fitted.any()
+
+
+def test_trees_know_kernels_that_transpose_and_none_that_upconvert() -> None:
+    def of_wgmma(kernel_set: str, where: str) -> list[GemmConfig]:
+        return [c for c in shipped_set(kernel_set).expand(where=where) if c.family == "wgmma"]
+
+    transposing = [c for name in ("tf32", "fp8", "int8") for c in of_wgmma(name, "'mn' in [a.major, b.major]")]
+    columns = model.FeatureTable.of(transposing)
+    assert columns.fitted.all()
+    wanted = [[c.a.major, c.b.major].count("mn") for c in transposing]
+    figures, others = model.analytic(columns, PROBLEM, DEFAULT_GPU)
+    rows = dict(zip(model.FEATURES, model.features(columns, figures, others, PROBLEM, DEFAULT_GPU), strict=True))
+    assert {*wanted} == {1, 2}
+    assert rows["transposed"].tolist() == wanted
+    assert not model.FeatureTable.of(of_wgmma("mixed", "a.scale != 'none'")).fitted.any()
 
 
 @pytest.fixture(scope="module")
