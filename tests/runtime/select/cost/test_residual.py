@@ -87,10 +87,10 @@ def test_trees_correct_kernels_that_were_measured_on_the_gpu_that_was() -> None:
 
 
 def test_trees_know_kernels_that_transpose_and_none_that_upconvert() -> None:
-    def of_wgmma(kernel_set: str, where: str) -> list[GemmConfig]:
-        return [c for c in shipped_set(kernel_set).expand(where=where) if c.family == "wgmma"]
+    def of_wgmma(*names: str) -> list[GemmConfig]:
+        return [c for name in names for c in shipped_set(name).expand() if c.family == "wgmma"]
 
-    transposing = [c for name in ("tf32", "fp8", "int8") for c in of_wgmma(name, "'mn' in [a.major, b.major]")]
+    transposing = [c for c in of_wgmma("tf32", "fp8", "int8") if "mn" in (c.a.major, c.b.major)]
     columns = model.FeatureTable.of(transposing)
     assert columns.fitted.all()
     wanted = [[c.a.major, c.b.major].count("mn") for c in transposing]
@@ -98,7 +98,7 @@ def test_trees_know_kernels_that_transpose_and_none_that_upconvert() -> None:
     rows = dict(zip(model.FEATURES, model.features(columns, figures, others, PROBLEM, DEFAULT_GPU), strict=True))
     assert {*wanted} == {1, 2}
     assert rows["transposed"].tolist() == wanted
-    assert not model.FeatureTable.of(of_wgmma("mixed", "a.scale != 'none'")).fitted.any()
+    assert not model.FeatureTable.of(of_wgmma("mixed")).fitted.any()
 
 
 @pytest.fixture(scope="module")
