@@ -24,6 +24,7 @@ from gemmill.runtime.select.cost import memory, residual
 from gemmill.runtime.select.cost.arrays import column, joined
 from gemmill.runtime.select.cost.decompositions import cluster_k, second_kernel_ns
 from gemmill.runtime.select.cost.families import FAMILIES
+from gemmill.runtime.select.cost.families.wgmma import transposed_operands
 from gemmill.runtime.select.cost.roofline import Estimate, power_ns, roofline
 from gemmill.runtime.select.cost.sm import SmFeatures, SmTime, SmWork
 from gemmill.runtime.select.cost.sustained import Moved
@@ -42,12 +43,6 @@ _FITTED = "strided", "nested"
 """Batching that the residual model was fitted to, or that costs as much."""
 _LAUNCH_NS = 310.0
 """A launch in a train of launches."""
-
-
-def _transposed(config: GemmConfig) -> int:
-    """How many of A and B are transposed before WGMMA reads them: it takes all but 16-bit ones K-major alone."""
-    return sum(operand.major == "mn" and operand.type.bits != 16 for operand in (config.a, config.b))
-
 
 _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
     {
@@ -70,7 +65,7 @@ _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
         "A m-major": lambda c: c.a.major == "mn",
         "B n-major": lambda c: c.b.major == "mn",
         "D m-major": lambda c: c.d.major == "m",
-        "transposed": _transposed,
+        "transposed": transposed_operands,
     }
 )
 """Figures that a kernel has whatever the problem."""

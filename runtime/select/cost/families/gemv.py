@@ -14,10 +14,10 @@ from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.legality.quantities import TMA_ALIGN
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.families.family import Family
-from gemmill.runtime.select.cost.families.wgmma import WIDE_ROW, Step
+from gemmill.runtime.select.cost.families.wgmma import WIDE_ROW, Step, transposed_operands
 from gemmill.runtime.select.cost.roofline import LOAD_LATENCY, soft_maximum
 from gemmill.runtime.select.cost.sm import LATENCY_NS, STEP_SHARPNESS, SmTime, SmWork
 
@@ -121,8 +121,8 @@ def _is_corrected(config: GemmConfig) -> bool:
     """Those with tiles of eight rows that multiply what they load."""
     from gemmill.library.families import gemv
 
-    is_as_loaded = config.a.major == "k" and (config.b.major == "k" or config.b.type.bits == 16)
-    return gemv.mmas_m(fields_of(config)) == 1 and config.a.type.bits == config.b.type.bits and is_as_loaded
+    is_changed = is_mixed(config.a.dtype, config.b.dtype) or transposed_operands(config)
+    return gemv.mmas_m(fields_of(config)) == 1 and config.a.major == "k" and not is_changed
 
 
 FAMILY = Family(

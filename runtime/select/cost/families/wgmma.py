@@ -19,7 +19,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.ring import operand_swizzle
 from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES, SUBTILE_M, transposes
 from gemmill.library.legality.quantities import element_bytes
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.decompositions import kernel_ns, stream_ns
 from gemmill.runtime.select.cost.families.family import Family
@@ -180,6 +180,12 @@ class WgmmaFeatures(NamedTuple):
         return ns
 
 
+def transposed_operands(config: GemmConfig) -> int:
+    """How many of A and B are transposed on their way, in shared memory or to registers: the tensor cores take all but
+    16-bit ones K-major alone."""
+    return sum(operand.major == "mn" and operand.type.bits != 16 for operand in (config.a, config.b))
+
+
 def _row_bytes(config: GemmConfig) -> tuple[int, int]:
     """Bytes of a row of the boxes of A and of B."""
     own = fields_of(config)
@@ -214,8 +220,9 @@ def _crossing_cycles(stride: int) -> float:
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
-def _has_one_width(config: GemmConfig) -> bool:
-    return config.a.type.bits == config.b.type.bits
+def _is_corrected(config: GemmConfig) -> bool:
+    """All but those that upconvert an operand."""
+    return not is_mixed(config.a.dtype, config.b.dtype)
 
 
-FAMILY = Family(WgmmaFeatures.of, is_corrected=_has_one_width, is_preferred=True, takes_turns=_takes_turns)
+FAMILY = Family(WgmmaFeatures.of, is_corrected=_is_corrected, is_preferred=True, takes_turns=_takes_turns)
