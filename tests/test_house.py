@@ -1,14 +1,12 @@
-"""The house in order: files and functions that a screen or few hold, folders that one look takes in, the words."""
+"""Functions that a screen or two hold, and the words of the field."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -44,14 +42,12 @@ JARGON: Mapping[str, str] = {
 }
 """Identifiers and phrases that were replaced, as regular expressions, and the term to use instead."""
 
-MOST_LINES: Mapping[str, int] = {".py": 400, ".cuh": 350}
-MEDIAN_LINES = 140
+SUFFIXES = (".py", ".cuh")
 MOST_LINES_OF_A_FUNCTION = 60
-MOST_FILES_OF_A_FOLDER = 12
 
 
 def code() -> list[Path]:
-    return sorted(path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in MOST_LINES)
+    return sorted(path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES)
 
 
 def texts() -> list[Path]:
@@ -81,11 +77,6 @@ def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, int]]:
             yield from functions(node, within)
 
 
-def large_files() -> dict[str, int]:
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in code()}
-    return {name(path): count for path, count in lines.items() if count > MOST_LINES[path.suffix]}
-
-
 def device_functions(lines: list[str]) -> Iterator[tuple[str, int]]:
     """First line and lines of every function of a header that is not closed where it is opened: formatted code closes
     it at the indentation at which it began."""
@@ -110,11 +101,6 @@ def large_functions() -> dict[str, int]:
     return {function: lines for function, lines in found.items() if lines > MOST_LINES_OF_A_FUNCTION}
 
 
-def large_folders() -> dict[str, int]:
-    files = Counter(name(path.parent) for path in code() if path.name != "__init__.py")
-    return {folder: count for folder, count in files.items() if count > MOST_FILES_OF_A_FOLDER}
-
-
 @cache
 def contents() -> dict[str, str]:
     return {name(path): path.read_text(encoding="utf-8") for path in texts()}
@@ -124,21 +110,8 @@ def test_the_readme_takes_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_files_are_short() -> None:
-    assert not large_files(), "such a file has two subjects"
-
-
-def test_half_of_the_files_are_very_short() -> None:
-    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in code() if path.suffix == ".py"]
-    assert median(lines) <= MEDIAN_LINES
-
-
 def test_functions_are_short() -> None:
     assert not large_functions()
-
-
-def test_folders_are_small() -> None:
-    assert not large_folders(), "such a folder answers two questions"
 
 
 @pytest.mark.parametrize("pattern", JARGON)
