@@ -8,17 +8,17 @@
 
 namespace gemmill {
 
-/// Where boxes of A or B end that would reach beyond the operand along MN: TMA makes zeros of rows outside, and takes two
-/// to three times as long for one as for a row that it reads.
-enum class Reach {
-  /// With the operand. What they leave of a stage holds what was there before; it ends in rows or columns of D that are
-  /// not stored.
-  Cut,
-  /// Anywhere: in other groups, whose rows they load.
-  Beyond,
-  /// TMA reads at the start of a descriptor's tensor where a box lies wholly outside, and that is no memory of the
-  /// operand: boxes are moved into it, and what they load must not be used.
-  Inside,
+/// What happens to a box of A or B that would reach beyond the operand along MN. TMA writes zeros for rows outside, and
+/// takes two to three times as long for one as for a row that it reads.
+enum class BoxBounds {
+  /// The box ends with the operand. The rest of the stage keeps what was there before; it ends in rows or columns of D
+  /// that are not stored.
+  Clip,
+  /// The box reaches into other groups, and loads their rows.
+  Overrun,
+  /// The box is moved into the operand, and what it loads must not be used: where a box lies wholly outside, TMA reads
+  /// at the start of the descriptor's tensor, and that is no memory of the operand.
+  Shift,
 };
 
 /// Loads this CTA's share of one stage of A or B, and multicasts it to the `Peers` CTAs that need the same tile.
@@ -26,17 +26,17 @@ enum class Reach {
 /// Each peer loads 1/Peers of the rows of every panel; `slice` is this CTA's index among them, `mask` their ranks in
 /// the cluster. The full barrier of each receiving CTA counts the bytes.
 ///
-/// What happens beyond the operand's `extent` along MN is `Reach`'s to say. Peers release stages to each other, and none
+/// What happens beyond the operand's `extent` along MN `BoxBounds` says. Peers release stages to each other, and none
 /// may be a lap ahead, which waiting for a load of each of the others ensures: a slice beyond the operand is loaded from
 /// its start, and the first panel always.
-template <class Layout, int Peers, Reach Boxes>
+template <class Layout, int Peers, BoxBounds Bounds>
 struct StageLoad {
   static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
   static constexpr int kRows = Layout::kRows / Peers;
   /// Swizzles go by address, so a slice may begin anywhere in a swizzle's period.
   static_assert(Layout::kRows % Peers == 0 && kRows * Layout::kSpan % 128 == 0, "TMA writes to multiples of 128 bytes");
   /// Whether some boxes have fewer rows, and so a descriptor of their own.
-  static constexpr bool kTails = Boxes == Reach::Cut && kAlongK;
+  static constexpr bool kTails = Bounds == BoxBounds::Clip && kAlongK;
 
   cute::TmaDescriptor const& whole;
   /// Of boxes of the rows that are left beyond whole ones; of none where there are no `kTails`.
@@ -47,7 +47,7 @@ struct StageLoad {
 
   /// What arrives in a stage of the tile at `mn`, from all peers.
   __device__ int bytes(int mn) const {
-    if constexpr (Boxes != Reach::Cut) return Layout::kBytes;
+    if constexpr (Bounds != BoxBounds::Clip) return Layout::kBytes;
     int const inside = max(min(extent - mn, Layout::kTileMN), 0);
     if constexpr (!kAlongK) return max(ceil_div(inside, Layout::kPanelExtent), 1) * Layout::kPanelBytes;
     int const elsewhere = Peers == 1 ? 0 : (Peers - ceil_div(inside, kRows)) * min(extent, kRows);
@@ -68,7 +68,7 @@ struct StageLoad {
     bool const outside = kTails && row >= extent;
     if (outside) row = 0;
     cute::TmaDescriptor const* const descriptor = kTails && row + kRows > extent ? &tail : &whole;
-    if constexpr (Boxes == Reach::Inside) row = min(row, extent - 1);
+    if constexpr (Bounds == BoxBounds::Shift) row = min(row, extent - 1);
     return {descriptor, row, Peers > 1 || !outside};
   }
 
@@ -86,8 +86,8 @@ struct StageLoad {
       char* const target = stage + panel * Layout::kPanelBytes + slice * kRows * Layout::kSpan;
       int contiguous = along + panel * Layout::kPanelExtent;
       if constexpr (!kAlongK) {
-        if (Boxes == Reach::Cut && panel > 0 && contiguous >= extent) break;
-        if (Boxes == Reach::Inside) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
+        if (Bounds == BoxBounds::Clip && panel > 0 && contiguous >= extent) break;
+        if (Bounds == BoxBounds::Shift) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
       }
       if constexpr (Peers == 1) {
         cute::SM90_TMA_LOAD::copy(&descriptor, &full, hint, target, contiguous, row, outer...);

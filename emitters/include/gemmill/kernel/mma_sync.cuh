@@ -69,17 +69,17 @@ struct MmaSyncGemm {
                                   size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression;
   static constexpr bool kOrdered =
       Config::kMajorA != MajorIn::ANY && Config::kMajorB != MajorIn::ANY && sizeof(Word) == 4;
-  static constexpr int kBytesAhead =
+  static constexpr int kPrefetchBytes =
       kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * kWords * int(sizeof(Word));
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
   /// Whether words are put together of two where sums and words are not all that takes registers.
   static constexpr bool kFull = (kShiftedA || kShiftedB) && (kIsHalves<Atom> || Config::Epilogue::kIsExpression);
   /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
-  static constexpr int kMaxBytesAhead = kFull                             ? (kSteps <= 4 ? 256 : 0)
+  static constexpr int kMaxPrefetchBytes = kFull                             ? (kSteps <= 4 ? 256 : 0)
                                         : (kSimple || sizeof(Word) == 8) && __CUDA_ARCH__ >= 900 ? 768
                                         : kSimple || kOrdered             ? 640
                                                                           : 0;
-  static constexpr bool kAhead = CopyA::kAsync && CopyB::kAsync && kBytesAhead <= kMaxBytesAhead;
+  static constexpr bool kPrefetchesFragments = CopyA::kAsync && CopyB::kAsync && kPrefetchBytes <= kMaxPrefetchBytes;
   using Sums = Accumulator[kAtomsM][kAtomsN][4];
 
   __device__ static char* stage_a(char* shared, int stage) { return shared + stage * LayoutA::kBytes; }
@@ -144,12 +144,12 @@ struct MmaSyncGemm {
     Words words;
     int stage = 0;
     wait_for_tile();
-    if constexpr (kAhead) words.load(a, b, shared, stage, 0);
+    if constexpr (kPrefetchesFragments) words.load(a, b, shared, stage, 0);
     // Multiplies a tile, while the one that is kStages - 1 ahead is copied into the stage of the tile before: between
     // MMAs, where it is whole.
     auto const step = [&](int tile, auto whole) {
       constexpr bool kWhole = decltype(whole)::value;
-      constexpr int kParts = kWhole && kAhead && kSteps > 1 ? (kSteps - 1) * kAtomsM : 1;
+      constexpr int kParts = kWhole && kPrefetchesFragments && kSteps > 1 ? (kSteps - 1) * kAtomsM : 1;
       int const ahead = tile + kStages - 1, refilled = stage == 0 ? kStages - 1 : stage - 1;
       bool const refills = kWhole || ahead < work.k_tiles;
       auto const refill = [&](int part) {
@@ -166,7 +166,7 @@ struct MmaSyncGemm {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         Words next;
-        if constexpr (kAhead) {
+        if constexpr (kPrefetchesFragments) {
           if (k == kSteps - 1) turn();
           next.load(a, b, shared, stage, (k + 1) % kSteps * kStepK);
         } else {
@@ -177,7 +177,7 @@ struct MmaSyncGemm {
           words.multiply(i, sums);
           if (kParts > 1 && k < kSteps - 1) refill(k * kAtomsM + i);
         }
-        if constexpr (kAhead)
+        if constexpr (kPrefetchesFragments)
           words = next;
         else if (k == kSteps - 1)
           turn();

@@ -170,7 +170,7 @@ struct AnyReduction : Reduction<Config> {
   /// Most sums that threads leave to others: those of eight that share a vector.
   static constexpr int kLeft = kThreads - kThreads / 8;
   /// Splits that a thread has under way.
-  static constexpr int kAhead = 8;
+  static constexpr int kLoadsInFlight = 8;
 
   template <class Params>
   __device__ static void run(Params const& params) {
@@ -190,13 +190,13 @@ struct AnyReduction : Reduction<Config> {
     if (index < plane) {
       auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
       int const end = min(int(group + 1) * group_splits, splits);
-      for (int split = group * group_splits; split < end; split += kAhead) {
-        uint4 bits[kAhead];
+      for (int split = group * group_splits; split < end; split += kLoadsInFlight) {
+        uint4 bits[kLoadsInFlight];
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        for (int i = 0; i < kLoadsInFlight; ++i)
           if (split + i < end) bits[i] = __ldcg(source + int64_t(split + i) * plane);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        for (int i = 0; i < kLoadsInFlight; ++i)
           if (split + i < end) add(sum, reinterpret_cast<Vector const&>(bits[i]));
       }
     }

@@ -84,7 +84,7 @@ struct SimtGemm {
  private:
   /// Whether a thread reads what it multiplies next, across stages; where there are two CTAs, one hides what the other
   /// waits for.
-  static constexpr bool kAhead = kBlocks == 1;
+  static constexpr bool kPrefetchesFragments = kBlocks == 1;
 
   __device__ static Accumulator* stage_a(char* shared, int stage) {
     return reinterpret_cast<Accumulator*>(shared + stage * StageA::kBytes);
@@ -110,7 +110,7 @@ struct SimtGemm {
       values.read(stage_a(shared, stage) + first_m + k * StageA::kPitch,
                   stage_b(shared, stage) + first_n + k * StageB::kPitch);
     };
-    if constexpr (kAhead) {
+    if constexpr (kPrefetchesFragments) {
       add_ahead(a, b, shared, params.k, work.k_tiles, read, sums);
     } else {
       add(a, b, shared, params.k, work.k_tiles, read, sums);

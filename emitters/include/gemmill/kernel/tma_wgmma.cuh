@@ -1,13 +1,12 @@
 /// The sm_90a GEMM: TMA + WGMMA, warp-specialised, persistent; cooperative or pingpong.
 ///
-/// Warpgroup 0 loads; the others multiply and store. Under kernel/wgmma/: traits, storage, spec,
-/// producer, mainloop, consumer.
+/// Warpgroup 0 loads; the others multiply and store. The collective mainloop and the collective epilogue are under
+/// collective/, the tile schedulers under scheduler/; traits, storage, exported facts and the consumer loop under kernel/wgmma/.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <gemmill/kernel/wgmma/consumer.cuh>
-#include <gemmill/kernel/wgmma/producer.cuh>
 #include <gemmill/kernel/wgmma/spec.cuh>
 
 namespace gemmill {
@@ -16,7 +15,7 @@ template <class Config_>
 struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
   using Traits = WgmmaTraits<Config_>;
   using Storage = WgmmaStorage<Traits>;
-  using Producer = WgmmaProducer<Traits>;
+  using Mainloop = CollectiveMainloop<Traits>;
   using Config = typename Traits::Config;
   using LoadA = typename Traits::LoadA;
   using LoadB = typename Traits::LoadB;
@@ -41,25 +40,25 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
       cute::prefetch_tma_descriptor(&params.d);
       pipeline.init();
       for (int i = 0; i < Traits::kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
-      if constexpr (Traits::kPingpong) storage.turns().init();
-      if constexpr (Traits::kTransposes) storage.ready().init();
+      if constexpr (Traits::kPingpong) storage.pingpong_order().init();
+      if constexpr (Traits::kTransposes) storage.transposed().init();
       if constexpr (Traits::kClusterSplits > 1)
         for (int i = 0; i < Traits::kConsumers; ++i) sums_barriers[i].init();
       cutlass::arch::fence_barrier_init();
     }
     sync_cluster();
-    // What comes before a wait may overlap the end of the kernel before: a load waits once it is ready to be issued.
+    // What comes before a wait may overlap the end of the kernel before: a load waits once it is transposed to be issued.
     if constexpr (Traits::kReadsGroups) wait_for_prerequisites();
 
     Scheduler scheduler(params, rank);
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
-      if (warp == 0 && (Traits::kRowGroups || cute::elect_one_sync())) Producer::produce(params, storage, scheduler);
+      if (warp == 0 && (Traits::kGroupedM || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);
       if constexpr (Traits::kBlockScales) {
-        if (warp == 1) Producer::produce_scales(params, storage, scheduler);
+        if (warp == 1) Mainloop::load_scales(params, storage, scheduler);
       }
       if constexpr (Traits::kTransposes) {
-        if (warp >= Traits::kFirstTransposer) Producer::transpose(storage, scheduler, warp - Traits::kFirstTransposer);
+        if (warp >= Traits::kFirstTransposer) Mainloop::transpose(storage, scheduler, warp - Traits::kFirstTransposer);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -12,15 +12,15 @@
 namespace gemmill {
 
 /// Whether a stage is transposed where it lies: its panels are squares, and as many bytes into it before as after.
-template <class Raw, class Ready>
-constexpr bool kInPlace = Ready::kPanels == 1 && Raw::kSpan == Ready::kSpan;
+template <class Tma, class Mma>
+constexpr bool kInPlace = Mma::kPanels == 1 && Tma::kSpan == Mma::kSpan;
 
-/// Reads a stage as TMA wrote it (`Raw`, MN-major) and writes it as WGMMA reads it (`Ready`, K-major), by `Warps` warps.
+/// Reads a stage as TMA wrote it (`Tma`, MN-major) and writes it as WGMMA reads it (`Mma`, K-major), by `Warps` warps.
 ///
 /// A warp reads all that it is about to write over before it writes. Neither side has bank conflicts, but that of words
 /// in rows of less than 128 bytes. Places of what a lane reads and writes differ by constants under exclusive or, which
 /// swizzles are linear in: addresses cost little.
-template <class Raw, class Ready, int Warps, int Size = sizeof(typename Raw::Element)>
+template <class Tma, class Mma, int Warps, int Size = sizeof(typename Tma::Element)>
 struct StageTranspose;
 
 /// Bytes, in blocks of 16 x 16: ldmatrix transposes pairs of bytes, two byte permutations finish two of its registers, and
@@ -28,38 +28,38 @@ struct StageTranspose;
 ///
 /// Block (i, j), i along K and j along MN, becomes block (j, i). Blocks (i, i ^ d) and (i ^ d, i) of a square change places
 /// at once; where d is 0, two of the diagonal are transposed at once.
-template <class Raw, class Ready, int Warps>
-struct StageTranspose<Raw, Ready, Warps, 1> {
-  /// Blocks of a span of either, and of a square's side; squares of a panel of Raw along K and along MN.
-  static constexpr unsigned kRawBlocks = Raw::kSpan / 16, kReadyBlocks = Ready::kSpan / 16;
-  static constexpr unsigned kSide = kRawBlocks < kReadyBlocks ? kRawBlocks : kReadyBlocks;
-  static constexpr unsigned kSquaresK = Raw::kRows / 16 / kSide, kSquaresMN = kRawBlocks / kSide;
+template <class Tma, class Mma, int Warps>
+struct StageTranspose<Tma, Mma, Warps, 1> {
+  /// Blocks of a span of either, and of a square's side; squares of a panel of Tma along K and along MN.
+  static constexpr unsigned kTmaBlocks = Tma::kSpan / 16, kMmaBlocks = Mma::kSpan / 16;
+  static constexpr unsigned kSide = kTmaBlocks < kMmaBlocks ? kTmaBlocks : kMmaBlocks;
+  static constexpr unsigned kSquaresK = Tma::kRows / 16 / kSide, kSquaresMN = kTmaBlocks / kSide;
 
   /// Warp `warp` of `Warps` does its share.
-  __device__ static void run(char const* raw, char* ready, int warp) {
+  __device__ static void run(char const* source_stage, char* target_stage, int warp) {
     unsigned const lane = threadIdx.x % 32;
     // The row of a block that this lane names. The eight of a matrix lie in as many groups of banks if half of them are
     // of the matrix's own rows and half of its neighbour's, which the permutations make good.
     unsigned const row = lane % 8;
     unsigned const neighbour = lane / 8 % 2 ^ row / 4;
-    unsigned const source = swizzled<Raw::kSpan>((row / 2 * 4 + neighbour * 2 + row % 2) * Raw::kSpan);
-    unsigned const target = swizzled<Ready::kSpan>((row * 2 + neighbour) * Ready::kSpan);
+    unsigned const source = swizzled<Tma::kSpan>((row / 2 * 4 + neighbour * 2 + row % 2) * Tma::kSpan);
+    unsigned const target = swizzled<Mma::kSpan>((row * 2 + neighbour) * Mma::kSpan);
     unsigned const even = (lane % 4 < 2 ? 0x6420 : 0x2064) ^ (lane < 16 ? 0 : 0x1111);
     unsigned const odd = even ^ 0x1111;
 #pragma unroll 1
-    for (unsigned unit = warp; unit < Raw::kPanels * kSquaresMN * kSquaresK * kSide; unit += Warps) {
+    for (unsigned unit = warp; unit < Tma::kPanels * kSquaresMN * kSquaresK * kSide; unit += Warps) {
       unsigned const d = unit % kSide;
       unsigned const square_k = unit / kSide % kSquaresK * kSide;
       unsigned const square_mn = unit / kSide / kSquaresK % kSquaresMN * kSide;
       unsigned const panel = unit / kSide / kSquaresK / kSquaresMN;
-      char const* const panel_source = raw + panel * Raw::kPanelBytes;
+      char const* const panel_source = source_stage + panel * Tma::kPanelBytes;
       char* const panel_target =
-          ready + panel * Raw::kPanelExtent * Ready::kSpan + square_k / kReadyBlocks * Ready::kPanelBytes;
+          target_stage + panel * Tma::kPanelExtent * Mma::kSpan + square_k / kMmaBlocks * Mma::kPanelBytes;
       // Half of the lanes name rows of a pair's second block, (i ^ other, i ^ other ^ d).
       unsigned const other = d == 0 ? kSide / 2 : d;
       unsigned const mine = lane < 16 ? 0 : other;
       unsigned const block_source = source ^ from(square_k ^ mine, square_mn ^ mine ^ d);
-      unsigned const block_target = target ^ to(square_k % kReadyBlocks ^ mine, square_mn ^ mine ^ d);
+      unsigned const block_target = target ^ to(square_k % kMmaBlocks ^ mine, square_mn ^ mine ^ d);
       // The i of which i ^ other is not one: sums of two powers of two.
       unsigned const first = other % 2 == 0 ? 1 : 2, second = other % 4 == 0 ? 2 : 4;
       uint32_t words[kSide / 2][4];
@@ -80,25 +80,25 @@ struct StageTranspose<Raw, Ready, Warps, 1> {
   }
 
  private:
-  /// Byte of block (i, j) in a panel of Raw; of what it becomes in a panel of Ready, whose first block along MN is 0.
-  __device__ static constexpr unsigned from(unsigned i, unsigned j) { return i * 16 * Raw::kSpan ^ j * 16; }
-  __device__ static constexpr unsigned to(unsigned i, unsigned j) { return j * 16 * Ready::kSpan ^ i * 16; }
+  /// Byte of block (i, j) in a panel of Tma; of what it becomes in a panel of Mma, whose first block along MN is 0.
+  __device__ static constexpr unsigned from(unsigned i, unsigned j) { return i * 16 * Tma::kSpan ^ j * 16; }
+  __device__ static constexpr unsigned to(unsigned i, unsigned j) { return j * 16 * Mma::kSpan ^ i * 16; }
 };
 
 /// Words, in blocks of 4 x 4: a lane reads four rows of 16 bytes and writes four.
-template <class Raw, class Ready, int Warps>
-struct StageTranspose<Raw, Ready, Warps, 4> {
-  /// Chunks of four rows along K, those of a panel of Ready; blocks of a row.
-  static constexpr int kChunks = Raw::kRows / 4;
-  static constexpr int kPanelChunks = Ready::kSpan / 16;
-  static constexpr int kRowBlocks = Raw::kSpan / 16;
-  /// Chunks that a warp reads at once, of one panel of Ready. (Where these are fewer than lanes for them, two lanes do the
+template <class Tma, class Mma, int Warps>
+struct StageTranspose<Tma, Mma, Warps, 4> {
+  /// Chunks of four rows along K, those of a panel of Mma; blocks of a row.
+  static constexpr int kChunks = Tma::kRows / 4;
+  static constexpr int kPanelChunks = Mma::kSpan / 16;
+  static constexpr int kRowBlocks = Tma::kSpan / 16;
+  /// Chunks that a warp reads at once, of one panel of Mma. (Where these are fewer than lanes for them, two lanes do the
   /// same.)
   static constexpr int kLaneChunks = kPanelChunks < 32 / kRowBlocks ? kPanelChunks : 32 / kRowBlocks;
   static_assert((kChunks & (kChunks - 1)) == 0, "chunks along K are dealt out to lanes");
 
   /// Warp `warp` of `Warps` does its share.
-  __device__ static void run(char const* raw, char* ready, int warp) {
+  __device__ static void run(char const* source_stage, char* target_stage, int warp) {
     int const lane = threadIdx.x % 32;
     int const block = lane % kRowBlocks;
     // Lanes whose blocks are neighbours work on different chunks: they write 16 bytes each into different banks. Those
@@ -107,19 +107,19 @@ struct StageTranspose<Raw, Ready, Warps, 4> {
     int const source = from(first_chunk, 0) ^ block * 16;
     int const target = to(first_chunk, block * 4);
 #pragma unroll 1
-    for (unsigned unit = warp; unit < Raw::kPanels * kChunks / kLaneChunks; unit += Warps) {
+    for (unsigned unit = warp; unit < Tma::kPanels * kChunks / kLaneChunks; unit += Warps) {
       unsigned const panel = unit * kLaneChunks / kChunks;
       unsigned const chunk = unit * kLaneChunks % kChunks;
-      char const* const panel_source = raw + panel * Raw::kPanelBytes;
+      char const* const panel_source = source_stage + panel * Tma::kPanelBytes;
       char* const panel_target =
-          ready + panel * Raw::kPanelExtent * Ready::kSpan + chunk / kPanelChunks * Ready::kPanelBytes;
+          target_stage + panel * Tma::kPanelExtent * Mma::kSpan + chunk / kPanelChunks * Mma::kPanelBytes;
       int const chunk_source = source ^ from(chunk, 0);
       int const chunk_target = target ^ to(chunk % kPanelChunks, 0);
       uint4 rows[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         rows[i] = *reinterpret_cast<uint4 const*>(panel_source + (chunk_source ^ from(0, i)));
-      if constexpr (kInPlace<Raw, Ready>) __syncwarp();
+      if constexpr (kInPlace<Tma, Mma>) __syncwarp();
       auto const& [r0, r1, r2, r3] = rows;
       uint4 const columns[4] = {{r0.x, r1.x, r2.x, r3.x},
                                 {r0.y, r1.y, r2.y, r3.y},
@@ -132,19 +132,19 @@ struct StageTranspose<Raw, Ready, Warps, 4> {
   }
 
  private:
-  /// Byte in a panel of Raw of the first element of a row of a chunk along K.
+  /// Byte in a panel of Tma of the first element of a row of a chunk along K.
   __device__ static constexpr int from(int chunk, int row) {
-    return swizzled<Raw::kSpan>((chunk * 4 + row) * Raw::kSpan);
+    return swizzled<Tma::kSpan>((chunk * 4 + row) * Tma::kSpan);
   }
-  /// Byte in a panel of Ready of a chunk along K, the panel's own.
+  /// Byte in a panel of Mma of a chunk along K, the panel's own.
   __device__ static constexpr int to(int chunk, int mn) {
-    return swizzled<Ready::kSpan>(mn * Ready::kSpan + chunk * 16);
+    return swizzled<Mma::kSpan>(mn * Mma::kSpan + chunk * 16);
   }
 };
 
 /// Tells consumers that a stage has been transposed.
 template <int Stages, int Warps>
-struct ReadyStages {
+struct TransposeBarriers {
   using Barrier = cutlass::arch::ClusterBarrier;
 
   uint64_t barriers[Stages];
@@ -165,10 +165,10 @@ struct ReadyStages {
 template <class Element, MajorIn Major, int TileMN, int TileK, bool Transposes>
 struct OperandStages {
   static constexpr bool kTransposed = Transposes && Major == MajorIn::MN && sizeof(Element) != 2;
-  using Raw = StageLayout<Element, Major, TileMN, TileK>;
-  using Ready = StageLayout<Element, kTransposed ? MajorIn::K : Major, TileMN, TileK>;
+  using TmaLayout = StageLayout<Element, Major, TileMN, TileK>;
+  using MmaLayout = StageLayout<Element, kTransposed ? MajorIn::K : Major, TileMN, TileK>;
   /// Shared memory of a stage as it is loaded, beside that of what is multiplied.
-  static constexpr int kExtraBytes = kTransposed && !kInPlace<Raw, Ready> ? Raw::kBytes : 0;
+  static constexpr int kExtraBytes = kTransposed && !kInPlace<TmaLayout, MmaLayout> ? TmaLayout::kBytes : 0;
 };
 
 }  // namespace gemmill

@@ -110,7 +110,7 @@ struct StageRelease {
 ///
 /// It keeps the tensor cores on one tile while the other is stored, and no warpgroup more than one lap behind the
 /// producer: an mbarrier's parity tells only two laps apart.
-struct Turns {
+struct PingpongOrder {
   uint64_t ready[2];
 
   __device__ void init() {

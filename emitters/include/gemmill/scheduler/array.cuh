@@ -5,15 +5,10 @@
 
 namespace gemmill {
 
-/// A tile of a matrix that is found by its address.
-struct ArrayWork : Work {};
-
 template <class Order, int TileK>
-struct ArrayScheduler : PersistentScheduler<Order, TileK> {
-  using Base = PersistentScheduler<Order, TileK>;
+struct ArrayScheduler : PersistentScheduler<Order, TileK, GemmParams, SchedulerTraits<BatchMode::Array>> {
+  using Base = PersistentScheduler<Order, TileK, GemmParams, SchedulerTraits<BatchMode::Array>>;
   using Base::Base;
-
-  __device__ ArrayWork work(int index) { return {Base::work(index)}; }
 };
 
 /// The operands, in the order of the rows of a table of addresses.

@@ -15,8 +15,9 @@ struct ClusterWork : Work {
 /// split r of K. The first splits have a K tile more where their number does not divide K; splits beyond the K tiles are
 /// empty.
 template <class Order, int TileK, int Splits>
-struct ClusterScheduler : PersistentScheduler<Order, TileK> {
-  using Base = PersistentScheduler<Order, TileK>;
+struct ClusterScheduler
+    : PersistentScheduler<Order, TileK, GemmParams, SchedulerTraits<BatchMode::Strided, false, Splits>> {
+  using Base = PersistentScheduler<Order, TileK, GemmParams, SchedulerTraits<BatchMode::Strided, false, Splits>>;
   static_assert(Order::kClusterSize == 1, "the CTAs of a cluster have one tile");
 
   int split;
@@ -35,17 +36,6 @@ struct ClusterScheduler : PersistentScheduler<Order, TileK> {
     work.k_tiles = k_tiles(index);
     return work;
   }
-};
-
-/// CTAs of a cluster that share K of a tile. (An enumerator: a static member is data of every cubin, even of kernels
-/// that have no use for it.)
-template <class Scheduler>
-struct ClusterSplits {
-  enum : int { kCount = 1 };
-};
-template <class Order, int TileK, int Splits>
-struct ClusterSplits<ClusterScheduler<Order, TileK, Splits>> {
-  enum : int { kCount = Splits };
 };
 
 }  // namespace gemmill

@@ -24,7 +24,7 @@ struct RowGroupWork : Work {
 /// Each lane of a warp holds one of 32 groups, so finding a tile takes a ballot, and an empty group nothing. Indices must
 /// rise from call to call, and the whole warp must make each.
 template <class Order, int TileK, bool Masked>
-struct RowGroupScheduler {
+struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   using Params = GemmParams;
 
   GemmParams const& params;
@@ -91,7 +91,7 @@ struct KGroupWork : Work {
 
 /// Groups along K, one after the other, ended by offsets: each is a matrix of D.
 template <class Order, int TileK>
-struct KGroupScheduler {
+struct KGroupScheduler : SchedulerTraits<BatchMode::GroupedK> {
   using Params = GemmParams;
 
   GemmParams const& params;

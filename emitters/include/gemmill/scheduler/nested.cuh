@@ -22,8 +22,8 @@ struct NestedWork : Work {
 };
 
 template <class Order, int TileK>
-struct NestedScheduler : PersistentScheduler<Order, TileK, NestedParams> {
-  using Base = PersistentScheduler<Order, TileK, NestedParams>;
+struct NestedScheduler : PersistentScheduler<Order, TileK, NestedParams, SchedulerTraits<BatchMode::Nested>> {
+  using Base = PersistentScheduler<Order, TileK, NestedParams, SchedulerTraits<BatchMode::Nested>>;
 
   NestedParams const& params;
   Quotient<true> rows{}, blocks{};

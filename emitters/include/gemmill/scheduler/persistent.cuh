@@ -6,8 +6,8 @@
 
 namespace gemmill {
 
-template <class Order, int TileK, class Params_ = GemmParams>
-struct PersistentScheduler {
+template <class Order, int TileK, class Params_ = GemmParams, class Traits = SchedulerTraits<>>
+struct PersistentScheduler : Traits {
   using Params = Params_;
 
   Order order;

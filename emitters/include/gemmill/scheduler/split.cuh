@@ -10,8 +10,8 @@ namespace gemmill {
 /// is matrix `p * batch + b` of D, which holds partial sums; a second kernel adds them up.
 ///
 /// The first splits have a K tile more where their number does not divide K; splits beyond the K tiles are empty.
-template <class Order, int TileK, int Splits>
-struct SplitScheduler {
+template <class Order, int TileK, int Splits, class Traits = SchedulerTraits<>>
+struct SplitScheduler : Traits {
   using Params = PartialParams;
   static constexpr int kSplits = Splits;
 
@@ -87,8 +87,8 @@ struct AnySplitScheduler : SplitScheduler<Order, TileK, kAtLaunch> {
 /// They wait for work of lower index only, which was begun before: by the same cluster or, where as many clusters run at
 /// a time as the grid has, by another.
 template <class Order, int TileK, int Splits>
-struct FusedScheduler : SplitScheduler<Order, TileK, Splits> {
-  using SplitScheduler<Order, TileK, Splits>::SplitScheduler;
+struct FusedScheduler : SplitScheduler<Order, TileK, Splits, SchedulerTraits<BatchMode::Strided, true>> {
+  using SplitScheduler<Order, TileK, Splits, SchedulerTraits<BatchMode::Strided, true>>::SplitScheduler;
 
   __device__ int partial_stride() const { return -this->tiles; }
 

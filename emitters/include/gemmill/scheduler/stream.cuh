@@ -21,7 +21,7 @@ namespace gemmill {
 /// Share s is the owner of tile s, where there is such a tile. Higher shares are of lower clusters: a cluster waits only
 /// for what clusters of lower index do first of all. So no wait is circular, however few clusters are resident.
 template <class Order, int TileK, int ExchangeSteps>
-struct StreamScheduler {
+struct StreamScheduler : SchedulerTraits<BatchMode::Strided, true> {
   using Params = PartialParams;
   static constexpr int kSplits = 1;
 

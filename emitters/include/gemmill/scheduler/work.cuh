@@ -38,9 +38,38 @@ struct SharedWork : Work {
   int split, splits;
 };
 
-/// How D's matrices, and C's, are found: by their index in the batch; the same, but cut at the last row of a group; by
-/// their address; by places of their own.
-enum class Matrices { Strided, Cut, Array, Nested };
+/// How the matrices of a batch are found.
+enum class BatchMode {
+  /// By their index in the batch.
+  Strided,
+  /// Groups of rows of A and D, whose sizes only the GPU knows: a tile ends at the last row of its group.
+  GroupedM,
+  /// Groups along K: each has a matrix of D.
+  GroupedK,
+  /// By addresses in memory.
+  Array,
+  /// By places of their own: a batch of up to three extents.
+  Nested,
+};
+
+/// What the kernel asks a scheduler about its kind; schedulers derive from it. (Enumerators: a static member would be
+/// data of every cubin.)
+template <BatchMode Mode = BatchMode::Strided, bool SharesTiles = false, int ClusterSplits = 1>
+struct SchedulerTraits {
+  enum : int {
+    kMode = int(Mode),
+    /// CTAs of a cluster that share K of a tile, and store a share of its columns each.
+    kClusterSplits = ClusterSplits,
+  };
+  enum : bool {
+    kIsGroupedM = Mode == BatchMode::GroupedM,
+    kIsGroupedK = Mode == BatchMode::GroupedK,
+    kIsArray = Mode == BatchMode::Array,
+    kIsNested = Mode == BatchMode::Nested,
+    /// Whether several CTAs sum slices of K of one tile in the workspace, and one of them stores it.
+    kSharesTiles = SharesTiles,
+  };
+};
 
 /// Quotients by one divisor of values that mostly have the quotient of the one before, or the next; unless it `Remembers`
 /// that one, 0 or 1. A division takes some 200 cycles, and three lay between a CTA's start and its first load, and

@@ -1,15 +1,14 @@
 /// The consumer warpgroups of the WGMMA kernel: turns, mainloop, sums of slices of K, epilogue.
 #pragma once
 
-#include <gemmill/kernel/wgmma/mainloop.cuh>
-#include <gemmill/pipeline/dependent_launch.cuh>
+#include <gemmill/collective/mainloop.cuh>
 
 namespace gemmill {
 
 template <class Traits>
 struct WgmmaConsumer {
   using Storage = WgmmaStorage<Traits>;
-  using Mainloop = WgmmaMainloop<Traits>;
+  using Mainloop = CollectiveMainloop<Traits>;
   using Config = typename Traits::Config;
   using A = typename Traits::A;
   using Accumulator = typename Traits::Accumulator;
@@ -18,7 +17,7 @@ struct WgmmaConsumer {
   using Params = typename Traits::Params;
   using Partials = typename Traits::Partials;
   using Position = typename Traits::Position;
-  using Ready = typename Traits::Ready;
+  using TransposeBarriers = typename Traits::TransposeBarriers;
   using Scheduler = typename Traits::Scheduler;
   using StagePipeline = typename Traits::StagePipeline;
   using Stages = typename Mainloop::Stages;
@@ -29,7 +28,7 @@ struct WgmmaConsumer {
   __device__ static void consume(Params const& params, Storage storage, Scheduler& scheduler, int consumer_warp) {
     char* const shared = storage.base;
     StagePipeline& pipeline = storage.pipeline();
-    Ready& ready = storage.ready();
+    TransposeBarriers& transposed = storage.transposed();
     int const warpgroup = consumer_warp / 4, lane = threadIdx.x % 32;
     wait_for_prerequisites();
     Epilogue epilogue = epilogue_of(params, storage, warpgroup);
@@ -49,12 +48,12 @@ struct WgmmaConsumer {
       stride *= 2;
     }
     Accumulator accumulators;
-    auto const stages = [&] { return Stages{pipeline, ready, at, {pipeline, lane, scheduler.rank}}; };
-    auto const begin_ahead = [&](int next) {
-      if constexpr (Traits::kAhead)
+    auto const stages = [&] { return Stages{pipeline, transposed, at, {pipeline, lane, scheduler.rank}}; };
+    auto const begin_next = [&](int next) {
+      if constexpr (Traits::kOverlapsEpilogue)
         if (next < scheduler.total && scheduler.k_tiles(next) > 0) accumulators.begin(a, b, stages());
     };
-    begin_ahead(index);
+    begin_next(index);
     for (; index < scheduler.total; index += stride, turn ^= 1) {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
@@ -62,28 +61,28 @@ struct WgmmaConsumer {
       prefetch(epilogue, work, m, n_d, warpgroup);
 
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
-      if constexpr (Traits::kPingpong) storage.turns().wait(warpgroup, turn);
+      if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
       if constexpr (Config::kPromote) {
-        accumulators.template multiply<Traits::kAhead>(a, b, stages(), work.k_tiles,
+        accumulators.template multiply<Traits::kOverlapsEpilogue>(a, b, stages(), work.k_tiles,
                                                         Mainloop::scales(shared, m - work.m, work.n));
-        begin_ahead(index + stride);
+        begin_next(index + stride);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
           auto const operand = Mainloop::operand(shared, first_row, first_k);
           typename decltype(operand)::Fragment even, odd;
           Mainloop::alternate(even, odd, work.k_tiles, [&](auto& fragment, auto& before, bool first) {
-            Mainloop::step(accumulators, operand, fragment, before, b, pipeline, ready, at, release, first);
+            Mainloop::mma_step(accumulators, operand, fragment, before, b, pipeline, transposed, at, release, first);
           });
         } else
-          Mainloop::from_shared(accumulators, a, b, pipeline, ready, at, release, work.k_tiles);
+          Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, work.k_tiles);
       }
-      if constexpr (Traits::kPingpong) storage.turns().pass(warpgroup, lane);
-      if constexpr (!Config::kPromote) Mainloop::drain(accumulators, release, at, work.k_tiles);
+      if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
+      if constexpr (!Config::kPromote) Mainloop::mma_tail(accumulators, release, at, work.k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
       finish(params, shared, scheduler, epilogue, sums, accumulators, work, m, n_d, warpgroup, index, stride);
     }
-    if constexpr (Traits::kAhead) accumulators.wait();
+    if constexpr (Traits::kOverlapsEpilogue) accumulators.wait();
     epilogue.finish();
   }
 
@@ -98,7 +97,7 @@ struct WgmmaConsumer {
   /// Starts to load what the epilogue of a warpgroup reads.
   __device__ static void prefetch(Epilogue& epilogue, Unit const& work, int m, int n, int warpgroup) {
     if (stores(warpgroup) && is_stored(work))
-      epilogue.template prefetch<Traits::kMatrices>(m, n, work.batch, place_c(work));
+      epilogue.template prefetch<Traits::kMode>(m, n, work.batch, place_c(work));
   }
 
   /// Whether a warpgroup stores, where several sum slices of K.
@@ -125,7 +124,7 @@ struct WgmmaConsumer {
   __device__ static void finish(Params const& params, char* shared, Scheduler& scheduler, Epilogue& epilogue,
                                 Sums& sums, Accumulator& accumulators, Unit const& work, int m, int n_d, int warpgroup,
                                 int index, int stride) {
-    if constexpr (Traits::kShared) {
+    if constexpr (Traits::kSharesTiles) {
       int const of_cluster = scheduler.rank * Traits::kTileWarpgroups + (Traits::kPingpong ? 0 : warpgroup);
       Partials const partials{params, of_cluster, named_barrier::kWarpgroups + warpgroup};
       if (!partials.add_up(accumulators, work, scheduler.partial_stride())) return;
@@ -133,22 +132,22 @@ struct WgmmaConsumer {
     if constexpr (Traits::kSlices > 1)
       reduce_slices<Traits::kSlices>(accumulators, shared + Storage::kOffsetSlices, warpgroup, Traits::kSliceBarrier);
     int row_end = 0;
-    if constexpr (Traits::kRowGroups) row_end = work.end;
-    char* spare = nullptr;
-    if constexpr (Storage::kSpares) {
+    if constexpr (Traits::kGroupedM) row_end = work.end;
+    char* whole_tile = nullptr;
+    if constexpr (Storage::kAliasesStages) {
       // The other warpgroup has no tile behind this one, and had read its last where this one has filled all stages.
       if (index + stride / 2 >= scheduler.total && work.k_tiles >= Config::kStages) {
         named_barrier::sync(named_barrier::kWarpgroups + warpgroup, 128);
-        spare = shared + Storage::kOffsetA;
+        whole_tile = shared + Storage::kOffsetA;
       }
     }
     if constexpr (Traits::kClusterSplits > 1) {
       auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
-      epilogue.template store<Traits::kMatrices>(share, m, n_d, work.batch_d, row_end, work.batch, 0, spare);
+      epilogue.template store<Traits::kMode>(share, m, n_d, work.batch_d, row_end, work.batch, 0, whole_tile);
     } else {
       if (stores(warpgroup))
-        epilogue.template store<Traits::kMatrices>(accumulators, m, n_d, work.batch_d, row_end, work.batch,
-                                                   place_c(work), spare);
+        epilogue.template store<Traits::kMode>(accumulators, m, n_d, work.batch_d, row_end, work.batch,
+                                                   place_c(work), whole_tile);
     }
   }
 };

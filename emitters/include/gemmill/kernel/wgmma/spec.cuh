@@ -45,8 +45,8 @@ struct WgmmaSpec {
   using LoadB = typename Traits::LoadB;
   using Params = typename Traits::Params;
   using Partials = typename Traits::Partials;
-  using RawA = typename Traits::RawA;
-  using RawB = typename Traits::RawB;
+  using TmaLayoutA = typename Traits::TmaLayoutA;
+  using TmaLayoutB = typename Traits::TmaLayoutB;
   using Scheduler = typename Traits::Scheduler;
   using SubtileC = typename Traits::SubtileC;
   using SubtileD = typename Traits::SubtileD;
@@ -83,13 +83,13 @@ struct WgmmaSpec {
             fact("offset_b_scale_k_stride", offsetof(GemmParams, b_scale.k_stride)),
             fact("offset_b_scale_batch_stride", offsetof(GemmParams, b_scale.batch_stride)),
             fact("offset_groups_pointer", offsetof(GemmParams, groups)),
-            fact("box_a_contiguous", RawA::kPanelExtent),
+            fact("box_a_contiguous", TmaLayoutA::kPanelExtent),
             fact("box_a_strided", LoadA::kRows),
-            fact("swizzle_a", RawA::kSpan),
+            fact("swizzle_a", TmaLayoutA::kSpan),
             fact("window_a", Traits::kWindowK),
-            fact("box_b_contiguous", RawB::kPanelExtent),
+            fact("box_b_contiguous", TmaLayoutB::kPanelExtent),
             fact("box_b_strided", LoadB::kRows),
-            fact("swizzle_b", RawB::kSpan),
+            fact("swizzle_b", TmaLayoutB::kSpan),
             fact("window_b", Traits::kWindowK),
             fact("box_c_contiguous", SubtileC::kBoxContiguous),
             fact("box_c_strided", SubtileC::kBoxStrided),
@@ -98,7 +98,7 @@ struct WgmmaSpec {
             fact("box_d_contiguous", SubtileD::kBoxContiguous),
             fact("box_d_strided", SubtileD::kBoxStrided),
             fact("swizzle_d", SubtileD::kSpan),
-            fact("window_d", Traits::kRowGroups ? kSubtileM : 0),
+            fact("window_d", Traits::kGroupedM ? kSubtileM : 0),
             fact("offset_scale", Groups::kGroups > 0 ? kOffsetScale : 0),
             fact("offset_zero", Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0),
             fact("groups", Groups::kGroups),
@@ -116,8 +116,8 @@ struct WgmmaSpec {
             fact("offset_c_stride", offsetof(Params, c_stride)),
             fact("offset_c_batch_stride", offsetof(Params, c_batch_stride)),
             fact("splits", Scheduler::kSplits),
-            fact("tile_bytes", Traits::kShared ? Partials::kTileBytes : 0),
-            fact("tile_flags", Traits::kShared ? Partials::kWarpgroups : 0),
+            fact("tile_bytes", Traits::kSharesTiles ? Partials::kTileBytes : 0),
+            fact("tile_flags", Traits::kSharesTiles ? Partials::kWarpgroups : 0),
             fact("reduction_threads", Reduction::kThreads),
             fact("reduction_vectors", Reduction::kVectors)};
   }

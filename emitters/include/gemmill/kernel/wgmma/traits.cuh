@@ -1,15 +1,15 @@
 /// What a config of the WGMMA kernel makes of operands, tile and schedule: types, and flags named for what they bound.
 #pragma once
 
+#include <gemmill/collective/epilogue.cuh>
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/cluster_sums.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/partials.cuh>
-#include <gemmill/epilogue/staged.cuh>
 #include <gemmill/kernel/params.cuh>
 #include <gemmill/mma/columns.cuh>
 #include <gemmill/mma/narrow.cuh>
-#include <gemmill/mma/promoted.cuh>
+#include <gemmill/mma/two_level.cuh>
 #include <gemmill/mma/transpose.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/named_barrier.cuh>
@@ -37,10 +37,10 @@ struct WgmmaTraits {
                           OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK, !kColumns>>;
   using StagesB = OperandStages<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK, true>;
   static constexpr bool kTransposes = StagesA::kTransposed || StagesB::kTransposed;
-  using RawA = typename StagesA::Raw;
-  using RawB = typename StagesB::Raw;
-  using A = typename StagesA::Ready;
-  using B = typename StagesB::Ready;
+  using TmaLayoutA = typename StagesA::TmaLayout;
+  using TmaLayoutB = typename StagesB::TmaLayout;
+  using A = typename StagesA::MmaLayout;
+  using B = typename StagesB::MmaLayout;
   /// Whether blocks of A and B have scales, of type Config::Scale.
   static constexpr bool kBlockScales = !cute::is_same_v<typename Config::Scale, None>;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
@@ -54,12 +54,11 @@ struct WgmmaTraits {
   static constexpr int kBlocks = kWarpgroupM / 64;
   /// Beside 192 accumulators cooperative kernels have no register left to remember a quotient in, nor have four consumers;
   /// pingpong's have.
-  static constexpr bool kRemembers = kSlices == 1 && (kPingpong || kBlocks * Config::kTileN < 2 * 192);
+  static constexpr bool kCachesQuotient = kSlices == 1 && (kPingpong || kBlocks * Config::kTileN < 2 * 192);
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
-                          Config::kSwizzle, Quotient<kRemembers>>;
+                          Config::kSwizzle, Quotient<kCachesQuotient>>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
-  /// CTAs of a cluster that share K of a tile, and store a share of its columns each.
-  enum : int { kClusterSplits = ClusterSplits<Scheduler>::kCount };
+  enum : int { kClusterSplits = Scheduler::kClusterSplits };
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterSplits;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
@@ -73,7 +72,7 @@ struct WgmmaTraits {
   static_assert(kTileColumnsD % 8 == 0 || kClusterSplits == 1, "CTAs of a cluster store whole fragments");
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, Config::kSubtileN>;
-  using Epilogue = StagedEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
+  using Epilogue = CollectiveEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
                                   Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
 
   using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
@@ -81,7 +80,7 @@ struct WgmmaTraits {
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
   using Accumulator = cute::conditional_t<
       Config::kPromote,
-      PromotedAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
+      TwoLevelAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
       Accumulators<typename Config::Atom, A, B, kBlocks, kSliceK>>;
   using Groups = GroupLayout<typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
@@ -90,43 +89,39 @@ struct WgmmaTraits {
       cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
       typename Config::Epilogue>;
   using Unit = decltype(cute::declval<Scheduler&>().work(0));
-  /// Whether slices of K of one tile are summed by several CTAs, one of which stores it.
-  static constexpr bool kShared = cute::is_same_v<Unit, SharedWork>;
+  static constexpr bool kSharesTiles = Scheduler::kSharesTiles;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M: a warp shares the scheduler, and tiles end at the last row of their group.
-  static constexpr bool kRowGroups = cute::is_same_v<Unit, RowGroupWork>;
+  static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
   /// Groups along K: A and B are read through windows, which end where the group does.
-  static constexpr bool kGroupsK = cute::is_same_v<Unit, KGroupWork>;
-  static constexpr int kWindowK = kGroupsK ? Config::kTileK : 0;
-  static constexpr bool kArray = cute::is_same_v<Unit, ArrayWork>;
-  static constexpr bool kNested = cute::is_same_v<Unit, NestedWork>;
+  static constexpr bool kGroupedK = Scheduler::kIsGroupedK;
+  static constexpr int kWindowK = kGroupedK ? Config::kTileK : 0;
+  static constexpr bool kArray = Scheduler::kIsArray;
+  static constexpr bool kNested = Scheduler::kIsNested;
   /// Whether work is found in memory that the kernel before may have written.
-  enum : bool { kReadsGroups = kRowGroups || kGroupsK || kArray };
+  enum : bool { kReadsGroups = kGroupedM || kGroupedK || kArray };
   /// Descriptors of A and B begin outside them. Every box then holds some of their K.
-  static constexpr bool kInside = kGroupsK || kArray;
-  using LoadA = StageLoad<RawA, Config::kClusterN, kInside ? Reach::Inside : kRowGroups ? Reach::Beyond : Reach::Cut>;
-  using LoadB = StageLoad<RawB, Config::kClusterM, kInside ? Reach::Inside : Reach::Cut>;
-  static_assert(!kInside || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
-  static_assert(!kInside || ((RawA::kMajor == MajorIn::MN || RawA::kPanels == 1) &&
-                             (RawB::kMajor == MajorIn::MN || RawB::kPanels == 1)),
+  static constexpr bool kShiftsBoxes = kGroupedK || kArray;
+  using LoadA = StageLoad<TmaLayoutA, Config::kClusterN, kShiftsBoxes ? BoxBounds::Shift : kGroupedM ? BoxBounds::Overrun : BoxBounds::Clip>;
+  using LoadB = StageLoad<TmaLayoutB, Config::kClusterM, kShiftsBoxes ? BoxBounds::Shift : BoxBounds::Clip>;
+  static_assert(!kShiftsBoxes || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
+  static_assert(!kShiftsBoxes || ((TmaLayoutA::kMajor == MajorIn::MN || TmaLayoutA::kPanels == 1) &&
+                             (TmaLayoutB::kMajor == MajorIn::MN || TmaLayoutB::kPanels == 1)),
                 "a panel may lie wholly beyond K");
-  static constexpr Matrices kMatrices = kRowGroups ? Matrices::Cut
-                                        : kArray   ? Matrices::Array
-                                        : kNested  ? Matrices::Nested
-                                                   : Matrices::Strided;
-  static_assert(!kMixed || (kMatrices == Matrices::Strided && !kGroupsK), "narrow A has no groups");
+  static constexpr BatchMode kMode = BatchMode(int(Scheduler::kMode));
+  static_assert(!kMixed || kMode == BatchMode::Strided, "narrow A has no groups");
   /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
   /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
-  enum : bool { kAhead = kBlockScales && !kPingpong };
+  enum : bool { kOverlapsEpilogue = kBlockScales && !kPingpong };
   using Position = RingPosition<Config::kStages>;
   /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
   static constexpr int kFirstTransposer = kBlockScales ? 2 : 1;
   static constexpr int kTransposers = 4 - kFirstTransposer;
-  using Ready = ReadyStages<Config::kStages, kTransposers>;
+  using TransposeBarriers = gemmill::TransposeBarriers<Config::kStages, kTransposers>;
 
   static_assert(StagePipeline::kPeers <= 32, "one warp of a consumer tells all CTAs that multicast to it: 32 at most");
   static_assert(Config::kStages >= 2,

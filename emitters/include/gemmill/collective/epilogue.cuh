@@ -1,4 +1,4 @@
-/// The epilogue of one consumer warpgroup: accumulators to D through a ring of shared-memory subtiles.
+/// The collective epilogue of one consumer warpgroup: accumulators to D through a ring of subtiles in shared memory.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -32,7 +32,7 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 /// `TileN` are columns of D; where `SubtileN` does not divide them, the last subtile writes anew what it shares with the one
 /// before (library/legality/resources.py, subtile_n).
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
-struct StagedEpilogue {
+struct CollectiveEpilogue {
   using Inputs = Subtiles<typename Operation::Inputs, SubtileN>;
   using Outputs = Subtiles<typename Operation::Outputs, SubtileN>;
   /// Bytes of a buffer of C and of D.
@@ -54,8 +54,8 @@ struct StagedEpilogue {
   /// each subtile. (Expressions, which take longer beside another warpgroup's MMAs, are the slower for it.)
   enum : bool { kCopiesWholeTile = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kBypassesShared && !Operation::kIsExpression };
   /// Whether the buffers do not hold a tile, and what would.
-  enum : bool { kSpares = BuffersD < kSubtiles && !kBypassesShared };
-  static constexpr int kSpareBytes = kSubtiles * kBytesD;
+  enum : bool { kWholeTileHelps = BuffersD < kSubtiles && !kBypassesShared };
+  static constexpr int kWholeTileBytes = kSubtiles * kBytesD;
   using FullC = cutlass::arch::ClusterTransactionBarrier;
 
   GemmParams const& params;
@@ -81,7 +81,7 @@ struct StagedEpilogue {
 
   /// Starts loading the first C subtiles of a tile, and what an expression reads; call it before the mainloop, which
   /// hides the latency.
-  template <Matrices Found>
+  template <BatchMode Mode>
   __device__ void prefetch(int m, int n, int batch, int place_c) {
     if constexpr (Operation::kIsExpression)
       Operation(operation_params).touch(m, Blocks * kSubtileM, params.m, n, TileN, n_end(), batch, threadIdx.x % 128);
@@ -89,18 +89,18 @@ struct StagedEpilogue {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
       for (int i = 0; i < min_of(BuffersC, kSubtiles); ++i, at.advance())
-        load<Found>(i, at.stage, m, n, batch, place_c);
+        load<Mode>(i, at.stage, m, n, batch, place_c);
     }
   }
 
   /// Writes the tile at (m, n) of D's matrix `batch`: m is the first row of this warpgroup's part. Matrices that are cut
   /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D. A nested
-  /// C's matrix is at `place_c`. `spare`: kSpareBytes that this warpgroup alone uses, or null. No subtile then waits for
+  /// C's matrix is at `place_c`. `whole_tile`: kWholeTileBytes that this warpgroup alone uses, or null. No subtile then waits for
   /// another's copy.
-  template <Matrices Found, class Accumulators>
+  template <BatchMode Mode, class Accumulators>
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, int place_c,
-                        char* spare) {
-    int const m_end = Found == Matrices::Cut ? end : params.m;
+                        char* whole_tile) {
+    int const m_end = Mode == BatchMode::GroupedM ? end : params.m;
     auto operation = begin_tile(group, m_end);
     if constexpr (kCopiesWholeTile) wait_for_copies();
 #pragma unroll
@@ -110,8 +110,8 @@ struct StagedEpilogue {
         if (i == 0) operation.begin_columns(n);
       }
       if constexpr (BuffersD == 1 && !kBypassesShared)
-        if (!spare) wait_for_copies();
-      char* const subtile_d = spare ? spare + i * kBytesD : buffers_d + (kCopiesWholeTile ? i : at_d.stage) * kBytesD;
+        if (!whole_tile) wait_for_copies();
+      char* const subtile_d = whole_tile ? whole_tile + i * kBytesD : buffers_d + (kCopiesWholeTile ? i : at_d.stage) * kBytesD;
       char const* subtile_c = nullptr;
       bool needs_c = false;
       if constexpr (kLoads) {
@@ -122,7 +122,7 @@ struct StagedEpilogue {
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = first_column(i);
       Target target{subtile_d};
-      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Found>(batch), m + i / kColumns * kSubtileM, m_end};
+      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Mode>(batch), m + i / kColumns * kSubtileM, m_end};
 #pragma unroll
       for (int column = 0; column + 16 <= SubtileN; column += 16)
         convert<2>(operation, registers, first, column, n, subtile_c, needs_c, target);
@@ -137,15 +137,15 @@ struct StagedEpilogue {
       if constexpr (!kBypassesShared && !kCopiesWholeTile) {
         cute::tma_store_fence();
         if constexpr (BuffersD > 1) {
-          if (!spare && is_leader()) cute::tma_store_wait<BuffersD - 2>();
+          if (!whole_tile && is_leader()) cute::tma_store_wait<BuffersD - 2>();
         }
         named_barrier::sync(barrier, 128);
         // A group of its own: the wait above counts one a subtile.
-        copy<Found>(i, subtile_d, m, n, batch, end, true);
+        copy<Mode>(i, subtile_d, m, n, batch, end, true);
       }
       if constexpr (!kCopiesWholeTile) at_d.advance();
       if constexpr (kLoads) {
-        if (i + BuffersC < kSubtiles) load<Found>(i + BuffersC, at_c.stage, m, n, batch, place_c);
+        if (i + BuffersC < kSubtiles) load<Mode>(i + BuffersC, at_c.stage, m, n, batch, place_c);
         at_c.advance();
       }
     }
@@ -154,7 +154,7 @@ struct StagedEpilogue {
       named_barrier::sync(barrier, 128);
 #pragma unroll
       for (int i = 0; i < kSubtiles; ++i)
-        copy<Found>(i, buffers_d + i * kBytesD, m, n, batch, end, i == kSubtiles - 1);
+        copy<Mode>(i, buffers_d + i * kBytesD, m, n, batch, end, i == kSubtiles - 1);
     }
     if constexpr (Operation::kIsExpression) operation.end_tile();
   }
@@ -188,10 +188,10 @@ struct StagedEpilogue {
   }
 
   /// First element of a matrix of D.
-  template <Matrices Found>
+  template <BatchMode Mode>
   __device__ typename SubtileD::Element* matrix_d(int batch) const {
     using Element = typename SubtileD::Element;
-    if constexpr (Found == Matrices::Array) {
+    if constexpr (Mode == BatchMode::Array) {
       return reinterpret_cast<Element*>(ArrayMatrix(params, Operand::D, batch).address);
     } else {
       return reinterpret_cast<Element*>(params.d_pointer) + batch * params.d_batch_stride;
@@ -204,7 +204,7 @@ struct StagedEpilogue {
     return (needs_c ? SubtileC::kDataBytes : 0) + Inputs::kDataBytes;
   }
 
-  template <Matrices Found>
+  template <BatchMode Mode>
   __device__ void load(int i, int stage, int m, int n, int batch, int place_c) {
     if (is_leader() && bytes_to_load() > 0) {
       FullC::arrive_and_expect_tx(&full_c[stage], bytes_to_load());
@@ -212,7 +212,7 @@ struct StagedEpilogue {
       int const row = m + i / kColumns * kSubtileM;
       int const column = n + i % kColumns * SubtileN;
       constexpr int kAny = 0x7fffffff;
-      if constexpr (kHasC && Found == Matrices::Array) {
+      if constexpr (kHasC && Mode == BatchMode::Array) {
         ArrayMatrix const c(params, Operand::C, batch);
         using Element = typename SubtileC::Element;
         int const last_m = SubtileC::kMajor == MajorOut::N ? params.m - 1 : last_chunk<Element>(params.m);
@@ -221,7 +221,7 @@ struct StagedEpilogue {
       } else if constexpr (kHasC) {
         if (Inputs::kBytes == 0 || Operation(operation_params).needs_c())
           SubtileC::load(params.c, full_c[stage], subtile_c, row, column, kAny, kAny,
-                         Found == Matrices::Nested ? place_c : params.batched & 4 ? batch : 0);
+                         Mode == BatchMode::Nested ? place_c : params.batched & 4 ? batch : 0);
       }
       if constexpr (Operation::Inputs::kCount > 0) {
         Inputs::each([&](auto subtile, int index, int offset) {
@@ -241,21 +241,21 @@ struct StagedEpilogue {
   };
 
   /// Starts to copy subtile i of a tile from its buffer to global memory; `last`: of a group of copies, which may have none.
-  template <Matrices Found>
+  template <BatchMode Mode>
   __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end, bool last) {
     int const first = first_column(i);
     int const row = m + i / kColumns * kSubtileM;
     bool const by_element =
         !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(params.m, n_end(), row, n + first));
     if (by_element) {
-      int const m_end = Found == Matrices::Cut ? end : params.m;
-      SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Found>(batch), m_end, n_end());
+      int const m_end = Mode == BatchMode::GroupedM ? end : params.m;
+      SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Mode>(batch), m_end, n_end());
     }
     if (is_leader()) {
       if (!by_element) {
-        if constexpr (Found == Matrices::Cut) {
+        if constexpr (Mode == BatchMode::GroupedM) {
           SubtileD::store_rows(params.d, subtile_d, row, n + first, batch, end);
-        } else if constexpr (Found == Matrices::Array) {
+        } else if constexpr (Mode == BatchMode::Array) {
           ArrayMatrix const d(params, Operand::D, batch);
           SubtileD::store(params.d, subtile_d, row, n + first, d.low(), d.high());
         } else {

@@ -12,7 +12,7 @@ namespace gemmill {
 /// Sums of one consumer warpgroup: `Blocks` stacked 64 x N fragments, of which `Atom` multiplies one or a part at a time.
 /// While one warpgroup adds what it multiplied, the tensor cores work for the other.
 template <class Atom, class LayoutA, class LayoutB, class Scales, int Blocks, int TileN, int TileK>
-struct PromotedAccumulators {
+struct TwoLevelAccumulators {
   static constexpr int kRegisters = TileN / 2;
   static constexpr int kParts = kRegisters / Atom::kRegisters;
   /// Of each pair of sums that are moved as a vector, which comes first. Vectors are aligned, as what MMAs leave is: a sum
