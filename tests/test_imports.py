@@ -20,7 +20,7 @@ ROOMS = {
     "compile": ("settings", "storage", "interpreter"),
     "operands": ("driver",),
     "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),
-    "torch": ("api", "operands", "traced"),
+    "torch": ("api", "operands", "torch_dispatch"),
     "jax": ("api", "operands", "launch"),
 }
 """What each room of the runtime may import of the others."""

@@ -6,7 +6,8 @@
   graphs may refer to them (:func:`gemmill.runtime.launch.kernel.load`).
 - **Prepared calls**: until :data:`CALLS` other signatures were used since. They hold no tensor; their signature holds
   the registry that the caller named.
-- **Warm calls**, a shorter way to prepared calls (:mod:`gemmill.runtime.api.warm`): the same.
+- **Recognised calls**, the fast path to prepared calls (:mod:`gemmill.runtime.api.fast_path`): until there are more
+  than :data:`CALLS` buckets of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 from gemmill.runtime.registry import Registry
 
 if TYPE_CHECKING:
-    from gemmill.runtime.api.warm import WarmCall
+    from gemmill.runtime.api.fast_path import RecognisedCall
     from gemmill.runtime.launch.kernel import Kernel
     from gemmill.runtime.launch.prepared import PreparedCall
     from gemmill.runtime.select.choice import Choice
@@ -52,17 +53,13 @@ def entries() -> functools._lru_cache_wrapper[Entry[T]]:
 prepared: functools._lru_cache_wrapper[Entry[PreparedCall]] = entries()
 """Prepared calls by :func:`~gemmill.runtime.operands.call.signature`."""
 
-warm: functools._lru_cache_wrapper[Entry[WarmCall]] = entries()
-"""Warm calls by the key of their tensors."""
-
-recognised: dict[Hashable, tuple[WarmCall, ...]] = {}
-"""By a bucket of calls, the last warm calls in it, with what recognises them; at most :data:`CALLS` buckets."""
+recognised: dict[Hashable, tuple[RecognisedCall, ...]] = {}
+"""By a bucket of calls, the last in it, with what recognises them; at most :data:`CALLS` buckets."""
 
 
 def forget_calls() -> None:
     """Forget all calls, so that the next of each is read, checked and prepared anew. Kernels stay loaded."""
     prepared.cache_clear()
-    warm.cache_clear()
     recognised.clear()
 
 

@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.errors import OperandError
-from gemmill.library.input.keywords import strict
+from gemmill.runtime.api.fast_path import launching_groups
 from gemmill.runtime.api.prepare import launch
-from gemmill.runtime.api.read import read_call
+from gemmill.runtime.api.read import Declaration, declares
 from gemmill.runtime.api.streams import Stream
-from gemmill.runtime.api.warm import by_tensors
-from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.traced import refuse_dispatched
+from gemmill.runtime.torch_dispatch import refuse_dispatched
+
+# Keywords of one subject stand on one line.
+# fmt: off
 
 
-@by_tensors
+@declares(launching_groups)
 def grouped_matmul(
-    a: Tensor,
-    b: Tensor,
-    offsets: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float | None = None,
-    out_dtype: object = None,
-    accumulator: DTypeName | None = None,
-    tf32: bool = False,
-    fast_accumulation: bool = True,
-    a_scale: Tensor | float | None = None,
-    b_scale: Tensor | float | None = None,
-    counts: Tensor | None = None,
-    expected_rows: int | None = None,
-    stream: Stream | None = None,
-    registry: Registry | None = None,
-    kernel: str | GemmConfig | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    autotune: int | None = None,
-    explain: bool = False,
-    epilogue: str | None = None,
-    **operands: Tensor | float,
-) -> GemmCall:
+    a: Tensor, b: Tensor, offsets: Tensor | None = None, *, out: Tensor | None = None, c: Tensor | None = None,
+    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
+    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
+    counts: Tensor | None = None, expected_rows: int | None = None,
+    stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
+    deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, explain: bool = False,
+    epilogue: str | None = None, **operands: Tensor | float,
+) -> Any:
     """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
 
     ``offsets`` (int32 or int64, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.
@@ -73,28 +59,23 @@ def grouped_matmul(
     are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in :func:`gemmill.matmul`;
     ``batch_invariant`` is for groups of rows.
     """
-    arguments = locals()
-    if offsets is None and counts is None:
-        raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
-    return read_call(arguments)
 
 
-@strict
+def _launching_array(declaration: Declaration) -> Callable[..., None]:
+    def launched(a: Any, b: Any, out: Any, addresses: Any, **arguments: Any) -> None:
+        arguments |= {"a": a, "b": b, "out": out, "addresses": addresses}
+        refuse_dispatched("array_matmul", arguments)
+        launch(declaration.read(arguments))
+
+    return launched
+
+
+@declares(_launching_array)
 def array_matmul(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    addresses: Tensor,
-    *,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float | None = None,
-    accumulator: DTypeName | None = None,
-    tf32: bool = False,
-    fast_accumulation: bool = True,
-    stream: Stream | None = None,
-    registry: Registry | None = None,
-    kernel: str | GemmConfig | None = None,
+    a: Tensor, b: Tensor, out: Tensor, addresses: Tensor, *, c: Tensor | None = None,
+    alpha: float = 1.0, beta: float | None = None,
+    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
     explain: bool = False,
 ) -> None:
     """``alpha * a @ b + beta * c`` for matrices at addresses in GPU memory, as ``cublasGemmBatchedEx`` takes them.
@@ -106,6 +87,3 @@ def array_matmul(
     Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
     :func:`gemmill.matmul`.
     """
-    given = locals()
-    refuse_dispatched("array_matmul", given)
-    launch(read_call(given))

@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import Regime
+from gemmill.runtime.api.fast_path import launching
 from gemmill.runtime.api.prepare import prepare
-from gemmill.runtime.api.read import read_call
+from gemmill.runtime.api.read import Declaration, declares
 from gemmill.runtime.api.streams import Stream, stream_to_follow
-from gemmill.runtime.api.warm import by_values
 from gemmill.runtime.launch.plan import Plan
-from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.traced import refuse_dispatched
+from gemmill.runtime.torch_dispatch import refuse_dispatched
+
+# Keywords of one subject stand on one line.
+# fmt: off
 
 
-@by_values
+@declares(launching)
 def matmul(
-    a: Tensor,
-    b: Tensor,
-    *,
-    out: Tensor | None = None,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float | None = None,
-    out_dtype: object = None,
-    accumulator: DTypeName | None = None,
-    tf32: bool = False,
-    fast_accumulation: bool = True,
-    a_scale: Tensor | float | None = None,
-    b_scale: Tensor | float | None = None,
-    a_zero: Tensor | None = None,
-    b_zero: Tensor | None = None,
-    a_dtype: object = None,
-    b_dtype: object = None,
-    stream: Stream | None = None,
-    registry: Registry | None = None,
-    kernel: str | GemmConfig | None = None,
-    sm_count: int | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    autotune: int | None = None,
-    quick: bool = False,
-    objective: Regime = "sustained",
-    explain: bool = False,
-    epilogue: str | None = None,
-    **operands: Tensor | float,
-) -> GemmCall:
+    a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
+    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
+    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
+    a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
+    stream: Stream | None = None, registry: Registry | None = None,
+    kernel: str | GemmConfig | None = None, sm_count: int | None = None,
+    deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, quick: bool = False,
+    objective: Regime = "sustained", explain: bool = False,
+    epilogue: str | None = None, **operands: Tensor | float,
+) -> Any:
     """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
 
     ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast, with any strides: views such as
@@ -112,43 +98,32 @@ def matmul(
     ToolchainError or PackError where it cannot be built or read, DeviceError where the GPU cannot run it, CaptureError
     where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
     """
-    return read_call(locals())
 
 
-def plan(
-    a: Tensor,
-    b: Tensor,
-    *,
-    out: Tensor | None = None,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float | None = None,
-    out_dtype: object = None,
-    accumulator: DTypeName | None = None,
-    tf32: bool = False,
-    fast_accumulation: bool = True,
-    a_scale: Tensor | float | None = None,
-    b_scale: Tensor | float | None = None,
-    a_zero: Tensor | None = None,
-    b_zero: Tensor | None = None,
-    a_dtype: object = None,
-    b_dtype: object = None,
-    offsets: Tensor | None = None,
-    counts: Tensor | None = None,
-    expected_rows: int | None = None,
+def _planning(declaration: Declaration) -> Callable[..., Plan]:
+    def planned(a: Any, b: Any, **arguments: Any) -> Plan:
+        arguments |= {"a": a, "b": b}
+        refuse_dispatched("plan", arguments)
+        call = declaration.read(arguments)
+        return Plan(call, prepare(call), stream_to_follow(call, arguments.get("stream")))
+
+    return planned
+
+
+@declares(_planning)
+def plan(  # type: ignore[empty-body]
+    a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
+    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
+    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
+    a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
+    offsets: Tensor | None = None, counts: Tensor | None = None, expected_rows: int | None = None,
     addresses: Tensor | None = None,
-    stream: Stream | None = None,
-    registry: Registry | None = None,
-    kernel: str | GemmConfig | None = None,
-    sm_count: int | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    autotune: int | None = None,
-    quick: bool = False,
-    objective: Regime = "sustained",
-    explain: bool = False,
-    epilogue: str | None = None,
-    **operands: Tensor | float,
+    stream: Stream | None = None, registry: Registry | None = None,
+    kernel: str | GemmConfig | None = None, sm_count: int | None = None,
+    deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, quick: bool = False,
+    objective: Regime = "sustained", explain: bool = False,
+    epilogue: str | None = None, **operands: Tensor | float,
 ) -> Plan:
     """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
 
@@ -160,7 +135,3 @@ def plan(
     OperandError refuses operands that require gradients while these are recorded, or that a transform, a mode or a
     subclass of PyTorch is to see.
     """
-    given = locals()
-    refuse_dispatched("plan", given | operands)
-    call = read_call(given)
-    return Plan(call, prepare(call), stream_to_follow(call, stream))

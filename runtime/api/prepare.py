@@ -55,7 +55,6 @@ def launch(call: GemmCall) -> PreparedCall:
     """Launch a call on its stream, made ready if need be."""
     prepared = prepare(call)
     prepared.launcher.launch(call.stream, call.addresses)
-    prepared.launches += 1
     return prepared
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from gemmill.library.dtypes import default_output
 from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
+from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.outputs import allocate
 from gemmill.runtime.api.streams import handle_of
 from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
@@ -21,36 +25,82 @@ from gemmill.runtime.operands.tensors import TensorView
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
+KEYWORDS = frozenset((*OPERANDS, *Options._fields, "stream", "explain", "epilogue"))
+"""All that a call may be passed, but for operands of its epilogue."""
 
 
-def read_call(given: Mapping[str, Any]) -> GemmCall:
+Call = ParamSpec("Call")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a public function declares: its name, and what it takes."""
+
+    name: str
+    keywords: frozenset[str]
+    """Names of all that it takes, but for operands of an epilogue."""
+    takes_operands: bool
+    """Whether any other keyword is an operand of an epilogue."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Declaration:
+        """That of a function by its signature."""
+        parameters = inspect.signature(function).parameters.values()
+        named = frozenset(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+        return cls(function.__name__, named, len(named) < len(parameters))
+
+    def read(self, arguments: Mapping[str, Any]) -> GemmCall:
+        """The call of the function with these arguments."""
+        if not self.takes_operands:
+            for name in arguments:
+                if name not in self.keywords:
+                    raise unexpected(name, [*self.keywords])
+        return read_call(arguments, self.keywords)
+
+
+def declares(
+    implement: Callable[[Declaration], Callable[..., Any]],
+) -> Callable[[Callable[Call, Made]], Callable[Call, Made]]:
+    """A decorator of a function that has a signature and a docstring, and no body: makes of its declaration what
+    computes its calls. Each argument that is not A, B or their like by position comes by keyword, if it is passed."""
+
+    def decorate(declared: Callable[Call, Made]) -> Callable[Call, Made]:
+        function: Callable[Call, Made] = functools.wraps(declared)(implement(Declaration.of(declared)))
+        function.__signature__ = inspect.signature(declared)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS) -> GemmCall:
     """A call by its arguments, as ``matmul`` and its like name them; what they leave out has its default.
 
-    OperandError names the argument that cannot be read.
+    What is none of the ``keywords`` is an operand of the epilogue. OperandError names the argument that cannot be read.
     """
-    given = {**given, "alpha": alpha_of(given["alpha"]), "beta": beta_of(given["beta"])}
-    operands = given.pop("operands", {})
+    given = {name: x for name, x in arguments.items() if name in keywords}
+    operands = {name: x for name, x in arguments.items() if name not in keywords}
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
-    stream = handle_of(given["a"], given["stream"])
+    options = options._replace(alpha=alpha_of(options.alpha), beta=beta_of(options.beta))
+    stream = handle_of(given["a"], given.get("stream"))
     text = given.get("epilogue")
     scaled = any(given.get(name) is not None for name in SCALES)
-    arguments = NO_ARGUMENTS if scaled and text else read_arguments(text, operands, stream, given)
+    taken = NO_ARGUMENTS if scaled and text else read_arguments(text, operands, stream, keywords)
     tensors = _read_operands(given, options, stream)
     if scaled:
-        arguments, options = _with_scales(given, operands, options, tensors, stream)
-    asked = options.out_dtype
+        taken, options = _with_scales(given, operands, options, tensors, stream)
+    asked, out = options.out_dtype, given.get("out")
     wanted = default_output(wider(tensors)) if asked is None else dtype_named(asked, "out_dtype")
-    out = given["out"]
     if out is None:
-        shape = _shape(tensors, arguments.epilogue)
-        out = allocate(given["a"], shape, wanted, tensors["a"].device, given["stream"])
+        shape = _shape(tensors, taken.epilogue)
+        out = allocate(given["a"], shape, wanted, tensors["a"].device, given.get("stream"))
     tensors["out"] = view(out, "out", stream)
     if asked is not None and tensors["out"].dtype != wanted:
         raise OperandError(
             f"out is {tensors['out'].dtype} and out_dtype {wanted}; they must be equal: out says its dtype itself, "
             "leave out_dtype out"
         )
-    return GemmCall(tensors, options, arguments, out, stream, bool(given.get("explain")))
+    return GemmCall(tensors, options, taken, out, stream, bool(given.get("explain")))
 
 
 def _with_scales(

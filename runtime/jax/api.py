@@ -2,55 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax import numpy as jnp
 
 from gemmill.library.errors import KeywordError, OperandError
-from gemmill.runtime.api.read import alpha_of, beta_of
+from gemmill.runtime.api.read import Declaration, alpha_of, beta_of, declares
 from gemmill.runtime.jax.call import run
 from gemmill.runtime.jax.description import Description, Setting
 from gemmill.runtime.operands.arguments import is_number, read_epilogue
 from gemmill.runtime.operands.call import DEFAULTS
+from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.reading import dtype_named
+from gemmill.runtime.operands.shapes import require_groups
 
-_TENSORS = ("c", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "out")
+_TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "addresses"))
 _DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
-_FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick", "explain")
-_OPTIONS = ("alpha", "beta", *_DTYPES, *_FLAGS, "expected_rows", "kernel", "sm_count", "objective", "epilogue")
+_SETTINGS: Mapping[str, Any] = {**DEFAULTS._asdict(), "explain": False, "epilogue": None}
+"""Keywords that are no arrays, with their defaults."""
 
 
+def _tracing(declaration: Declaration) -> Callable[..., Any]:
+    """What has JAX trace a call."""
+
+    def traced(a: Any, b: Any, *offsets: Any, **arguments: Any) -> Any:
+        arguments |= dict(zip(("offsets",), offsets, strict=True))
+        if "offsets" in declaration.keywords:
+            require_groups(arguments.get("offsets"), arguments.get("counts"), "gemmill.jax.matmul")
+        given = {name: x for name, x in arguments.items() if name in declaration.keywords and x is not None}
+        operands = {name: x for name, x in arguments.items() if name not in declaration.keywords}
+        return _trace(a, b, given, operands)
+
+    return traced
+
+
+# Keywords of one subject stand on one line.
+# fmt: off
+
+
+@declares(_tracing)
 def matmul(
-    a: jax.Array,
-    b: jax.Array,
-    *,
-    out: jax.Array | None = None,
-    c: jax.Array | None = None,
-    alpha: float = 1.0,
-    beta: float | None = None,
-    out_dtype: object = None,
-    accumulator: str | None = None,
-    tf32: bool = False,
-    fast_accumulation: bool = True,
-    a_scale: jax.Array | float | None = None,
-    b_scale: jax.Array | float | None = None,
-    a_zero: jax.Array | None = None,
-    b_zero: jax.Array | None = None,
-    a_dtype: object = None,
-    b_dtype: object = None,
-    a_major: str | None = None,
-    b_major: str | None = None,
-    kernel: str | None = None,
-    sm_count: int | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    quick: bool = False,
-    objective: str = "sustained",
-    explain: bool = False,
-    epilogue: str | None = None,
-    **operands: jax.Array | float,
+    a: jax.Array, b: jax.Array, *, out: jax.Array | None = None, c: jax.Array | None = None,
+    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None, accumulator: str | None = None,
+    tf32: bool = False, fast_accumulation: bool = True,
+    a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
+    a_zero: jax.Array | None = None, b_zero: jax.Array | None = None, a_dtype: object = None, b_dtype: object = None,
+    a_major: str | None = None, b_major: str | None = None, kernel: str | None = None, sm_count: int | None = None,
+    deterministic: bool = False, batch_invariant: bool = False, quick: bool = False,
+    objective: str = "sustained", explain: bool = False, epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:
     """``alpha * a @ b + beta * c`` of JAX arrays, as :func:`gemmill.matmul` has it; returns D.
 
@@ -76,34 +77,19 @@ def matmul(
     Differentiable in all that is floating-point, more than once, and batched by ``jax.vmap``. Raises what
     :func:`gemmill.matmul` does, where it is traced; a handler that fails raises JAX's own error at run time.
     """
-    return _called(locals())
 
 
+@declares(_tracing)
 def grouped_matmul(
-    a: jax.Array,
-    b: jax.Array,
-    offsets: jax.Array | None = None,
-    *,
-    out: jax.Array | None = None,
-    c: jax.Array | None = None,
-    alpha: float = 1.0,
-    beta: float | None = None,
-    out_dtype: object = None,
-    accumulator: str | None = None,
-    tf32: bool = False,
-    fast_accumulation: bool = True,
-    a_scale: jax.Array | float | None = None,
-    b_scale: jax.Array | float | None = None,
-    counts: jax.Array | None = None,
-    expected_rows: int | None = None,
-    a_major: str | None = None,
-    b_major: str | None = None,
-    kernel: str | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    explain: bool = False,
-    epilogue: str | None = None,
-    **operands: jax.Array | float,
+    a: jax.Array, b: jax.Array, offsets: jax.Array | None = None, *,
+    out: jax.Array | None = None, c: jax.Array | None = None,
+    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None, accumulator: str | None = None,
+    tf32: bool = False, fast_accumulation: bool = True,
+    a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
+    counts: jax.Array | None = None, expected_rows: int | None = None,
+    a_major: str | None = None, b_major: str | None = None, kernel: str | None = None,
+    deterministic: bool = False, batch_invariant: bool = False, explain: bool = False,
+    epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:
     """``alpha * a @ b + beta * c`` group by group, as :func:`gemmill.grouped_matmul` has it; returns D.
 
@@ -113,26 +99,25 @@ def grouped_matmul(
 
     All else is as in :func:`matmul`; ``jax.vmap`` makes one call after the other.
     """
-    if offsets is None and counts is None:
-        raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.jax.matmul")
-    return _called(locals())
 
 
-def _called(given: dict[str, Any]) -> Any:
-    operands = given.pop("operands")
-    arrays: dict[str, Any] = {name: _array(name, given[name]) for name in ("a", "b")}
+# fmt: on
+
+
+def _trace(a: Any, b: Any, given: dict[str, Any], operands: Mapping[str, Any]) -> Any:
+    arrays: dict[str, Any] = {"a": _array("a", a), "b": _array("b", b)}
     of_vectors = _without_vectors(arrays, given)
     settings, factor = _settings(given), 1.0
     for name in _TENSORS:
         value = given.get(name)
-        if value is None or (name == "out" and value is given["c"]):
+        if value is None or (name == "out" and value is given.get("c")):
             continue
         if is_number(value):  # a scale: a factor of the product
             factor *= value
         else:
             arrays[name] = _array(name, value)
     if factor != 1.0:
-        settings["alpha"] = factor * alpha_of(given["alpha"])
+        settings["alpha"] = factor * alpha_of(given.get("alpha", 1.0))
     numbers = {name: float(x) for name, x in operands.items() if is_number(x)}
     arrays |= {name: _array(name, x) for name, x in operands.items() if name not in numbers}
     description = Description(
@@ -140,7 +125,7 @@ def _called(given: dict[str, Any]) -> Any:
         turned=_turned(arrays, given),
         settings=tuple(sorted(settings.items())),
         numbers=tuple(numbers.items()),
-        into_c=given["out"] is not None and given["out"] is given["c"],
+        into_c="out" in given and given["out"] is given.get("c"),
     )
     made = run(_checked(description, operands), *arrays.values())
     d = made[0].squeeze(of_vectors)
@@ -166,10 +151,9 @@ def _array(name: str, value: Any) -> Any:
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Keywords that are no arrays and differ from the defaults, as a description holds them."""
-    defaults = {**DEFAULTS._asdict(), "explain": False, "epilogue": None}
     found: dict[str, Setting] = {}
-    for name in _OPTIONS:
-        value = given.get(name, defaults[name])
+    for name, default in _SETTINGS.items():
+        value = given.get(name, default)
         if isinstance(value, jax.core.Tracer):
             raise OperandError(
                 f"{name} is traced, and must be a constant: what changes is an operand of an expression, as in "
@@ -185,7 +169,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Setting]:
             read_epilogue(value)
         elif name == "kernel" and value is not None and not isinstance(value, str):
             raise OperandError("kernel is a config; gemmill.jax takes its name: gemmill.GemmConfig.name")
-        if value != defaults[name]:
+        if value != default:
             found[name] = value
     return found
 
@@ -201,8 +185,8 @@ def _turned(arrays: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
     along_k = "offsets" in arrays and b.ndim == 2
     b_is_narrow = b.dtype.itemsize < a.dtype.itemsize or given.get("b_dtype") is not None
     majors = {
-        "a": given["a_major"] or ("m" if along_k else "k"),
-        "b": given["b_major"] or ("k" if b_is_narrow else "n"),
+        "a": given.get("a_major") or ("m" if along_k else "k"),
+        "b": given.get("b_major") or ("k" if b_is_narrow else "n"),
     }
     for name, major in majors.items():
         if major not in (allowed := ("k", "m" if name == "a" else "n")):

@@ -12,7 +12,6 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.jax.description import Description
 from gemmill.runtime.operands.call import GemmCall, wider
-from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.reading import TABLES, dtype_named, unpacked
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape
 from gemmill.runtime.operands.tensors import TensorView
@@ -101,10 +100,9 @@ def call_of(
     description: Description, operands: Mapping[str, TensorView], made: Mapping[str, TensorView], stream: int = STREAM
 ) -> GemmCall:
     """The call, of views of operands and results; OperandError as for :func:`gemmill.matmul`."""
-    given: dict[str, Any] = {"alpha": 1.0, "beta": None, **description.keywords, "stream": stream}
-    taken = {**operands, **made}
-    own = {name: taken.pop(name) for name in OPERANDS if name in taken}
-    return read_call({**given, **own, "operands": {**taken, **dict(description.numbers)}})
+    return read_call(
+        {**description.keywords, **operands, **made, **dict(description.numbers), "stream": stream},
+    )
 
 
 def nowhere(description: Description, arrays: Sequence[Array], aligns: Sequence[int] = (), device: int = 0) -> GemmCall:

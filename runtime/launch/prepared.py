@@ -40,8 +40,6 @@ class PreparedCall:
         self.new_launcher = new_launcher
         """Makes a launcher of its own for a plan, so that plans on other tensors of the signature do not move its
         addresses to and fro."""
-        self.launches = 0
-        """How many calls have launched it the plain way."""
 
     def __str__(self) -> str:
         if self.kernel is None:

@@ -58,6 +58,12 @@ def halved(shape: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tu
     return (*shape[:-1], shape[-1] // 2)
 
 
+def require_groups(offsets: object, counts: object, instead: str) -> None:
+    """OperandError for a grouped call without groups; it names the function to call ``instead``."""
+    if offsets is None and counts is None:
+        raise OperandError(f"neither offsets nor counts is given; for a batch of equal matrices call {instead}")
+
+
 def groups_kind(tensors: Mapping[str, TensorView]) -> str:
     """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
     kinds = [kind for kind in _KINDS if kind in tensors]

@@ -14,6 +14,7 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.shapes import require_groups
 from gemmill.runtime.torch import operators, outputs
 from gemmill.runtime.torch.gradients.recorded import OF_CALLERS
 from gemmill.runtime.torch.options import NAMES, written
@@ -56,8 +57,7 @@ def grouped_matmul(
     _lower_if_compiling()
     given = {name: x for name, x in keywords.items() if x is not None}
     counts = given.pop("counts", None)
-    if offsets is None and counts is None:
-        raise OperandError("neither offsets nor counts is given; for a batch of equal matrices call gemmill.matmul")
+    require_groups(offsets, counts, "gemmill.matmul")
     if "epilogue" in given:
         return _epilogue(a, b, given | ({"counts": counts} if offsets is None else {"offsets": offsets}))
     values, out, options = _parted(given)

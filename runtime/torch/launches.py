@@ -5,15 +5,15 @@ As callers have these, they would ask what PyTorch has to do first, and come bac
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
+from gemmill.runtime.api.fast_path import grouped_path, matmul_path
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
-from gemmill.runtime.api.warm import short_by_tensors, short_by_values
-from gemmill.runtime.traced import Seen
+from gemmill.runtime.api.read import Declaration
+from gemmill.runtime.torch_dispatch import Dispatch
 
 
 class Launches(NamedTuple):
@@ -23,10 +23,10 @@ class Launches(NamedTuple):
     grouped_matmul: Callable[..., Any]
 
 
-def _launches(seen: Seen | None) -> Launches:
-    of_matmul, of_groups = inspect.unwrap(matmul), inspect.unwrap(grouped_matmul)
+def _launches(dispatch: Dispatch | None) -> Launches:
     return Launches(
-        wraps(of_matmul)(short_by_values(of_matmul, seen)), wraps(of_groups)(short_by_tensors(of_groups, seen))
+        wraps(matmul)(matmul_path(Declaration.of(matmul), dispatch)),
+        wraps(grouped_matmul)(grouped_path(Declaration.of(grouped_matmul), dispatch)),
     )
 
 
@@ -34,8 +34,8 @@ def _not_yet(*_: Any, **__: Any) -> Any:
     return NotImplemented
 
 
-AT_AUTOGRAD = _launches(Seen(_not_yet))
+AT_AUTOGRAD = _launches(Dispatch(_not_yet))
 """Where gradients are recorded: NotImplemented if this is one to be recorded, or something else is to see the call
 before its kernel."""
 AT_KERNEL = _launches(None)
-"""Below all of that, where nothing is asked."""
+"""Below all of that, where nothing is to be seen first."""

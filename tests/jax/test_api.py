@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -58,3 +59,13 @@ def test_what_is_selected_is_what_gemmill_selects() -> None:
     jaxpr = str(jax.make_jaxpr(gemmill.jax.matmul)(A, B))
     problem = gemmill.GemmProblem.from_text("16x8x24 bf16 tt")
     assert gemmill.Registry().select(problem).name in jaxpr
+
+
+@pytest.mark.parametrize("name", ["matmul", "grouped_matmul"])
+def test_keywords_have_the_defaults_and_the_order_of_gemmills(name: str) -> None:
+    ours, declared = (inspect.signature(getattr(x, name)).parameters for x in (gemmill, gemmill.jax))
+    assert {*ours} - {*declared} == {"stream", "registry", "autotune"}
+    assert {*declared} - {*ours} == {"a_major", "b_major"}
+    shared = [x for x in declared if x in ours]
+    assert shared == [x for x in ours if x in declared]
+    assert all(declared[x].default == ours[x].default and declared[x].kind == ours[x].kind for x in shared)

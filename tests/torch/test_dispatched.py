@@ -1,7 +1,7 @@
 """Calls that PyTorch is to see are not launched, whether or not a call like them was before.
 
 Tensors in host memory claim to be on GPU 0, and D is empty, so that what is launched is nothing (as in
-tests/runtime/api/test_warm.py).
+tests/runtime/api/test_fast_path.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import gemmill  # noqa: E402
-from gemmill.runtime.api import caches, read, streams, warm  # noqa: E402
+from gemmill.runtime.api import caches, fast_path, read, streams  # noqa: E402
 from gemmill.runtime.launch.launcher import Resets  # noqa: E402
 from gemmill.runtime.torch.operators import register_kernels  # noqa: E402
 
@@ -53,12 +53,12 @@ def on_gpu(*shape: int) -> Any:
     return torch.zeros(shape, dtype=torch.float16).as_subclass(OnGpu)
 
 
-@pytest.fixture(params=["guards", "keys"])
+@pytest.fixture(params=["guards", "layouts"])
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What is launched; calls are recognised by guards, or where a version of PyTorch has none, by keys."""
-    if request.param == "keys":
-        monkeypatch.setattr(warm, "_guards", lambda: None)
-    for module in (streams, warm):  # a PyTorch that was built without CUDA has none
+    """What is launched; calls are recognised by guards, or where a version of PyTorch has none, by layouts."""
+    if request.param == "layouts":
+        monkeypatch.setattr(fast_path, "_guards", lambda: None)
+    for module in (fast_path, streams):  # a PyTorch that was built without CUDA has none
         monkeypatch.setattr(module, "torch_stream", lambda: lambda device: 0)
     found: list[Any] = []
     monkeypatch.setattr(Resets, "fill", lambda self, stream, addresses: found.append(addresses))
@@ -152,7 +152,7 @@ def operators_launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Operators of tensors in host memory launch."""
 
     monkeypatch.setattr(read, "allocate", lambda a, shape, *_: on_gpu(*shape))
-    monkeypatch.setattr(warm, "allocator", lambda shape, *_: lambda: on_gpu(*shape))
+    monkeypatch.setattr(fast_path, "allocator", lambda shape, *_: lambda: on_gpu(*shape))
     library = torch.library.Library("gemmill", "IMPL")
     register_kernels(library, "CPU")
     yield
@@ -188,7 +188,7 @@ def test_operators_and_gradients_are_recognised_too(launches: list[Any], monkeyp
     each()
     asked: list[Any] = []
     for name in ("is_dispatched", "launch"):  # what is not recognised, and the plain way
-        monkeypatch.setattr(warm, name, lambda *given, **_: asked.append(given))
+        monkeypatch.setattr(fast_path, name, lambda *given, **_: asked.append(given))
     launches.clear()
     version = OUT._version
     assert [x.grad_fn is not None for x in each()] == [True] * len(recording)

@@ -18,7 +18,7 @@ torch: Any = pytest.importorskip("torch")
 from tests.torch.cases import FP8, wide  # noqa: E402
 
 import gemmill.torch  # noqa: E402
-from gemmill.runtime.api import warm  # noqa: E402
+from gemmill.runtime.api import fast_path  # noqa: E402
 from gemmill.runtime.torch.takeover import overrides  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import ROWS  # noqa: E402
 from gemmill.runtime.torch.takeover.backends import references  # noqa: E402
@@ -132,7 +132,7 @@ def test_one_signature_serves_other_tensors() -> None:
 
 @pytest.mark.parametrize(("part", "answer"), [("_is_on", False), ("_guards", None)])
 def test_calls_are_as_right_where_none_is_recognised_or_by_keys(part: str, answer: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(warm, part, lambda: answer)
+    monkeypatch.setattr(fast_path, part, lambda: answer)
     with CPU.within():
         for m in (2, 3, 5, 2, 3, 5, 2, 3, 5, 2, 3, 5):
             x = wide(m, 16)

@@ -21,7 +21,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.traced import has_tangent, needs_gradients
+from gemmill.runtime.torch_dispatch import has_tangent, needs_gradients
 
 Launch = Callable[..., Any]
 Given = dict[str, Any]

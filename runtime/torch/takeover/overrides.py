@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import CaptureError, GemmillError, OperandError, UnsupportedProblemError
-from gemmill.runtime.api import warm
+from gemmill.runtime.api import fast_path
 from gemmill.runtime.torch.takeover.aten import ROWS, Row, Unserved, flops, tf32_is_allowed
 from gemmill.runtime.torch.takeover.backends import Backend, Compute, kernels
 from gemmill.runtime.torch.takeover.stats import TALLY, Known, Run
@@ -229,29 +229,13 @@ def install() -> None:
 def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
     """Whether other tensors are as these; of float32, while as much precision is asked for. None under
     ``GEMMILL_WARM_CALLS=0``."""
-    if not warm._is_on():
-        return warm.never
-    make = warm._guards()
-    if make is not None and len(set(map(id, tensors))) == len(tensors):  # guards want each tensor once
-        check: Callable[..., bool] = make(*tensors).check
-    else:
-        first = _layouts(tensors)
-
-        def check(*others: Any) -> bool:
-            return _layouts(others) == first
-
+    if not fast_path.is_on():
+        return lambda *others: False
+    check = fast_path.matcher(tensors)
     if tensors[1].dtype is not torch.float32:
         return check
     allowed = tf32_is_allowed()
     return lambda *others: tf32_is_allowed() == allowed and check(*others)
-
-
-def _layouts(tensors: tuple[Any, ...]) -> list[Hashable]:
-    """Of each all that guards tell, and which of those before it is the same tensor."""
-    places = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
-    return [
-        (type(x), x.shape, x.stride(), x.dtype, x.get_device(), place) for x, place in zip(tensors, places, strict=True)
-    ]
 
 
 def _reason(error: Unserved | GemmillError) -> str:

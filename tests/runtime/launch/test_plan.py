@@ -153,7 +153,7 @@ def test_plans_and_calls_of_one_signature_are_prepared_once(monkeypatch: pytest.
         plan(Empty(), Weights(), out=Empty(), stream=stream)
     plan(Empty(), Weights(), out=Empty(), alpha=2.0)
     assert prepared[0] is prepared[1] is not prepared[2]
-    assert (prepared[0].launches, prepared[2].launches, caches.prepared.cache_info().currsize) == (1, 0, 2)
+    assert caches.prepared.cache_info().currsize == 2
 
 
 def test_rebind_takes_bytes_for_another_type_only_where_the_plan_was_told_so() -> None:

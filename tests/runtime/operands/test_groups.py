@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.exporter import on_gpu
 from tests.cases.manifests import shipped_kernels
+from tests.cases.plain import read
 
 from gemmill.emitters.emit import launch_spec
 from gemmill.library.arch import GPUS
@@ -73,8 +72,7 @@ def test_slots_are_a_batch() -> None:
 def slots(**keywords: Any) -> GemmCall:
     """A call on slots, read and not launched."""
     a, b, out = on_gpu((32, 4096, 64)), on_gpu((32, 64, 96)), on_gpu((32, 4096, 96))
-    read: Callable[..., GemmCall] = inspect.unwrap(grouped_matmul)
-    return read(a, b, out=out, **({"counts": on_gpu((32,), "s32")} | keywords))
+    return read(grouped_matmul, a, b, out=out, **({"counts": on_gpu((32,), "s32")} | keywords))
 
 
 def test_calls_that_expect_other_rows_are_told_apart_and_may_have_other_kernels() -> None:
@@ -97,8 +95,7 @@ def test_calls_that_expect_other_rows_are_told_apart_and_may_have_other_kernels(
 )
 def test_rows_that_a_slot_cannot_have_are_refused(keywords: dict[str, Any], says: str) -> None:
     if "a" in keywords:
-        read: Callable[..., GemmCall] = inspect.unwrap(grouped_matmul)
-        call = read(b=on_gpu((32, 64, 96)), offsets=on_gpu((32,), "s32"), expected_rows=20, **keywords)
+        call = read(grouped_matmul, b=on_gpu((32, 64, 96)), offsets=on_gpu((32,), "s32"), expected_rows=20, **keywords)
     else:
         call = slots(**keywords)
     with pytest.raises(OperandError, match=says):

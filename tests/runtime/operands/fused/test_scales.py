@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from math import prod
 from typing import Any
 
 import pytest
+from tests.cases.plain import read as read_arguments_of
 
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import OperandError
@@ -38,8 +38,7 @@ def read(a: Any = None, b: Any = None, out: Any = None, **given: Any) -> GemmCal
     """A call as it is read: of e4m3, (64, 512) by (512, 256), where nothing else is said."""
     operands = a or bytes_of(64, 512), b or bytes_of(512, 256, strides=(1, 512))
     given = {"a_dtype": "e4m3", "b_dtype": "e4m3"} | given
-    call: GemmCall = inspect.unwrap(matmul)(*operands, out=out or Array(64, 256, dtype="f16"), **given)
-    return call
+    return read_arguments_of(matmul, *operands, out=out or Array(64, 256, dtype="f16"), **given)
 
 
 ROWS, COLUMNS = Array(64, 1), Array(1, 256)
@@ -64,7 +63,7 @@ BLOCKS = {"a_scale": Array(64, 4), "b_scale": Array(4, 2)}
         ),
         ({"a_scale": ROWS, "b_scale": 2.0}, "d = alpha * acc * a_scale[m]"),
         (
-            {"a_scale": ROWS, "b_scale": 2.0, "epilogue": "d = relu(acc) + x[n]", "operands": {"x": Array(256)}},
+            {"a_scale": ROWS, "b_scale": 2.0, "epilogue": "d = relu(acc) + x[n]", "x": Array(256)},
             "d = relu(acc * a_scale[m] * b_scale) + x[n]",
         ),
         (  # which the expression says itself, and then they may be vectors too
@@ -162,10 +161,11 @@ def test_narrow_weights_have_scales_of_groups_or_of_columns(given: dict[str, Any
     ],
 )
 def test_groups_have_scales_of_their_own(b_scale: Array, epilogue: str) -> None:
-    call: GemmCall = inspect.unwrap(grouped_matmul)(
+    call = read_arguments_of(
+        grouped_matmul,
         Array(300, 64, dtype="f16"),
         Array(4, 64, 256, dtype="f16"),
-        Array(4, dtype="s32"),
+        offsets=Array(4, dtype="s32"),
         out=Array(300, 256, dtype="f16"),
         a_scale=Array(300, 1),
         b_scale=b_scale,

@@ -1,20 +1,20 @@
-"""The short way of a warm call against the plain one, on a GPU: the same bits, errors and prepared calls."""
+"""The fast path of a call against its specification, on a GPU: the same bits, errors and prepared calls."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cases.plain import plainly
 from tests.gpu.harness import torch
-from tests.runtime.api.test_warm import alike
+from tests.runtime.api.test_fast_path import alike
 
 import gemmill
 from gemmill.library.errors import GemmillError
-from gemmill.runtime.api import caches, warm
+from gemmill.runtime.api import caches, fast_path
 
 pytestmark = pytest.mark.gpu
 
@@ -59,7 +59,7 @@ def test_both_ways_give_the_same(
     data: st.DataObject, epilogue: str | None, guards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not guards:
-        monkeypatch.setattr(warm, "_guards", lambda: None)
+        monkeypatch.setattr(fast_path, "_guards", lambda: None)
     shapes: dict[str, Any] = {
         "a": [(M, K), (2 * M, K)],
         "b": [(K, N), (K, N), (N, N)],
@@ -76,7 +76,7 @@ def test_both_ways_give_the_same(
         del sound["out"], shapes["out"]
     calls = data.draw(alike(tensor, sound, shapes))
     try:
-        assert outcomes(gemmill.matmul, calls) == outcomes(warm.plainly(inspect.unwrap(gemmill.matmul)), calls)
+        assert outcomes(gemmill.matmul, calls) == outcomes(plainly(gemmill.matmul), calls)
     finally:
         caches.forget_calls()
 

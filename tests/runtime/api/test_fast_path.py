@@ -1,12 +1,11 @@
-"""The short way of a warm call against the plain one: the same launches, errors and prepared calls.
+"""The fast path of a call against its specification: the same launches, errors and prepared calls.
 
 D is empty here, so that nothing needs a GPU: calls are read, checked, bound, made ready, recognised and launched as any
-other, and what is launched is nothing. tests/gpu/test_warm.py has D with elements.
+other, and what is launched is nothing. tests/gpu/test_fast_path.py has D with elements.
 """
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cases.plain import plainly
 
 import gemmill
 from gemmill.library.errors import GemmillError
-from gemmill.runtime.api import caches, streams, warm
+from gemmill.runtime.api import caches, fast_path, streams
 from gemmill.runtime.api.prepare import launch
-from gemmill.runtime.api.warm import plainly
 from gemmill.runtime.launch.launcher import Resets
 from gemmill.runtime.launch.prepared import PreparedCall
 from gemmill.runtime.operands.call import GemmCall
@@ -80,14 +79,14 @@ class Torch(Library):
 @pytest.fixture(autouse=True)
 def current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PyTorch that was built without CUDA has no streams."""
-    for module in (streams, warm):
+    for module in (fast_path, streams):
         monkeypatch.setattr(module, "torch_stream", lambda: lambda device: 0)
 
 
 @pytest.fixture(params=["__cuda_array_interface__", "torch", "torch without guards"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
     if request.param == "torch without guards":
-        monkeypatch.setattr(warm, "_guards", lambda: None)
+        monkeypatch.setattr(fast_path, "_guards", lambda: None)
     return Library() if request.param == "__cuda_array_interface__" else Torch()
 
 
@@ -196,7 +195,7 @@ def test_the_short_way_and_the_plain_one_are_the_same(
     data: st.DataObject, epilogue: str | None, library: Library, launched: list[tuple[Resets, tuple[int, ...]]]
 ) -> None:
     calls = data.draw(alike(library.tensor, *sound_call(library, epilogue)))
-    plain = plainly(inspect.unwrap(gemmill.matmul))
+    plain = plainly(gemmill.matmul)
     assert outcomes(gemmill.matmul, calls, launched) == outcomes(plain, calls, launched)
 
 
@@ -214,7 +213,7 @@ def test_the_ways_of_scales_are_the_same(
     if data.draw(st.booleans()):
         sound["a_scale"] = data.draw(st.sampled_from([1.0, 1, 2.0, True, -0.0]))
     calls = data.draw(alike(library.tensor, sound, shapes))
-    plain = plainly(inspect.unwrap(gemmill.matmul))
+    plain = plainly(gemmill.matmul)
     assert outcomes(gemmill.matmul, calls, launched) == outcomes(plain, calls, launched)
 
 
@@ -232,7 +231,7 @@ def test_the_ways_of_groups_are_the_same(
         sound |= {"epilogue": "d = acc * s + bias[n]", "s": 1.0, "bias": library.tensor((n,), "f16", "")}
         shapes["bias"] = [(n,)]
     calls = data.draw(alike(library.tensor, sound, shapes))
-    plain = plainly(inspect.unwrap(gemmill.grouped_matmul))
+    plain = plainly(gemmill.grouped_matmul)
     assert outcomes(gemmill.grouped_matmul, calls, launched) == outcomes(plain, calls, launched)
 
 
@@ -255,7 +254,7 @@ def test_values_that_are_equal_are_told_apart_as_the_plain_way_does(
     sound, _ = sound_call(library, "d = acc * s + bias[n]" if name == "s" else None)
     calls = [sound | {name: value} for value in (one, one, one, other, other, one, other)]
     found = outcomes(gemmill.matmul, calls, launched)
-    assert found == outcomes(plainly(inspect.unwrap(gemmill.matmul)), calls, launched)
+    assert found == outcomes(plainly(gemmill.matmul), calls, launched)
     if (one, other) == (0.0, -0.0):
         assert [number for number, *_ in found[:-1]] == [0, 0, 0, 1, 1, 0, 1]
 
@@ -266,16 +265,16 @@ def test_what_an_epilogue_writes_is_looked_at_each_time(launched: list[tuple[Res
     sound["low"] = torch.tensor((N,), "f32", "")
     calls = [sound] * 4 + [sound | {"low": sound["top"].view(N).as_subclass(torch.on_gpu)}] + [sound]
     found = outcomes(gemmill.matmul, calls, launched)
-    assert found == outcomes(plainly(inspect.unwrap(gemmill.matmul)), calls, launched)
+    assert found == outcomes(plainly(gemmill.matmul), calls, launched)
     assert "share memory" in found[4][1]
 
 
 @pytest.mark.parametrize("beside", [{}, {"epilogue": "d = acc + bias[n]", "bias": (N,)}, {"b_scale": (1, N)}])
-def test_the_third_call_is_recognised_unless_that_is_turned_off(
+def test_the_second_call_is_recognised_unless_that_is_turned_off(
     beside: dict[str, Any], launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = Torch()
-    assert warm._guards() is not None, "this version of PyTorch has none: warm calls are slower by their keys"
+    assert fast_path._guards() is not None, "this version of PyTorch has none: calls are slower to recognise"
     a, b, out = torch.tensor((0, K), "f16", ""), torch.tensor((K, N), "f16", ""), torch.tensor((0, N), "f16", "")
     beside = {name: torch.tensor(x, "f16", "") if isinstance(x, tuple) else x for name, x in beside.items()}
     reads: list[object] = []
@@ -284,17 +283,17 @@ def test_the_third_call_is_recognised_unless_that_is_turned_off(
         reads.append(call)
         return launch(call)
 
-    monkeypatch.setattr(warm, "launch", noted)
-    for is_on, read in ((True, 1 + bool(beside)), (False, 5)):
+    monkeypatch.setattr(fast_path, "launch", noted)
+    for is_on, read in ((True, 1), (False, 5)):
         monkeypatch.setenv("GEMMILL_WARM_CALLS", str(int(is_on)))
-        warm._is_on.cache_clear()
+        fast_path.is_on.cache_clear()
         caches.forget_calls()
         reads.clear()
         for _ in range(5):
             assert gemmill.matmul(a, b, out=out, stream=0, **beside) is out
         assert len(reads) == read
         assert bool(caches.recognised) == is_on
-    warm._is_on.cache_clear()
+    fast_path.is_on.cache_clear()
 
 
 def test_kinds_that_alternate_in_one_bucket_are_recognised_each(
@@ -316,12 +315,10 @@ def test_kinds_that_alternate_in_one_bucket_are_recognised_each(
     each()
     asked: list[object] = []
     for name in ("is_dispatched", "launch"):  # what is not recognised, and the plain way
-        monkeypatch.setattr(warm, name, lambda *given, **_: asked.append(given))
-    by_keys = caches.warm.cache_info()
+        monkeypatch.setattr(fast_path, name, lambda *given, **_: asked.append(given))
     launched.clear()
     each()
     assert not asked
-    assert caches.warm.cache_info() == by_keys
     assert len(launched) == 4
 
 

@@ -2,7 +2,7 @@
 
 Dynamo traces another function in place of the public one, which bears it as an attribute, as PyTorch's own wrappers do;
 that costs an eager call nothing. Whatever else would come before a kernel, were the call one of PyTorch's, is asked
-after where no warm call was recognised: :func:`is_dispatched`. Of what it asks, PyTorch's guards see all but three
+after where no call was recognised: :func:`is_dispatched`. Of what it asks, PyTorch's guards see all but three
 things, which :class:`State` adds to them.
 """
 
@@ -32,13 +32,14 @@ def _grouped_matmul(*arguments: Any, **keywords: Any) -> Any:
     return grouped_matmul(*arguments, **keywords)
 
 
-TRACED: Mapping[str, Callable[..., Any]] = MappingProxyType({"matmul": _matmul, "grouped_matmul": _grouped_matmul})
+_OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({"matmul": _matmul, "grouped_matmul": _grouped_matmul})
 """What makes of a call of a public function one of an operator. PyTorch is imported when it does."""
 
 
-def trace_instead(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
-    """Have Dynamo trace another function where a program calls this one."""
-    function._torchdynamo_inline = traced  # type: ignore[attr-defined]
+def trace_instead(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function, in whose place Dynamo traces the operators of a public one."""
+    function._torchdynamo_inline = _OPERATORS[name]  # type: ignore[attr-defined]
+    return function
 
 
 def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -46,7 +47,7 @@ def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
     if keywords.get("kernel") is not None:
         keywords["kernel"] = kernel_named(keywords["kernel"])
     try:
-        return TRACED[name](*arguments, **keywords)
+        return _OPERATORS[name](*arguments, **keywords)
     except NotImplementedError as error:
         if "Could not run" not in str(error):
             raise
@@ -63,7 +64,7 @@ def _matmul_recorded(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callabl
     return recorded_matmul(a, b, c, options)
 
 
-class Seen(NamedTuple):
+class Dispatch(NamedTuple):
     """What becomes of a call that PyTorch is to see before a kernel runs."""
 
     call: Callable[..., Any]
@@ -72,9 +73,9 @@ class Seen(NamedTuple):
     """Where nothing but gradients is to be recorded: makes of A, B, C and options what takes A, B and C."""
 
 
-def as_operator(name: str) -> Seen:
+def dispatch_of(name: str) -> Dispatch:
     """What becomes of the calls of a public function."""
-    return Seen(functools.partial(dispatched, name), _matmul_recorded if name == "matmul" else None)
+    return Dispatch(functools.partial(dispatched, name), _matmul_recorded if name == "matmul" else None)
 
 
 def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:

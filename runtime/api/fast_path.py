@@ -1,0 +1,314 @@
+"""The fast path of a call: what was launched before with PyTorch tensors like these is launched at once.
+
+Its specification is :func:`~gemmill.runtime.api.read.read_call`, then :func:`~gemmill.runtime.api.prepare.launch`. The
+fast path leads to the same prepared calls and the same errors; a call that it does not recognise is read and launched,
+as is every call under ``GEMMILL_WARM_CALLS=0``. tests/runtime/api/test_fast_path.py holds both equal.
+
+A launch takes the host 3.5 us; reading, checking and looking up three tensors in Python takes ten times that.
+``benchmarks/dispatch.py`` times ``matmul(out=)`` both ways in one run ("Host side of a call" in docs/performance):
+
+- A few plain values select a bucket: how many elements A and B have, which of C and D are given, options. A bucket
+  holds a few calls, such as those of a square matrix and its transpose, or of a weight that requires gradients and
+  one that does not.
+- Within a bucket the guards of torch.compile compare types, extents, strides, GPU and dispatch keys of all tensors in
+  C++: 0.6 us, where a key of twelve properties takes 2.6. They are private to PyTorch. Where a version has none, and
+  where one tensor is passed twice, the same is compared in Python (:func:`matcher`).
+- Dispatch keys include autocast, transforms, subclasses and modes. What they lack of what PyTorch's dispatcher would
+  do first is read in 0.1 us (:class:`~gemmill.runtime.torch_dispatch.State`).
+- Few parameters, as Python fills in each that a call leaves out: 2.0 us where it took 2.4.
+- The current stream by a function private to PyTorch, in a 35th of the time of ``torch.cuda.current_stream``; which
+  serves where there is none.
+- A call whose gradient is to be recorded is recognised too, and what records it is kept beside its guards: 13 us where
+  the way by the dispatcher takes 63.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import copysign
+from typing import Any
+
+from gemmill.library.dtypes import DTypeName
+from gemmill.runtime.api import caches
+from gemmill.runtime.api.outputs import allocate, allocator
+from gemmill.runtime.api.prepare import launch
+from gemmill.runtime.api.read import Declaration, alpha_of, beta_of
+from gemmill.runtime.api.streams import Stream, stream_handle, torch_stream
+from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.gemm import Addresses
+from gemmill.runtime.operands.shapes import require_groups
+from gemmill.runtime.operands.tensors import TensorView, is_torch
+from gemmill.runtime.settings import Settings
+from gemmill.runtime.torch_dispatch import Dispatch, State, dispatch_of, is_dispatched, trace_instead
+
+_VALUES = frozenset(Options._fields)
+"""Keywords that are plain values."""
+
+_BUCKET_CALLS = 8
+"""Calls that a bucket holds; the one that is longest there goes first."""
+
+
+@dataclass(slots=True, eq=False)
+class RecognisedCall:
+    """A prepared call, with all at hand that launching it on PyTorch tensors takes."""
+
+    matches: Callable[..., bool]
+    """Whether tensors, as many as it was made of, are like those."""
+    state: State
+    """What must be as usual besides."""
+    launch: Callable[[int, Addresses], None]
+    """Of the launcher that calls like it share: a stream, addresses."""
+    stream: Callable[[], int]
+    """Returns PyTorch's current stream on its GPU."""
+    device: int
+    shape: tuple[int, ...]
+    """Of a D to be allocated."""
+    dtype: DTypeName
+    """Of a D to be allocated."""
+    empty: Callable[[], Any]
+    """Allocates a D on the current stream."""
+    places: tuple[str, ...]
+    """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
+    recorded: Callable[[Any, Any, Any], Any] | None = None
+    """Of A, B and C, where gradients are recorded of calls like it; once there was one."""
+
+    @classmethod
+    def of(cls, call: GemmCall, prepared: PreparedCall, tensors: Sequence[Any], writes: bool) -> RecognisedCall:
+        """That of a call which was launched on these tensors."""
+        d = call.tensors["out"]
+        return cls(
+            matches=matcher(tensors, lambda given: not is_dispatched(given, writes)),
+            state=State.of(tensors),
+            launch=prepared.launcher.launch,
+            stream=functools.partial(torch_stream(), d.device),
+            device=d.device,
+            shape=d.shape,
+            dtype=d.dtype,
+            empty=allocator(tuple(call.out.shape), call.out.stride(), call.out.dtype, call.out),
+            places=call.places,
+        )
+
+
+def launching(declaration: Declaration) -> Callable[..., Any]:
+    """``matmul``: launches the call that is declared, and returns D. Dynamo traces an operator in its place."""
+    return trace_instead(matmul_path(declaration, dispatch_of("matmul")), "matmul")
+
+
+def launching_groups(declaration: Declaration) -> Callable[..., Any]:
+    """``grouped_matmul``, likewise."""
+    return trace_instead(grouped_path(declaration, dispatch_of("grouped_matmul")), "grouped_matmul")
+
+
+def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable[..., Any]:
+    """The fast path of ``matmul``; ``dispatch`` is what becomes of a call that PyTorch is to see first, None where it
+    has."""
+
+    def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Any = None, **options: Any) -> Any:
+        values = bucket = found = recording = None
+        if options:
+            options = {
+                name: x
+                for name, x in options.items()
+                if name in _VALUES or x is not None or name not in declaration.keywords
+            }
+            if not options.keys() <= _VALUES:
+                return _with_others(declaration, dispatch, a, b, out, c, stream, options)
+            values = _plain_values(options)
+        given: tuple[Any, ...] = (a, b)
+        try:
+            pointers: Addresses = (
+                a.data_ptr(),
+                b.data_ptr(),
+                0 if c is None else c.data_ptr(),
+                0 if out is None else out.data_ptr(),
+            )
+            if c is None or c is out:
+                given = (a, b) if out is None else (a, b, out)
+            else:
+                given = (a, b, c) if out is None else (a, b, c, out)
+            unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
+            shifts = unaligned and tuple([x & 15 for x in pointers])  # which guards do not compare
+            bucket = a.numel(), b.numel(), c is None, out is None, c is out, shifts, values
+            for known in caches.recognised.get(bucket, ()):
+                if known.matches(*given):
+                    if known.state.is_usual():
+                        found = known
+                    elif dispatch is not None and known.state.only_records():
+                        recording = known
+                    break
+        except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+            bucket = None
+        if recording is not None:
+            return _record(recording, dispatch, a, b, out, c, stream, options)
+        if found is None:
+            call = {"a": a, "b": b, "out": out, "c": c, "stream": stream, **options}
+            return _launch_anew(declaration, dispatch, bucket, given, call)
+        if out is None:
+            out = found.empty() if stream is None else allocate(a, found.shape, found.dtype, found.device, stream)
+            pointers = (*pointers[:3], out.data_ptr())
+        found.launch(found.stream() if stream is None else stream_handle(stream), pointers)
+        return out
+
+    return short
+
+
+def grouped_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable[..., Any]:
+    """The fast path of ``grouped_matmul``; ``dispatch`` as for :func:`matmul_path`."""
+
+    def short(
+        a: Any,
+        b: Any,
+        offsets: Any = None,
+        *,
+        out: Any = None,
+        c: Any = None,
+        stream: Stream | None = None,
+        **options: Any,
+    ) -> Any:
+        require_groups(offsets, options.get("counts"), "gemmill.matmul")
+        options["offsets"] = offsets
+        given = {name: x for name, x in options.items() if x is not None or name not in declaration.keywords}
+        return _with_others(declaration, dispatch, a, b, out, c, stream, given)
+
+    return short
+
+
+def _record(
+    known: RecognisedCall, dispatch: Any, a: Any, b: Any, out: Any, c: Any, stream: Any, options: dict[str, Any]
+) -> Any:
+    """A call like one before it, but that its gradient is to be recorded."""
+    if dispatch.recorded is None or out is not None or stream is not None:
+        return dispatch.call(a, b, out=out, c=c, stream=stream, **options)
+    if known.recorded is None:
+        known.recorded = dispatch.recorded(a, b, c, options)
+    return known.recorded(a, b, c)
+
+
+def _launch_anew(
+    declaration: Declaration, dispatch: Dispatch | None, bucket: Hashable, tensors: Sequence[Any], call: dict[str, Any]
+) -> Any:
+    """Read and launch a call, and have the next like it recognised by its bucket, if it has one; returns D.
+
+    Not where an epilogue writes to further tensors, whose addresses are to be checked each time, nor where the call is
+    to be explained.
+    """
+    writes = call["out"] is not None
+    if dispatch is not None and is_dispatched(tensors, writes):
+        return dispatch.call(call.pop("a"), call.pop("b"), **call)
+    gemm_call = declaration.read(call)
+    prepared = launch(gemm_call)
+    fits = not (gemm_call.arguments.outputs or gemm_call.explain)
+    if bucket is not None and fits and _is_torch(gemm_call) and is_on():
+        known = caches.recognised.get(bucket, ())
+        if not known and len(caches.recognised) >= caches.CALLS:
+            caches.recognised.clear()
+        new = RecognisedCall.of(gemm_call, prepared, tensors, writes)
+        caches.recognised[bucket] = (new, *known[: _BUCKET_CALLS - 1])
+    return gemm_call.out
+
+
+def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells options from others, once alpha and beta are numbers: a tensor's hash says nothing of its value."""
+    alpha: float = 1.0
+    beta: float | None = 1.0
+    if "alpha" in options:
+        options["alpha"] = alpha = alpha_of(options["alpha"])
+    if "beta" in options:
+        options["beta"] = beta = beta_of(options["beta"])
+    values = *options.items(), *map(type, options.values())  # 1 and True are equal
+    if alpha and beta:
+        return values
+    return *values, *(copysign(1, x) for x in (alpha, beta) if x == 0)  # 0.0 and -0.0 are equal
+
+
+def _with_others(
+    declaration: Declaration,
+    dispatch: Dispatch | None,
+    a: Any,
+    b: Any,
+    out: Any,
+    c: Any,
+    stream: Stream | None,
+    options: dict[str, Any],
+) -> Any:
+    """A call with tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of them
+    and by all values, if the tensors are PyTorch's."""
+    for factor, number in (("alpha", alpha_of), ("beta", beta_of)):
+        if factor in options:
+            options[factor] = number(options[factor])
+    others = {name: x for name, x in options.items() if is_torch(x)}
+    tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
+    given = [x for name, x in tensors.items() if name != "c" or c is not out]
+    found = bucket = None
+    with suppress(AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+        pointers = {name: x.data_ptr() for name, x in tensors.items()}
+        if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
+            values = tuple([(name, x, type(x)) for name, x in options.items() if name not in others])
+            signs = tuple([copysign(1, x) for _, x, _ in values if isinstance(x, float)])  # 0.0 and -0.0 are equal
+            key = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
+            alternatives = caches.recognised.get(key, ())
+            bucket = key
+            for known in alternatives:
+                if known.matches(*given):
+                    found = known
+                    break
+    if found is None or not found.state.is_usual():
+        call = {"a": a, "b": b, "out": out, "c": c, "stream": stream, **options}
+        return _launch_anew(declaration, dispatch, None if found else bucket, given, call)
+    if out is None:
+        out = found.empty() if stream is None else allocate(a, found.shape, found.dtype, found.device, stream)
+        pointers["out"] = out.data_ptr()
+    handle = found.stream() if stream is None else stream_handle(stream)
+    found.launch(handle, tuple([pointers.get(name, 0) for name in found.places]))
+    return out
+
+
+def matcher(
+    tensors: Sequence[Any], holds: Callable[[Collection[Any]], bool] = lambda tensors: True
+) -> Callable[..., bool]:
+    """Whether other PyTorch tensors are like these: by guards, which want each tensor once, or else in Python, where
+    ``holds`` stands for their dispatch keys."""
+    guards = _guards()
+    if guards is not None and len(set(map(id, tensors))) == len(tensors):
+        check: Callable[..., bool] = guards(*tensors).check
+        return check
+    layouts = _layouts(tensors)
+    return lambda *others: _layouts(others) == layouts and holds(others)
+
+
+def _layouts(tensors: Sequence[Any]) -> list[Hashable]:
+    """All that guards compare of each tensor but dispatch keys, and which of those before it is the same tensor."""
+    places = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
+    return [
+        (type(x), x.shape, x.stride(), x.dtype, x.get_device(), x.requires_grad, place)
+        for x, place in zip(tensors, places, strict=True)
+    ]
+
+
+@functools.cache
+def _guards() -> Callable[..., Any] | None:
+    """What makes guards: PyTorch's own for torch.compile (torch/csrc/dynamo/guards.cpp). None where a version has none,
+    or makes them otherwise."""
+    with suppress(ImportError, AttributeError, TypeError):
+        guards = importlib.import_module("torch._C._dynamo.guards").TensorGuards
+        make = functools.partial(guards, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        make()
+        return make
+    return None
+
+
+@functools.cache
+def is_on() -> bool:
+    """Whether calls like those before may be recognised."""
+    return Settings.read().warm_calls
+
+
+def _is_torch(call: GemmCall) -> bool:
+    """Whether all tensors of a call are PyTorch's."""
+    views = [*call.tensors.values(), *(x for x in call.arguments.values.values() if isinstance(x, TensorView))]
+    return all(is_torch(x.owner) for x in views)
