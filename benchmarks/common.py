@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-COPY_BYTES = 1 << 30
 
-
-def add_options(parser: ArgumentParser) -> None:
-    """The options that all of them have."""
+def parser_of(description: str | None, rounds: int | None = None) -> ArgumentParser:
+    """A parser with the options that all programs have; ``rounds``: as many as sweeps take, if None."""
     from gemmill.profiler.measure.timing import ROUNDS
 
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds over all candidates (%(default)s)")
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds or ROUNDS, help="rounds over all candidates (%(default)s)")
     parser.add_argument("--commit", help="commit that the results name; default: the repository's")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the results (the working directory)")
-
-
-def times(launches: Mapping[str, Any], sets: int, count: int, rounds: int, stream: Any) -> dict[str, float]:
-    """Median microseconds of a launch of each candidate, over ``sets`` operand sets in turn, ``count`` in a replay."""
-    from gemmill.profiler.measure.timing import capture, time_rounds
-
-    graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()}
-    time_rounds(graphs, count, 2)  # until clocks have settled
-    return {name: statistics.median(values) for name, values in time_rounds(graphs, count, rounds).items()}
-
-
-def copy_gbps(stream: Any, rounds: int) -> float:
-    """Rate of a device-to-device copy, by the driver or by a kernel of PyTorch, reads and writes together."""
-    import torch
-
-    source = torch.randn(COPY_BYTES // 4, device="cuda")
-    target = torch.empty_like(source)
-    launches = {"memcpy": lambda _: target.copy_(source), "kernel": lambda _: torch.mul(source, 1.0, out=target)}
-    return 2 * COPY_BYTES / min(times(launches, 1, 4, rounds, stream).values()) / 1e3
+    return parser
 
 
 def check(what: str, found: Any, wanted: Any, most: float = 0.01) -> None:
@@ -56,21 +35,6 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
         launches[index]()
 
     return launch
-
-
-def ranked_launches(problem: Any, operands: Sequence[Any], count: int) -> dict[str, Callable[[int], None]]:
-    """Launches, on each operand set, of the kernels that the selector ranks first, at most ``count``."""
-    from gemmill.profiler.measure.operands import natural_alpha, plan_options
-    from gemmill.runtime.api.matmul import plan
-    from gemmill.runtime.registry import Registry
-
-    registry, first = Registry(), operands[0]
-    options = plan_options(problem, first)
-    choice = plan(first.a, first.b, out=first.d, alpha=natural_alpha(problem), registry=registry, **options).choice
-    assert choice is not None
-    names = [choice.name, *(runner for runner, _ in choice.runners_up)][:count]
-    registry.warm(names)
-    return {name: launch_of(problem, operands, name, registry) for name in names}
 
 
 def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any) -> Callable[[int], None]:

@@ -60,8 +60,8 @@ class Measurement(Frozen):
     run: str = ""
     """Which sweep it is of, where a file holds several: times of one run compare."""
     chosen: tuple[str, ...] = Field(default=(), strict=False)
-    """Who would have taken this kernel for the problem before it was measured: ``selected``, the selector; ``quick``,
-    its decision trees; ``heuristics``, nvMatmulHeuristics."""
+    """What would have taken this kernel for the problem before it was measured: ``selected``, the selector; in the past
+    also ``quick``, its decision trees, and ``heuristics``, nvMatmulHeuristics."""
     holds: Literal["time", "rank", "nothing"] = "time"
     """What still holds of it where kernels or launches have changed since: its time, its rank among the fastest, or
     nothing. Models are trained on times, tables of the fastest kernels on ranks as well."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +19,10 @@ from statistics import quantiles
 from typing import Any
 
 import torch
+from benchmarks.pytorch.sides import SIDES, Lines, synchronize
 from torch.nn.functional import linear
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-
-from benchmarks.pytorch.sides import SIDES, Lines, synchronize  # noqa: E402
-
-import gemmill.torch  # noqa: E402
+import gemmill.torch
 
 Call = Callable[[], Any]
 
@@ -127,7 +122,3 @@ def _measure(ways: dict[str, tuple[str, Call]], batches: int, calls: int, lines:
                 synchronize()
     gc.enable()
     return samples
-
-
-if __name__ == "__main__":
-    main()

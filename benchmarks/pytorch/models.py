@@ -23,16 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.pytorch import steps
+from benchmarks.pytorch.architectures import ARCHITECTURES, build
+from benchmarks.pytorch.sides import SIDES, Lines, in_turns, synchronize
+from benchmarks.pytorch.warming import Needed, warm, without_launches
+
+import gemmill.torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-
-from benchmarks.pytorch import steps  # noqa: E402
-from benchmarks.pytorch.architectures import ARCHITECTURES, build  # noqa: E402
-from benchmarks.pytorch.sides import SIDES, Lines, in_turns, synchronize  # noqa: E402
-from benchmarks.pytorch.warming import Needed, warm, without_launches  # noqa: E402
-
-import gemmill.torch  # noqa: E402
 
 FORMS = ("eager", "captured", "compiled", "both")
 GEMM = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk", re.IGNORECASE)
@@ -47,7 +45,7 @@ def main() -> None:
         for index, name in enumerate(arguments.models):
             share = (end - time.monotonic()) / (len(arguments.models) - index)
             options = _options({**vars(arguments), "models": [name], "seconds": share})
-            subprocess.run([sys.executable, __file__, *options], check=False)
+            subprocess.run([sys.executable, "-m", "benchmarks", "models", *options], cwd=ROOT, check=False)
         return
     tiny, [name] = arguments.tiny, arguments.models
     if arguments.device == "cpu":
@@ -215,7 +213,3 @@ class Model:
                     warm(kernels)
             run()
         return run
-
-
-if __name__ == "__main__":
-    main()

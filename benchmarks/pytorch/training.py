@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -22,15 +21,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from benchmarks.pytorch import steps
+from benchmarks.pytorch.sides import SIDES, Lines, in_turns
+from benchmarks.pytorch.warming import Needed, warm, without_launches
+
+import gemmill.torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-
-from benchmarks.pytorch import steps  # noqa: E402
-from benchmarks.pytorch.sides import SIDES, Lines, in_turns  # noqa: E402
-from benchmarks.pytorch.warming import Needed, warm, without_launches  # noqa: E402
-
-import gemmill.torch  # noqa: E402
 
 LLAMA = {
     "hidden_size": 2048,
@@ -222,7 +219,3 @@ def _other_reductions() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = reduced
         if torch.cuda.is_available():
             torch.backends.cuda.preferred_blas_library(library)
-
-
-if __name__ == "__main__":
-    main()

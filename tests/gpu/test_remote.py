@@ -57,7 +57,7 @@ def test_a_fresh_process_multiplies_with_what_a_remote_makes(registry: Registry,
 
 
 def test_a_server_compiles_for_a_fresh_process_whose_store_then_does_without_it(tmp_path: Path) -> None:
-    """How soon: ``benchmarks/service/first.py``."""
+    """How soon: ``python -m benchmarks first_gemm``."""
     pytest.importorskip("uvicorn")
     from tests.service.running import serving
 

@@ -104,7 +104,7 @@ def test_files_of_measurements_have_all_columns_and_name_each_run_once() -> None
 
 
 def test_the_picture_of_sustained_rates_is_of_its_records() -> None:
-    from benchmarks.power.plot import drawn
+    from benchmarks.picture import drawn
 
     times = ("20261127T205341Z", "20261128T025731Z")
     records = [json.loads((RESULTS / f"sustained-{time}.json").read_text()) for time in times]

@@ -364,7 +364,7 @@ NOT_FOR_PACKS = {
 
 
 def test_starting_from_a_pack_imports_what_that_takes_and_no_more(path: Path) -> None:
-    """A process that serves from a pack waits for every import before its first GEMM (benchmarks/coldstart.py); the
+    """A process that serves from a pack waits for every import before its first GEMM; the
     first process of all verified what it uses."""
     assert Pack.open(path).verify() == {}
     done = subprocess.run([sys.executable, "-c", STARTING, str(path)], capture_output=True, text=True, check=True)

@@ -26,11 +26,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 OURS, THEIRS = "gemmill", "DeepGEMM"
 REGIMES = ("burst", "sustained")
@@ -93,16 +89,14 @@ class Case(NamedTuple):
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import Record, add_options
+    from benchmarks.common import Record, parser_of
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, rounds=9)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="(all)")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES, help="(both)")
     parser.add_argument("--problems", type=int, help="the first of each kind (all)")
     parser.add_argument("--turns", type=int, default=3, help="of each, sustained (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of a turn (%(default)s)")
-    add_options(parser)
-    parser.set_defaults(rounds=9)
     arguments = parser.parse_args()
 
     library = deep_gemm()
@@ -328,7 +322,3 @@ def summarise(rows: Sequence[dict[str, Any]]) -> None:
         behind = sum(high < 1 for _, _, high in found)
         told = f"{behind} behind by more than quartiles, {len(own) - len(found)} failed"
         print(f"{kind} {dtype}, {regime}, {len(found)} of {len(own)} problems: {mean}, {told}")
-
-
-if __name__ == "__main__":
-    main()

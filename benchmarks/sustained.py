@@ -16,11 +16,7 @@ import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 LAYERS = (
     *((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (5120, 5120), (13824, 5120), (5120, 13824)),
@@ -41,11 +37,11 @@ OBJECTIVES = ("sustained", "burst")
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import Record, add_options
+    from benchmarks.common import Record, parser_of
 
     from gemmill.runtime.registry import Registry
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["bf16"], help="(bf16)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="(all; 8 bits and tf32: forward)")
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES, help="of choices (both)")
@@ -53,7 +49,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
     parser.add_argument("--turns", type=int, default=9, help="of each candidate (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0.4, help="of a turn (%(default)s)")
-    add_options(parser)
     arguments = parser.parse_args()
     told = {name: getattr(arguments, name) for name in ("seed", "turns", "seconds")}
     record = Record("sustained", arguments, **told)
@@ -157,7 +152,3 @@ def compared(baseline: tuple[Sequence[float], Any], own: tuple[Sequence[float], 
     (theirs, their_state), (ours, state) = baseline, own
     mean = statistics.median(theirs) / statistics.median(ours)
     return {"ratio": ratios(theirs, ours), "mean": mean, "joules": state.watts / their_state.watts / mean}
-
-
-if __name__ == "__main__":
-    main()

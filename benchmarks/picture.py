@@ -1,4 +1,4 @@
-"""A picture of what benchmarks/power/sustained.py recorded: choices for long runs, and for lone launches where these
+"""A picture of what the program ``sustained`` recorded: choices for long runs, and for lone launches where these
 were timed, beside cuBLAS, a line for each problem, by type, with quartiles over turns. An SVG; needs no GPU."""
 
 from __future__ import annotations
@@ -6,15 +6,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-
-from gemmill.library.drawing.svg import document, element, label  # noqa: E402
+from gemmill.library.drawing.svg import document, element, label
 
 LEFT, TOP, WIDTH, ROW = 250, 80, 460, 20
 LOW, HIGH, STEP = 0.90, 1.25, 0.05
@@ -25,7 +21,7 @@ OBJECTIVES = {"burst": ("for lone launches", "s1"), "sustained": ("for long runs
 def main() -> None:
     """Draw records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, nargs="+", help="what sustained.py wrote, of one GPU")
+    parser.add_argument("records", type=Path, nargs="+", help="what it wrote, of one GPU")
     parser.add_argument("-o", "--output", type=Path, required=True, help="SVG to write")
     arguments = parser.parse_args()
     records = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.records]
@@ -92,7 +88,3 @@ def _marks(selected: Mapping[str, Mapping[str, Any]], y: float) -> Iterator[str]
         told = element("title", f"{words}: {middle:.3f} ({low:.3f} to {high:.3f}), {selected[name]['kernel']}")
         style = f"fill:var(--{shade})"
         yield element("circle", told, cx=_x(middle), cy=y, r=6, class_=f"{shade} line", style=style)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,18 +9,12 @@ by more than their quartiles; results to a file (JSON). Needs an NVIDIA GPU and 
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 TYPES = ("bf16", "f16", "e4m3", "tf32", "s8")
 MAJORS = (("k", "k"), ("k", "mn"), ("mn", "mn"), ("mn", "k"))
@@ -35,16 +29,15 @@ BEHIND, SHOWN = 0.95, 40
 
 def main() -> None:
     """Measure, write and print."""
-    from benchmarks.common import Record, add_options
+    from benchmarks.common import Record, parser_of
 
     from gemmill.runtime.registry import Registry
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="(all)")
     parser.add_argument("--problems", type=int, default=300, help="of each type (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds to measure each type for (no end)")
-    add_options(parser)
     arguments = parser.parse_args()
     record, registry = Record("drawn", arguments, seed=arguments.seed), Registry()
     for dtype in arguments.types:
@@ -66,7 +59,7 @@ def main() -> None:
 def drawn(dtype: str, count: int, seed: int) -> Iterator[Any]:
     """So many problems of a type, none twice."""
     from benchmarks.common import problem_of
-    from benchmarks.power.sustained import LAYERS
+    from benchmarks.sustained import LAYERS
 
     found = random.Random(f"{dtype} {seed}")
     narrow = dtype in ("e4m3", "s8")
@@ -128,7 +121,3 @@ def show(dtype: str, asked: int, rows: Sequence[dict[str, Any]]) -> None:
             behind = sum(high < BEHIND for _, _, high in own) / len(own)
             told = f"{mean:.4f}, least {own[0][0]:.3f}, {behind:.1%} below {BEHIND} by more than quartiles"
             print(f"{dtype}, {len(own)} of {asked} problems, of {what}: {told}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
