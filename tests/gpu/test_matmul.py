@@ -11,7 +11,7 @@ from tests.gpu.harness import torch
 
 import gemmill
 from gemmill.library.errors import GemmillError, OperandError
-from gemmill.runtime.api import warm
+from gemmill.runtime.api import fast_path
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def test_shapes_of_torch_matmul(a: tuple[int, ...], b: tuple[int, ...], dtype: s
     assert result.shape == wanted.shape
     assert result.dtype == wanted.dtype
     assert torch.equal(result, wanted)
-    assert torch.equal(gemmill.matmul(left, right), wanted), "the second call takes the warm path"
+    assert torch.equal(gemmill.matmul(left, right), wanted), "the second call takes the fast path"
 
 
 @pytest.mark.parametrize("transposed", ["", "a", "b", "d", "ab", "abd"])
@@ -81,7 +81,7 @@ def test_calls_with_as_many_elements_are_told_apart() -> None:
         pairs = [(x, y) for x in (a, a.T, more[1:].view(64, 64)) for y in (b, b.T, more[:4096].view(64, 64))]
         return [*pairs, (wide, flat), (flat, wide), (wide, wide.T), (deep, tall), (deep.view(4, 4, 256), tall)]
 
-    assert warm._guards() is not None, "this version of PyTorch has none: warm calls are slower by their keys"
+    assert fast_path._guards() is not None, "this version of PyTorch has none: calls are slower to recognise"
     pairs = [*alike("bfloat16"), *alike("float16"), *alike("bfloat16")]
     weight = torch.nn.Parameter(pairs[0][1])
     pairs += [(pairs[0][0], weight), (pairs[0][0], weight.detach())]
