@@ -17,7 +17,7 @@ LAYERS = ("library", "emitters", "runtime", "profiler", "service", "cli")
 ROOMS = {
     "select": (),
     "storage": ("settings", "select.decisions"),  # a data type
-    "compile": ("settings", "storage", "interpreter"),
+    "compile": ("settings", "storage", "workers"),
     "operands": ("driver",),
     "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),
     "torch": ("api", "operands", "torch_dispatch"),

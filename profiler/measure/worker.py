@@ -8,12 +8,12 @@ context: the worker says what it knows (:class:`Fault`) and ends.
 from __future__ import annotations
 
 import math
+import pickle
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 from gemmill.library.config.names import kernel_name
@@ -55,6 +55,7 @@ from gemmill.profiler.measure.verify import Reference, reference
 from gemmill.runtime.api.matmul import plan
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.workers import Parent
 
 READ_EVERY = 4
 """Rounds between two readings of clocks and power."""
@@ -76,24 +77,29 @@ def this_machine() -> tuple[Machine, Telemetry]:
     return Machine(properties.name, uuid, *versions, capability=capability, absent=absent()), telemetry
 
 
-def serve(descriptor: int) -> None:
-    """Body of a worker: takes :class:`Options` and then units from a pipe, until the pipe ends."""
-    with Connection(descriptor) as connection, suppress(EOFError, BrokenPipeError):
-        options: Options = connection.recv()
+def serve(parent: Parent) -> None:
+    """Body of the process: takes :class:`Options` and then units from the sweep, until that ends."""
+
+    def send(message: Running | Machine | Report | Refusal | Fault) -> None:
+        parent.send(pickle.dumps(message))
+
+    parent.end_with()  # while a kernel hangs nothing reads the socket, and the GPU must not stay occupied
+    with suppress(EOFError):
+        options: Options = pickle.loads(parent.receive())
         try:
-            bench = _Bench(options, connection.send)
+            bench = _Bench(options, send)
         except GemmillError as error:
-            connection.send(Refusal(str(error)))
+            send(Refusal(str(error)))
             return
-        connection.send(bench.machine)
+        send(bench.machine)
         while True:
-            unit: Unit = connection.recv()
+            unit: Unit = pickle.loads(parent.receive())
             try:
                 report = bench.measure(unit)
             except (GemmillError, RuntimeError) as error:  # torch's errors, CUDA's among them, are RuntimeErrors
-                connection.send(Fault(f"{type(error).__name__}: {error}".partition("\n")[0]))
+                send(Fault(f"{type(error).__name__}: {error}".partition("\n")[0]))
                 return
-            connection.send(report)
+            send(report)
 
 
 class _Clock:

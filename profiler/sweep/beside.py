@@ -8,8 +8,8 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.analysis.records import source_commit
 from gemmill.profiler.measure.messages import Options, Unit
+from gemmill.profiler.sweep.measuring import OneGpu
 from gemmill.profiler.sweep.sweep import measurements
-from gemmill.profiler.sweep.worker_pool import OneGpu
 from gemmill.runtime.storage.artifact import Artifact
 
 

@@ -29,9 +29,8 @@ from gemmill.library.version import __version__
 from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.compilers import ClusterCompilers
-from gemmill.profiler.sweep.process import START_SECONDS, WorkerProcess
+from gemmill.profiler.sweep.measuring import START_SECONDS, Measured, MeasuringProcess, measure
 from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask
-from gemmill.profiler.sweep.worker_pool import Done, measure
 from gemmill.runtime import driver
 from gemmill.runtime.compile import pool
 from gemmill.runtime.storage.store import Store
@@ -66,7 +65,7 @@ class Cluster:
         self,
         scheduler: str | None = None,
         gpus: Sequence[str] = (),
-        process: Callable[[Options], WorkerProcess] = WorkerProcess,
+        process: Callable[[Options], MeasuringProcess] = MeasuringProcess,
     ) -> None:
         self._scheduler = scheduler
         self._gpus = gpus
@@ -192,7 +191,7 @@ class Cluster:
                     return compilers.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
         return pool.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
 
-    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Done]:
+    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
         """Measure units, as many at a time as there are workers.
 
         One whose worker dies goes to another. Dask gives up a task after some deaths, and blames those of a worker on
@@ -223,11 +222,11 @@ class Cluster:
                     continue
                 says = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
                 outcomes = (Outcome(kernel_name(config), "failed", says=says) for config in unit.configs)
-                yield Done(unit, Report(tuple(outcomes), None), self._machine)
+                yield Measured(unit, Report(tuple(outcomes), None), self._machine)
                 continue
             self._check({worker: machine})
             faulty |= crashed
-            yield Done(unit, report, machine)
+            yield Measured(unit, report, machine)
 
     def _workers(self) -> dict[str, float]:
         """Addresses of the workers that have GPUs, and how many."""
@@ -288,11 +287,11 @@ class Cluster:
 
 
 # What follows runs in dask workers, one task at a time.
-_started: dict[str, WorkerProcess] = {}
+_started: dict[str, MeasuringProcess] = {}
 """The process that measures here, by its sweep."""
 
 
-def _start_once(sweep: str, process: Callable[[], WorkerProcess]) -> WorkerProcess:
+def _start_once(sweep: str, process: Callable[[], MeasuringProcess]) -> MeasuringProcess:
     """The process that measures for a sweep; that of a sweep before, which may have been killed, ends."""
     if sweep not in _started:
         for other in list(_started):
@@ -308,13 +307,13 @@ def _stop(sweep: str) -> None:
         _started.pop(sweep).stop()
 
 
-def _machine(start_once: Callable[[], WorkerProcess]) -> Machine:
+def _machine(start_once: Callable[[], MeasuringProcess]) -> Machine:
     with _named():
         return start_once().machine
 
 
 def _measure(
-    start_once: Callable[[], WorkerProcess], unit: Unit, faulty: dict[str, str]
+    start_once: Callable[[], MeasuringProcess], unit: Unit, faulty: dict[str, str]
 ) -> tuple[str, Machine, Report, dict[str, str]]:
     """This worker, its GPU, the report of a unit, and the kernels that crashed."""
     with _named() as address:

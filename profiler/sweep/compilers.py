@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import CompileError, ConfigError, DeviceError
 from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask, listens
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.pool import HANGS_SECONDS, Outcome, WorkerPool
+from gemmill.runtime.compile.pool import HANGS_SECONDS, CompilePool, Outcome, in_threads
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
@@ -145,15 +145,7 @@ class ClusterCompilers:
             DeviceError: the scheduler has gone, or has no workers.
         """
         configs, _ = list(configs), self._compiler
-        threads = ThreadPoolExecutor(jobs or AT_A_TIME, "compile")
-        try:
-            futures = [threads.submit(self._kept, config, store) for config in configs]
-            for future in as_completed(futures):
-                if on_done is not None:
-                    on_done(future.result())
-            return [future.result() for future in futures]
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+        return in_threads(lambda config: self._kept(config, store), configs, jobs or AT_A_TIME, on_done)
 
     def close(self) -> None:
         """Leave the cluster, which goes on. What is compiled for this process is given up."""
@@ -297,7 +289,7 @@ class ClusterCompilers:
 
 # What follows runs in dask workers.
 _pool_lock = threading.Lock()
-_pools: list[WorkerPool] = []
+_pools: list[CompilePool] = []
 
 
 def compiled(name: str, seconds: float, folder: str) -> tuple[str, bool, bool, str, bytes]:
@@ -308,7 +300,7 @@ def compiled(name: str, seconds: float, folder: str) -> tuple[str, bool, bool, s
         return "it has restarted", True, False, "", b""
     with _pool_lock:
         if not _pools:
-            _pools.append(WorkerPool(worker.state.nthreads, Store()))
+            _pools.append(CompilePool(worker.state.nthreads, Store()))
     outcome = _pools[0].attempt(parse_name(name), seconds)
     data = b"" if outcome.artifact is None else outcome.artifact.to_bytes()
     return str(outcome.error or ""), outcome.lost, outcome.cached, outcome.pch, data

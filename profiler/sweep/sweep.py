@@ -2,7 +2,7 @@
 
 Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
 that the selector would take, so that what it loses is known. A sweep with a budget spends it where the choice
-is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.sweep.worker_pool`), one a GPU: one that
+is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.sweep.measuring`), one a GPU: one that
 faults or hangs costs its own record and a restart. Records are appended here, problem by problem, as they are done.
 """
 
@@ -29,8 +29,8 @@ from gemmill.profiler.analysis.records import Appender, source_commit
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 from gemmill.profiler.baselines.cublas import lacking
 from gemmill.profiler.measure.messages import Machine, Options, Report, Unit
+from gemmill.profiler.sweep.measuring import GpuPool, OneGpu
 from gemmill.profiler.sweep.units import MAX_PARTIAL_BYTES, likely_first, power_binds, too_large
-from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.compile import pool
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -68,7 +68,7 @@ def sweep(
     pinned: Callable[[GemmProblem], Mapping[str, GemmConfig]] = lambda problem: {},
     baselines: Sequence[str] = tuple(BASELINES),
     commit: str | None = None,
-    workers: WorkerPool | None = None,
+    workers: GpuPool | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
     """Verify and time kernels on every shape, with the baselines beside them, and append what comes out to a file.
@@ -179,7 +179,7 @@ class _Kernels:
         cls,
         configs: Iterable[GemmConfig],
         machine: Machine,
-        workers: WorkerPool,
+        workers: GpuPool,
         store: Store,
         jobs: int | None,
         listener: Listener,

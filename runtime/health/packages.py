@@ -12,7 +12,7 @@ from importlib import metadata
 from gemmill.library.errors import InstallationError
 from gemmill.library.extras import install
 from gemmill.library.version import __version__
-from gemmill.runtime import interpreter
+from gemmill.runtime import workers
 from gemmill.runtime.health.finding import Finding
 
 
@@ -27,7 +27,7 @@ def _python() -> Finding:
     if sys.platform != "linux":
         return Finding("gemmill", "wrong", detail, "kernels are compiled and run on Linux")
     try:
-        interpreter.command("")
+        workers.command("")
     except InstallationError as error:
         return Finding("gemmill", "wrong", detail, str(error))
     return Finding("gemmill", "ok", detail)

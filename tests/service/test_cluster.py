@@ -72,7 +72,10 @@ def test_a_kernel_that_kills_what_compiles_it_takes_down_two_processes_a_minute(
         while not done.is_set():
             for child in psutil.Process(server.process.pid).children():
                 with suppress(psutil.NoSuchProcess):
-                    if "gemmill.runtime.compile.worker" in " ".join(child.cmdline()) and child.pid not in killed:
+                    if (
+                        "gemmill.runtime.compile.compile_worker" in " ".join(child.cmdline())
+                        and child.pid not in killed
+                    ):
                         child.kill()
                         killed.add(child.pid)
 

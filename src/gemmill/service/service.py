@@ -10,7 +10,7 @@ from contextlib import suppress
 from gemmill.library.errors import GemmillError, SettingError
 from gemmill.library.files import make_private, told
 from gemmill.profiler.sweep.compilers import ClusterCompilers
-from gemmill.runtime.compile.pool import WorkerPool
+from gemmill.runtime.compile.pool import CompilePool
 from gemmill.runtime.storage.store import Store
 from gemmill.service.compiling.queue import CompileQueue
 from gemmill.service.compiling.quotas import Quotas
@@ -67,7 +67,7 @@ class Service:
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
-            lambda: self.cluster or WorkerPool(options.jobs, self.store),
+            lambda: self.cluster or CompilePool(options.jobs, self.store),
             self.sources,
             Quotas(options.quota),
             self.kernels,

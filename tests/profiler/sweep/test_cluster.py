@@ -29,11 +29,10 @@ from gemmill.profiler.measure.messages import Options
 from gemmill.profiler.sweep import cluster as profiler_cluster
 from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
-from gemmill.profiler.sweep.process import WorkerProcess
+from gemmill.profiler.sweep.measuring import GpuPool, MeasuringProcess
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, sweep
 from gemmill.profiler.sweep.units import problem_of, units
-from gemmill.profiler.sweep.worker_pool import WorkerPool
 from gemmill.runtime import driver
 from gemmill.runtime.storage.store import Store
 
@@ -46,35 +45,38 @@ KILLS_ONCE, KILLS_ALWAYS = 1024, 1280
 """Rows of the problems that kill the dask worker."""
 
 BODY = f"""
-import os, signal, time
-from multiprocessing.connection import Connection
+import os, pickle, signal, time
 from pathlib import Path
 from gemmill.library.config.names import kernel_name
 from gemmill.profiler.measure.timing import Timing
 from gemmill.profiler.measure.messages import Machine, Outcome, Report, Running
 from gemmill.runtime.storage.artifact import Artifact
 
-def serve(descriptor):
-    connection, gpu = Connection(descriptor), os.environ["CUDA_VISIBLE_DEVICES"]
-    connection.recv()
+def serve(parent):
+    def send(message):
+        parent.send(pickle.dumps(message))
+
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+    parent.end_with()
+    parent.receive()
     absent = {{"cublaslt": "it is not here"}}
-    connection.send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent=absent))
+    send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent=absent))
     while True:
-        unit = connection.recv()
+        unit = pickle.loads(parent.receive())
         names = [kernel_name(config) for config in unit.configs]
         for name in names:
-            connection.send(Running(name))
+            send(Running(name))
             assert Artifact.from_bytes(unit.artifacts[name]).name == name
             if name == {CRASHES!r}:
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == {HANGS!r}:
                 time.sleep(600)
         if "DEATHS" in os.environ and "cublaslt-tuned" in unit.baselines:
-            connection.send(Running("cublaslt-tuned"))
+            send(Running("cublaslt-tuned"))
             with open(os.environ["DEATHS"], "a") as deaths:
                 deaths.write("died\\n")
             os.kill(os.getpid(), signal.SIGKILL)
-        connection.send(Running(""))
+        send(Running(""))
         m = unit.problem.m
         if "FATAL" in os.environ and m in ({KILLS_ONCE}, {KILLS_ALWAYS}):
             victim = Path(os.environ["FATAL"]) / str(m)
@@ -84,22 +86,22 @@ def serve(descriptor):
                 time.sleep(600)
         timings = [Timing(float(m + index), 1.0, 2.0, 3) for index in range(len(names))]
         outcomes = (Outcome(name, "final", timing, True) for name, timing in zip(names, timings))
-        connection.send(Report(tuple(outcomes), None))
+        send(Report(tuple(outcomes), None))
 """
 
 
 @pytest.fixture
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Options], WorkerProcess]:
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Options], MeasuringProcess]:
     """A process that measures on a made-up GPU, whose first kernel crashes and whose second hangs."""
     (tmp_path / "made_up_gpu.py").write_text(BODY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    return partial(WorkerProcess, silence_seconds=5, module="made_up_gpu")
+    return partial(MeasuringProcess, silence_seconds=5, module="made_up_gpu")
 
 
 @pytest.fixture
 def swept(tmp_path: Path) -> Callable[..., list[Measurement]]:
     def run(
-        workers: WorkerPool,
+        workers: GpuPool,
         configs: Sequence[GemmConfig] = SOUND,
         records: str = "records.jsonl",
         listener: Listener = SILENT,
@@ -126,7 +128,7 @@ def processes_end(*pids: int) -> bool:
 
 @pytest.mark.heavy
 def test_one_gpu_and_two_give_the_same_table(
-    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
+    process: Callable[[Options], MeasuringProcess], swept: Callable[..., list[Measurement]]
 ) -> None:
     one = swept(Cluster(gpus=["A:0"], process=process), PLAIN[:4], "one.jsonl")
     said: list[str] = []
@@ -144,7 +146,7 @@ def test_one_gpu_and_two_give_the_same_table(
 
 @pytest.mark.heavy
 def test_a_baseline_that_crashes_is_not_run_again(
-    process: Callable[[Options], WorkerProcess],
+    process: Callable[[Options], MeasuringProcess],
     swept: Callable[..., list[Measurement]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +160,7 @@ def test_a_baseline_that_crashes_is_not_run_again(
 
 @pytest.mark.heavy
 def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(
-    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]]
+    process: Callable[[Options], MeasuringProcess], swept: Callable[..., list[Measurement]]
 ) -> None:
     foreign = [config for config in load_manifest(shipped_manifest("mma")).expand() if config.arch == "sm80"][:3]
     said: list[str] = []
@@ -169,7 +171,7 @@ def test_kernels_for_other_gpus_are_told_of_and_not_even_compiled(
 
 @pytest.mark.heavy
 def test_a_dask_worker_that_dies_has_its_unit_measured_again_but_not_for_ever(
-    process: Callable[[Options], WorkerProcess],
+    process: Callable[[Options], MeasuringProcess],
     swept: Callable[..., list[Measurement]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,7 +187,7 @@ def test_a_dask_worker_that_dies_has_its_unit_measured_again_but_not_for_ever(
 
 
 def test_a_broken_off_sweep_goes_on_where_it_was(
-    process: Callable[[Options], WorkerProcess], swept: Callable[..., list[Measurement]], tmp_path: Path
+    process: Callable[[Options], MeasuringProcess], swept: Callable[..., list[Measurement]], tmp_path: Path
 ) -> None:
     class BreakOff(Exception):
         pass
@@ -210,7 +212,7 @@ def cluster(tmp_path: Path) -> Iterator[DaskCluster]:
 
 @pytest.mark.heavy
 def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_when_they_go(
-    process: Callable[[Options], WorkerProcess],
+    process: Callable[[Options], MeasuringProcess],
     swept: Callable[..., list[Measurement]],
     cluster: DaskCluster,
     monkeypatch: pytest.MonkeyPatch,
@@ -249,7 +251,7 @@ def test_workers_of_a_scheduler_measure_and_are_left_as_they_were_and_missed_whe
 )
 @pytest.mark.heavy
 def test_gpus_that_would_spoil_the_table_are_refused(
-    process: Callable[[Options], WorkerProcess],
+    process: Callable[[Options], MeasuringProcess],
     swept: Callable[..., list[Measurement]],
     tmp_path: Path,
     gpus: list[str],

@@ -36,7 +36,7 @@ def compiler_of(pid: int) -> psutil.Process:
     """The process that compiles for a dask worker, once it is there."""
     while True:
         for child in psutil.Process(pid).children(recursive=True):
-            if "gemmill.runtime.compile.worker" in " ".join(child.cmdline()):
+            if "gemmill.runtime.compile.compile_worker" in " ".join(child.cmdline()):
                 return child
 
 

@@ -24,11 +24,10 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
 from gemmill.profiler.measure.messages import Options, Unit
-from gemmill.profiler.sweep.process import WorkerProcess
+from gemmill.profiler.sweep.measuring import MeasuringProcess, measure
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import Listener, sweep
 from gemmill.profiler.sweep.units import is_plain, likely_alone, likely_first, problem_of, too_large, units
-from gemmill.profiler.sweep.worker_pool import measure
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select import gpus
@@ -113,34 +112,36 @@ def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatc
 
 
 BODY = """
-import os, signal, time
-from multiprocessing.connection import Connection
+import os, pickle, signal, time
 from gemmill.profiler.measure.messages import Fault, Machine, Outcome, Report, Running
 
-def serve(descriptor):
-    connection = Connection(descriptor)
-    connection.recv()
-    connection.send(Machine("GPU", "GPU-0", "1", "1", "1"))
+def serve(parent):
+    def send(message):
+        parent.send(pickle.dumps(message))
+
+    parent.end_with()
+    parent.receive()
+    send(Machine("GPU", "GPU-0", "1", "1", "1"))
     while True:
-        unit = connection.recv()
+        unit = pickle.loads(parent.receive())
         names = unit.kernels
         for name in names:
-            connection.send(Running(name))
+            send(Running(name))
             if name in ({first!r}, {edited!r}):
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == {second!r}:
                 time.sleep(600)
             if name == {third!r}:
-                connection.send(Fault("CUDA error: an illegal memory access was encountered"))
+                send(Fault("CUDA error: an illegal memory access was encountered"))
         for name in unit.baselines:
-            connection.send(Running(name))
+            send(Running(name))
             if name == "cublaslt-tuned":
                 os.kill(os.getpid(), signal.SIGKILL)
-        connection.send(Running(""))
+        send(Running(""))
         if unit.problem.m == 1:
-            connection.send(Fault("CUDA out of memory"))
+            send(Fault("CUDA out of memory"))
         outcomes = (Outcome(name, "screen", says=str(unit.seconds)) for name in names)
-        connection.send(Report(tuple(outcomes), None))
+        send(Report(tuple(outcomes), None))
 """
 
 
@@ -149,19 +150,19 @@ EDITED = edited_name(kernel_name(PLAIN[3]), "0" * 64)
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MeasuringProcess]:
     """A worker in which the first kernel and an edited one crash, the second hangs and the third faults; one baseline
     crashes too."""
     first, second, third = (kernel_name(config) for config in PLAIN[:3])
     (tmp_path / "faulty_body.py").write_text(BODY.format(first=first, second=second, third=third, edited=EDITED))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with WorkerProcess(Options(), silence_seconds=3, module="faulty_body") as process:
+    with MeasuringProcess(Options(), silence_seconds=3, module="faulty_body") as process:
         assert process.start().gpu == "GPU"
         yield process
 
 
 @pytest.mark.slow
-def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: WorkerProcess) -> None:
+def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: MeasuringProcess) -> None:
     faulty: dict[str, str] = {}
     unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5], seconds=60)
     report = measure(worker, unit, faulty)
@@ -183,14 +184,14 @@ def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(work
 
 
 @pytest.mark.slow
-def test_an_edited_kernel_that_crashes_does_not_cost_the_one_that_it_was(worker: WorkerProcess) -> None:
+def test_an_edited_kernel_that_crashes_does_not_cost_the_one_that_it_was(worker: MeasuringProcess) -> None:
     unit = Unit(problem_of(PLAIN[3], Shape(64, 64, 64)), PLAIN[3:4], baselines=(), edited=(EDITED,))
     report = measure(worker, unit, {})
     stages = {outcome.kernel: (outcome.stage, "SIGKILL" in outcome.says) for outcome in report.outcomes}
     assert stages == {EDITED: ("failed", True), kernel_name(PLAIN[3]): ("screen", False)}
 
 
-def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: WorkerProcess) -> None:
+def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: MeasuringProcess) -> None:
     faulty: dict[str, str] = {}
     unit = Unit(problem_of(PLAIN[3], Shape(1, 64, 64)), PLAIN[3:5], baselines=())
     report = measure(worker, unit, faulty)

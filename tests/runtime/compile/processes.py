@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
 def python(
@@ -20,3 +21,9 @@ def python(
         check=False,
         preexec_fn=before,
     )
+
+
+def processes_of(pid: int) -> set[int]:
+    """Processes that any thread of a process started."""
+    children = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return {int(child) for found in children for child in found}

@@ -19,7 +19,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from tests.runtime.compile.processes import python
+from tests.runtime.compile.processes import processes_of, python
 
 from gemmill.emitters.emit import EmittedSource, emit
 from gemmill.library.config.model import GemmConfig
@@ -343,8 +343,8 @@ def illegal(config: GemmConfig) -> GemmConfig:
 
 def children() -> set[int]:
     """Compiling processes that this one started."""
-    ids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return {int(pid) for pid in ids if b"gemmill.runtime.compile.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    body = b"compile.compile_worker"
+    return {pid for pid in processes_of(os.getpid()) if body in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def test_a_kernel_that_fails_costs_no_other(configs: tuple[GemmConfig, ...], tmp_path: Path) -> None:
@@ -410,8 +410,10 @@ def test_a_worker_that_raises_tells_how_it_ended(configs: tuple[GemmConfig, ...]
     done = python(
         "import sys\n"
         "from gemmill.library.config.names import parse_name\n"
+        "from gemmill.runtime import workers\n"
         "from gemmill.runtime.compile import pool\n"
-        "pool._WORKER = pool._WORKER.replace('; work(', '; del sys.modules[work.__module__]._compiled; work(')\n"
+        "call = 'importlib.import_module(module)'\n"
+        "workers._BODY = workers._BODY.replace(call, f'del {call}._compiled; {call}')\n"
         "[outcome] = pool.compile_many([parse_name(sys.argv[1])], jobs=1)\n"
         "print(outcome.error)\n",
         kernel_name(configs[0]),
@@ -458,7 +460,7 @@ def test_an_interrupted_build_leaves_a_sound_store_and_no_process(
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        workers = processes_of(process.pid)
         process.send_signal(signal_)
         process.communicate()
     assert len(workers) == 2

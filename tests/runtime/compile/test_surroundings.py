@@ -17,7 +17,7 @@ from pathlib import Path
 from resource import RLIMIT_AS, RLIMIT_FSIZE, RLIMIT_NOFILE, setrlimit
 
 import pytest
-from tests.runtime.compile.processes import python
+from tests.runtime.compile.processes import processes_of, python
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -193,10 +193,8 @@ def test_a_worker_that_its_header_kills_is_followed_by_one_without(configs: tupl
 
     def kill(outcome: Outcome) -> None:
         if not killed:
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            killed.extend(
-                int(pid) for pid in children if b"compile.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            )
+            body = b"compile.compile_worker"
+            killed.extend(p for p in processes_of(os.getpid()) if body in Path(f"/proc/{p}/cmdline").read_bytes())
             time.sleep(0.5)  # each has begun another kernel, or ended
             for pid in killed:
                 os.kill(pid, signal.SIGBUS)

@@ -43,10 +43,10 @@ from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
+from gemmill.profiler.sweep.measuring import GpuPool, OneGpu
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
 from gemmill.profiler.sweep.units import refuse_nested, units
-from gemmill.profiler.sweep.worker_pool import OneGpu, WorkerPool
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
@@ -235,7 +235,7 @@ def _sized(shape: Shape, sizes: str | None) -> Shape:
     return replace(shape, sizes=_checked_sizes(shape.problem, sizes))
 
 
-def _workers(gpus: str | None, scheduler: str | None) -> WorkerPool:
+def _workers(gpus: str | None, scheduler: str | None) -> GpuPool:
     """Who measures."""
     if scheduler is not None:
         if not scheduler:
@@ -257,7 +257,7 @@ def measure(
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
-    workers: WorkerPool | None = None,
+    workers: GpuPool | None = None,
 ) -> list[Measurement]:
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep.sweep`."""
     untried: list[int] = []

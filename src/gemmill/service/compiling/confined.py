@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 from gemmill.emitters import include_path
 from gemmill.emitters.page import edited
@@ -16,6 +15,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.errors import GemmillError
 from gemmill.runtime.compile import pch
 from gemmill.runtime.compile.compiler import Compiler
+from gemmill.runtime.workers import Parent
 from gemmill.service.compiling.confinement import confine
 
 MEMORY_BYTES = 2 << 30
@@ -24,32 +24,33 @@ LOG_CHARACTERS = 16 << 10
 """Most of what NVRTC says that is passed on."""
 
 
-def main() -> None:
-    """The body of the process: a job of JSON on stdin; on stdout a line of JSON with what is wrong, and the kernel."""
-    job = json.loads(sys.stdin.buffer.read())
+def serve(parent: Parent) -> None:
+    """The body of the process: takes one job, as JSON, and answers with a line of JSON that has the error, and the
+    kernel."""
+    job = json.loads(parent.receive())
     error, data = "", b""
     try:
-        data = _compiled(**job)
+        data = _compiled(**job, parent=parent.pid)
     except GemmillError as failure:
         error = str(failure)
     except MemoryError:
         error = f"more than {MEMORY_BYTES >> 20:,} MiB are needed"
-    except Exception as failure:  # noqa: BLE001 (whatever it is, the server is told)
+    except Exception as failure:  # noqa: BLE001 (whatever it is, the server learns of it)
         error = f"{type(failure).__name__}: {failure}"
-    sys.stdout.buffer.write(json.dumps({"error": error[:LOG_CHARACTERS]}).encode() + b"\n" + data)
+    parent.send(json.dumps({"error": error[:LOG_CHARACTERS]}).encode() + b"\n" + data)
 
 
 def _compiled(kernel: tuple[str, str] | None, seconds: int, parent: int) -> bytes:
     from gemmill.runtime.compile import wheels  # noqa: F401 (a compilation that fails wants it, and finds nothing then)
 
     pch.give_up()  # a precompiled header is a file
-    compiler, made = Compiler(), None
+    compiler, page = Compiler(), None
     if kernel is not None:
         config = parse_name(kernel[0])
-        made = edited(config, kernel[1]), config
-        compiler.key(*made)  # reads headers, and remembers what they say
+        page = edited(config, kernel[1]), config
+        compiler.key(*page)  # reads headers, and remembers what they say
     nvrtc = compiler.toolchain.places["nvrtc"].parent
     confine((include_path(), *compiler.toolchain.include_dirs, nvrtc), MEMORY_BYTES, seconds)
-    if made is None or os.getppid() != parent:  # who has ended before this process was to end with it
+    if page is None or os.getppid() != parent:  # who has ended before this process was to end with it
         return b""
-    return compiler.compile(*made).to_bytes()
+    return compiler.compile(*page).to_bytes()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple, Protocol
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.errors import DeviceError, GemmillError
+from gemmill.library.errors import DeviceError, GemmillError, InstallationError
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.service.compiling.quotas import Quotas
 from gemmill.service.compiling.resolve import Keyed
@@ -47,7 +47,7 @@ class Compilers(Protocol):
         """What becomes of one kernel, which may take so many seconds; what is lost with a process is tried once more.
 
         Raises:
-            DeviceError: nothing compiles now.
+            DeviceError, InstallationError: nothing compiles now.
         """
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class CompileQueue:
             taken = 0.0
             try:
                 result, taken = await self._compiled(job)
-            except DeviceError as error:
+            except (DeviceError, InstallationError) as error:
                 result = Refusal(503, "workers", f"{job.name}: {error}", retry_after=_AGAIN_SECONDS)
             except Exception as error:  # noqa: BLE001 (the worker goes on, and who waits is told)
                 _log.exception("%s", job.name)

@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import CompileError, SettingError
+from gemmill.library.errors import CompileError, InstallationError, SettingError
 from gemmill.library.files import make_private, told
 from gemmill.library.input.strict_json import parse
-from gemmill.runtime import interpreter
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.workers import Worker, WorkerError, WorkerPool
 from gemmill.service.compiling.confined import LOG_CHARACTERS, MEMORY_BYTES
 from gemmill.service.compiling.resolve import Keyed
 
 SECONDS = 120
 """What a compilation may take, by the clock and of a processor; those that ship take 2 to 30."""
-_MOST = MAX_BYTES + 8 * LOG_CHARACTERS
+_MAX_REPLY_BYTES = MAX_BYTES + 8 * LOG_CHARACTERS
 """Most bytes that are read from the process."""
-_PROCESS = "from gemmill.service.compiling.confined import main; main()"
 _ENVIRONMENT = ("GEMMILL_INCLUDE", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 """What it has of this process's: where NVRTC and headers are."""
 
@@ -47,9 +42,7 @@ class SourceCompiler:
 
     def __init__(self, store: Store, folder: Path, seconds: int = SECONDS) -> None:
         self._store, self._folder, self._seconds = store, folder, seconds
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
+        self._workers = WorkerPool(self._start)
 
     def check(self) -> None:
         """Refuse to go on, with SettingError, where processes cannot be confined here."""
@@ -58,7 +51,7 @@ class SourceCompiler:
         except OSError as error:
             raise SettingError(f"--accept-source: {told(error)}") from None
         try:
-            self._said("--accept-source", None)
+            self._compiled("--accept-source", None)
         except CompileError as error:
             raise SettingError(f"{error}; no source can be accepted here") from None
 
@@ -73,13 +66,10 @@ class SourceCompiler:
 
     def close(self) -> None:
         """End all processes, whatever they are doing."""
-        with self._lock:
-            self._closed = True
-            for process in self._running:
-                process.kill()
+        self._workers.close()
 
     def _made(self, kernel: Keyed) -> Artifact:
-        data = self._said(kernel.name, kernel)
+        data = self._compiled(kernel.name, kernel)
         try:
             artifact = Artifact.from_bytes(data)
             if artifact.key != kernel.key:
@@ -89,63 +79,31 @@ class SourceCompiler:
             raise CompileError(f"{kernel.name}: {error}") from None
         return artifact
 
-    def _said(self, name: str, kernel: Keyed | None) -> bytes:
+    def _compiled(self, name: str, kernel: Keyed | None) -> bytes:
         """What a process has made of a source; nothing where there is none. CompileError says what became of it."""
-        sent = None if kernel is None else (kernel_name(kernel.config), kernel.source)
-        job = {"kernel": sent, "seconds": self._seconds, "parent": os.getpid()}
+        page = None if kernel is None else (kernel_name(kernel.config), kernel.source)
+        job = json.dumps({"kernel": page, "seconds": self._seconds}).encode()
         try:
-            status, said = self._output(json.dumps(job).encode())
-            reply, _, data = said.partition(b"\n")
-            error = parse(reply)["error"] if status == 0 and len(said) <= _MOST else self._ended(status, len(said))
-        except OSError as failure:
-            error = f"a process that compiles it cannot be started: {told(failure)}"
+            with self._workers.worker() as worker:
+                try:
+                    reply, _, data = worker.call(name, job, self._seconds, _MAX_REPLY_BYTES).partition(b"\n")
+                finally:
+                    worker.kill()  # it has given up its rights, and takes no other
+            error = parse(reply)["error"]
+        except InstallationError as failure:
+            error = f"a process that compiles it cannot be started: {failure}"
+        except WorkerError as failure:
+            error = (
+                f"the process that compiled it {failure}: it may take {self._seconds} s and {MEMORY_BYTES >> 20:,} MiB"
+            )
         except (KeyError, TypeError, ValueError):
-            error = "the process that compiled it said nothing that can be read"
+            error = "the answer of the process that compiled it cannot be read"
         if error:
             raise CompileError(f"{name}: {str(error)[:LOG_CHARACTERS].removeprefix(f'{name}: ')}")
         return data
 
-    def _output(self, job: bytes) -> tuple[int, bytes]:
-        """Status of a process, and the bytes that it wrote, as far as they may be."""
+    def _start(self) -> Worker:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        process = subprocess.Popen(
-            interpreter.command(_PROCESS),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=self._folder,
-            env=environment,
-            process_group=0,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        clock = threading.Timer(self._seconds, process.kill)
-        with self._lock:
-            self._running.add(process)
-            if self._closed:
-                process.kill()
-        try:
-            clock.start()
-            with suppress(BrokenPipeError):
-                process.stdin.write(job)
-                process.stdin.close()
-            said = process.stdout.read(_MOST + 1)
-            if len(said) > _MOST:
-                process.kill()
-            return process.wait(), said
-        finally:
-            clock.cancel()
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            with self._lock:
-                self._running.discard(process)
-
-    def _ended(self, status: int, size: int) -> str:
-        if size > _MOST:
-            return f"what was made of it has more than {_MOST:,} bytes"
-        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return (
-            f"the process that compiled it was ended ({how}): it may take {self._seconds} s and "
-            f"{MEMORY_BYTES >> 20:,} MiB"
+        return Worker(
+            "gemmill.service.compiling.confined", environment=environment, folder=self._folder, is_silent=True
         )

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gemmill.library.arch import GPUS, gpu_called
-from gemmill.runtime import interpreter
 from gemmill.runtime.select.models import FOLDER, REQUIRED, path_of
+from gemmill.runtime.workers import Worker, WorkerError
 from gemmill.service.bodies import malformed, read_body
 from gemmill.service.options import RECORDS_BYTES
 from gemmill.service.refusal import Refusal, not_found
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MODEL = "gemmill.model/1"
 """What a model's envelope says it is."""
-_PROCESS = "from gemmill.service.learning.training import main; main()"
+_SEND_SECONDS = 60.0
 
 
 async def post_records(service: Service, request: Request, caller: Caller) -> Response:
@@ -61,19 +61,19 @@ async def post_model(service: Service, request: Request, _caller: Caller) -> Res
             raise Refusal(
                 422, "record", "nobody has sent records", "POST /v1/records takes what `gemmill profile` wrote"
             )
-        command = interpreter.command(_PROCESS, gpu, str(service.options.state), *map(str, files))
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        job = json.dumps({"gpu": gpu, "state": str(service.options.state), "files": [*map(str, files)]}).encode()
+        worker = Worker("gemmill.service.learning.training")
+        worker.send(gpu, job, _SEND_SECONDS)
         try:
-            said, _ = await process.communicate()
+            answer = json.loads(await asyncio.to_thread(worker.receive, None))
+        except WorkerError as error:
+            raise Refusal(500, "internal", f"the process that trains {error}", "the server's log has more") from None
         finally:
-            if process.returncode is None:
-                process.kill()
-    if process.returncode != 0 or not said:
-        raise Refusal(500, "internal", f"the process that trains ended with {process.returncode}", "its log has more")
-    found = json.loads(said.splitlines()[-1])
-    if "error" in found:
-        raise Refusal(422, "record", found["error"])
-    return JSONResponse(found)
+            worker.end()
+        worker.kill()
+    if "error" in answer:
+        raise Refusal(422, "record", answer["error"])
+    return JSONResponse(answer)
 
 
 def _gpu(request: Request) -> str:

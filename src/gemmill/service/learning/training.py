@@ -1,12 +1,11 @@
 """A model from the records of a fleet, published if it is no worse than the one in force.
 
-Runs in a process of its own (:func:`main`), as it takes minutes and all cores.
+Runs in a process of its own (:func:`serve`), as it takes minutes and all cores.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from gemmill.profiler.training.train import read_runs, train
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.cost.residual import fitted
 from gemmill.runtime.select.models import path_of
+from gemmill.runtime.workers import Parent
 from gemmill.service.learning.models import Models
 
 WORSE = 0.002
@@ -70,13 +70,14 @@ def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
     return geometric_mean(shares)
 
 
-def main() -> None:
-    """The body of the process: GPU, state and files of records from the command line; a line of JSON on stdout."""
-    gpu, state, *files = sys.argv[1:]
+def serve(parent: Parent) -> None:
+    """The body of the process: takes GPU, state and files of records, as JSON, and answers with JSON."""
+    parent.end_with()
+    job = json.loads(parent.receive())
     try:
-        said = learn([Path(file) for file in files], gpu, Path(state))
+        answer = learn([Path(file) for file in job["files"]], job["gpu"], Path(job["state"]))
     except GemmillError as error:
-        said = {"error": str(error)}
+        answer = {"error": str(error)}
     except OSError as error:
-        said = {"error": told(error)}
-    sys.stdout.write(json.dumps(said) + "\n")
+        answer = {"error": told(error)}
+    parent.send(json.dumps(answer).encode())

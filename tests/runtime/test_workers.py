@@ -13,7 +13,7 @@ import pytest
 
 import gemmill
 from gemmill.library.errors import InstallationError
-from gemmill.runtime import interpreter
+from gemmill.runtime import workers
 
 BEFORE_US = {"importlib", "types", "sitecustomize", "usercustomize"}
 """What ``python -m`` itself imports before it comes to a package, from the working directory if that has it."""
@@ -81,7 +81,7 @@ def test_child_processes_import_nothing_from_the_working_directory(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*paths, *sys.path])
     code = "import importlib, json, queue, gemmill, sys; print(sys.argv[1:], gemmill.__file__, '' in sys.path)"
-    done = run(*interpreter.command(code, "7", "x y"), cwd=strange)
+    done = run(*workers.command(code, "7", "x y"), cwd=strange)
     assert not hits(strange)
     assert done.stdout.split() == ["['7',", "'x", "y']", gemmill.__file__, "False"], done.stderr
 
@@ -125,7 +125,7 @@ def test_programs_without_an_interpreter_compile_themselves_and_say_why(tmp_path
 def test_a_frozen_program_has_no_interpreter_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(InstallationError, match=f"{re.escape(sys.executable)} is a frozen program"):
-        interpreter.command("")
+        workers.command("")
 
 
 def test_data_that_did_not_come_along_is_named(tmp_path: Path) -> None:

@@ -5,41 +5,37 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import GemmillError
 from gemmill.library.files import told
-from gemmill.runtime import interpreter
 from gemmill.runtime.compile import pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.compile.keys import KernelKeys
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
+from gemmill.runtime.workers import Parent
 
 _LAST_SECONDS = 10
-"""A parent that has closed the pipe ends within this time, or ends this process."""
+"""A parent that has closed its socket ends within this time, or ends this process."""
 
 
-def work(descriptor: int) -> None:
-    """Take kernel names from a pipe and answer with artifacts, until the pipe ends."""
+def serve(parent: Parent) -> None:
+    """Take kernel names from the parent and answer with artifacts, until it ends."""
     warnings.simplefilter("ignore")  # the parent warns, once for all workers
-    with Connection(descriptor) as connection:
-        try:
-            settings = json.loads(connection.recv_bytes())
-            interpreter.end_with(settings["parent"], lambda: _clean(settings["directory"]))
-            if not settings["headers"]:
-                pch.give_up()
-            store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
-            compiler = Compiler(store=store)
-            while True:
-                reply, data = answer(compiler, parse_name(connection.recv_bytes().decode()), store)
-                connection.send_bytes(json.dumps(reply).encode())
-                connection.send_bytes(data)
-        except (EOFError, OSError):  # the parent is gone, or about to end this process
-            time.sleep(_LAST_SECONDS)
+    try:
+        settings = json.loads(parent.receive())
+        parent.end_with(lambda: _clean(settings["directory"]))
+        if not settings["has_header"]:
+            pch.give_up()
+        store = None if settings["store"] is None else Store(Path(settings["store"]), settings["max_bytes"])
+        compiler = Compiler(store=store)
+        while True:
+            parent.send(answer(compiler, parse_name(parent.receive().decode()), store))
+    except EOFError:  # the parent is gone, or about to end this process
+        time.sleep(_LAST_SECONDS)
 
 
 def _clean(directory: str | None) -> None:
@@ -47,8 +43,8 @@ def _clean(directory: str | None) -> None:
         temporary.remove(Path(directory))
 
 
-def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> tuple[dict[str, str], bytes]:
-    """What became of one kernel, and its artifact's form on disk; empty if there is none."""
+def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> bytes:
+    """What became of one kernel: a line of JSON, then its artifact's form on disk, if there is one."""
     compiler.stats = None
     error, lost, data = "", "", b""
     try:
@@ -59,12 +55,13 @@ def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> tuple
         error = lost = f"{kernel_name(config)}: {told(failure)}"
     except MemoryError as failure:
         error = lost = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
-    return {
+    facts = {
         "error": error,
         "lost": lost,  # by this machine, where another may compile it
         "pch": compiler.stats.pch if compiler.stats else "",
         "problem": (store.problem if store else None) or "",
-    }, data
+    }
+    return json.dumps(facts).encode() + b"\n" + data
 
 
 def _compiled(compiler: Compiler, config: GemmConfig, store: Store | None) -> Artifact:

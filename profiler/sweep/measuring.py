@@ -1,0 +1,216 @@
+"""What measures the units of a sweep: a process on one GPU of this machine, or the workers of a cluster.
+
+Those are in :mod:`gemmill.profiler.sweep.cluster`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import DeviceError, InstallationError
+from gemmill.profiler.measure.messages import Fault, Machine, Options, Outcome, Refusal, Report, Running, Unit
+from gemmill.runtime.compile import pool
+from gemmill.runtime.storage.store import Store
+from gemmill.runtime.workers import Worker, WorkerError
+
+START_SECONDS = 120.0
+"""A process that has not started after so long hangs: importing PyTorch takes a tenth."""
+SILENCE_SECONDS = 120.0
+"""A kernel that runs for so long hangs."""
+
+
+class MeasuringProcess:
+    """The process that measures, started again when it is needed after a crash. A context manager: it ends with the
+    block.
+
+    Args:
+        options: how thoroughly it measures.
+        silence_seconds: how long a kernel may run.
+        module: the module whose ``serve`` is its body.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        silence_seconds: float = SILENCE_SECONDS,
+        module: str = "gemmill.profiler.measure.worker",
+    ) -> None:
+        self.machine: Machine
+        """What it measures on; there once it was started."""
+        self._options = options
+        self._silence_seconds = silence_seconds
+        self._module = module
+        self._worker: Worker | None = None
+
+    def start(self) -> Machine:
+        """Start the process.
+
+        Raises:
+            DeviceError: it cannot measure anything here.
+        """
+        try:
+            self._worker = Worker(self._module)
+            answer = self._answer(self._worker, self._options, START_SECONDS)
+        except (InstallationError, WorkerError) as error:
+            raise DeviceError(f"the measuring process did not start: {error}") from None
+        if isinstance(answer, Machine):
+            self.machine = answer
+            return answer
+        self.stop()
+        raise DeviceError(answer.says if isinstance(answer, Refusal | Fault) else f"unexpected answer: {answer}")
+
+    def measure(self, unit: Unit) -> Report:
+        """Have a unit measured.
+
+        Raises:
+            WorkerError: the process died, hangs, or cannot go on; its item is the kernel that was running, empty if
+                none was. The next call starts another.
+            DeviceError: another process cannot be started.
+        """
+        if self._worker is None or not self._worker.is_alive:
+            self.start()
+        assert self._worker is not None
+        answer = self._answer(self._worker, unit, self._silence_seconds)
+        if isinstance(answer, Report):
+            return answer
+        self.stop()
+        says = answer.says if isinstance(answer, Refusal | Fault) else f"unexpected answer: {answer}"
+        raise WorkerError(self._worker.item, says)
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def _answer(self, worker: Worker, request: Options | Unit, seconds: float) -> Machine | Report | Refusal | Fault:
+        """The answer to a request. Each message before it may take ``seconds``."""
+        worker.send("", pickle.dumps(request), seconds)
+        try:
+            while isinstance(message := pickle.loads(worker.receive(seconds)), Running):
+                worker.item = message.kernel
+        except WorkerError as error:
+            says = f"it hangs: {error}" if error.status is None else f"the measuring process {error}"
+            raise WorkerError(error.item, says, error.status) from None
+        answer: Machine | Report | Refusal | Fault = message
+        return answer
+
+    def __enter__(self) -> MeasuringProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Measured(NamedTuple):
+    """A unit that was measured, what came out, and where."""
+
+    unit: Unit
+    report: Report
+    machine: Machine
+
+
+class GpuPool(Protocol):
+    """Measures units, on one GPU or several of one model. A context manager: its processes end with the block."""
+
+    @property
+    def gpus(self) -> int:
+        """Units that are measured at the same time."""
+
+    def start(self, options: Options) -> Machine:
+        """Get ready to measure; what the GPUs have in common.
+
+        Raises:
+            DeviceError: nothing can be measured.
+        """
+
+    def compile_many(
+        self,
+        configs: Iterable[GemmConfig],
+        *,
+        jobs: int | None,
+        store: Store,
+        on_done: Callable[[pool.Outcome], None] | None,
+    ) -> list[pool.Outcome]:
+        """As :func:`~gemmill.runtime.compile.pool.compile_many`, wherever kernels are compiled."""
+
+    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
+        """Measure units, each taken only when a GPU is free for it; they come back as they are done.
+
+        Args:
+            units: what to measure.
+            faulty: kernels that are not run, by name, and why. Those that crash are added.
+
+        Raises:
+            DeviceError: no measuring process can be started any more.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class OneGpu:
+    """GPU 0 of this machine."""
+
+    gpus = 1
+    compile_many = staticmethod(pool.compile_many)
+
+    def __init__(self) -> None:
+        self._process: MeasuringProcess | None = None
+
+    def start(self, options: Options) -> Machine:
+        """Start the process that measures."""
+        self._process = MeasuringProcess(options)
+        return self._process.start()
+
+    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
+        """Measure units, one after the other."""
+        assert self._process is not None
+        for unit in units:
+            report = measure(self._process, unit, faulty)
+            yield Measured(unit, report, self._process.machine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+
+def measure(process: MeasuringProcess, unit: Unit, faulty: dict[str, str]) -> Report:
+    """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added, and
+    what they took of its seconds is gone."""
+    begin = time.monotonic()
+    while True:
+        failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in unit.candidates if n in faulty)
+        baselines = tuple(name for name in unit.baselines if name not in faulty)
+        sound = tuple(config for config in unit.configs if kernel_name(config) not in faulty)
+        edited = tuple(name for name in unit.edited if name not in faulty)
+        if not sound and not edited:
+            return Report(failed, None)
+        left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
+        try:
+            sound_unit = replace(unit, configs=sound, edited=edited, baselines=baselines, seconds=left)
+            report = process.measure(sound_unit)
+        except WorkerError as error:
+            if error.item in unit.candidates:
+                faulty[error.item] = f"crashed on {unit.problem}: {error}"
+                continue
+            # No kernel was running: the operands may be too large for the GPU.
+            outcomes = tuple(Outcome(name, "failed", says=str(error)) for name in sound_unit.kernels)
+            return Report(failed + outcomes, None)
+        return replace(report, outcomes=failed + report.outcomes)
