@@ -133,7 +133,7 @@ def child(extents: tuple[int, int, int], has_gpu: bool, is_served: bool) -> dict
 
 def measured_round(folder: Path, pack: Path, options: list[str]) -> dict[str, dict[str, float]]:
     """What a process for each of :data:`FROM` tells."""
-    from gemmill.runtime.storage.trust.keys import SigningKey
+    from gemmill.runtime.storage.trust.signatures import SigningKey
 
     stores = {"compiled": "own", "server, cold": "first", "server, warm": "second", "store": "own", "pack": "third"}
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """The caches that live as long as the process: results that functions of gemmill remember.
 
-Whatever is under ``functools.cache`` or ``lru_cache`` is one, and is found among the objects of the interpreter, so that
-no list is kept by hand. What a process holds besides is state, not results: kernels that are loaded
+Whatever is under ``functools.cache`` or ``lru_cache`` is one, and is found among the objects of the interpreter, so
+that no list is kept by hand. What a process holds besides is state, not results: kernels that are loaded
 (:mod:`gemmill.runtime.launch.kernel`), workspaces, calls of each registry (:mod:`gemmill.runtime.api.caches`).
 """
 

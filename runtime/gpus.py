@@ -10,7 +10,7 @@ from gemmill.runtime import driver
 from gemmill.runtime.select.gpus import figures, with_sms
 
 if TYPE_CHECKING:
-    from gemmill.runtime.storage.remote.wanted import Machine
+    from gemmill.runtime.storage.remote.protocol import Machine
 
 
 def detect(device: int = 0) -> Gpu:
@@ -24,7 +24,7 @@ def detect(device: int = 0) -> Gpu:
 
 def machine(gpu: Gpu) -> Machine:
     """What a remote is told of a GPU, and of the driver of this machine."""
-    from gemmill.runtime.storage.remote.wanted import Machine
+    from gemmill.runtime.storage.remote.protocol import Machine
 
     try:
         cuda = driver.cuda_version()

@@ -18,7 +18,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RemoteError, ToolchainError
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.keys import KernelKeys
+from gemmill.runtime.compile.kernel_keys import KernelKeys
 from gemmill.runtime.gpus import machine
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
@@ -187,7 +187,7 @@ class Obtainer:
 
     def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
         """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
-        from gemmill.runtime.storage.remote.wanted import Wanted
+        from gemmill.runtime.storage.remote.protocol import Wanted
 
         start, wanted = time.monotonic(), Wanted.of(source)
         if (kept := wanted.kept(self._store)) is not None or self._remote is None:
@@ -203,7 +203,7 @@ class Obtainer:
         """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
         if self._remote is None or source.is_edited:
             return None
-        from gemmill.runtime.storage.remote.wanted import Wanted
+        from gemmill.runtime.storage.remote.protocol import Wanted
 
         return self._remote.kernel(Wanted.of(source, key), machine(self._gpu), self._left(start), patient=key is None)
 

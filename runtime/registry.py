@@ -50,7 +50,7 @@ from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.flights import SingleFlight
+from gemmill.runtime.storage.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from gemmill.emitters.emit import EmittedSource
@@ -198,7 +198,7 @@ class Registry:
                     yield from kernel_set.expand(where=where)
 
         if targets and self._ships:
-            from gemmill.runtime.storage.declared import declared
+            from gemmill.runtime.storage.declared_kernels import declared
 
             configs |= declared(self.store, targets, types, expanded)
         elif targets:

@@ -77,7 +77,7 @@ def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack,
     if not (files := [*packs]):
         return ()
     from gemmill.runtime.storage.pack import Pack
-    from gemmill.runtime.storage.trust.keys import TrustedKeys
+    from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
     trusted = TrustedKeys.of_settings()
     return tuple(Pack.open(path, store, trusted) for path in files)
@@ -95,7 +95,7 @@ def kernel_named(kernel: object) -> str:
 def check_remote(remote: object) -> None:
     """Refuse what is neither a URL nor a Remote: SettingError."""
     if isinstance(remote, str):
-        from gemmill.runtime.storage.remote.address import Address
+        from gemmill.runtime.storage.remote.transport import Address
 
         Address.of(remote)
     elif not (remote is None or hasattr(remote, "kernel")):

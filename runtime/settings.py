@@ -54,7 +54,7 @@ class Settings:
     """``GEMMILL_WARM_CALLS``: ``0`` has each call read and checked in full, also one like a call before it."""
     trusted_keys: str | None = None
     """``GEMMILL_TRUSTED_KEYS``: public keys, or files of such, separated by commas, as
-    :meth:`gemmill.runtime.storage.trust.keys.TrustedKeys.read` takes them: what they did not sign is refused."""
+    :meth:`gemmill.runtime.storage.trust.signatures.TrustedKeys.read` takes them: what they did not sign is refused."""
     remote: str | None = None
     """``GEMMILL_REMOTE``: URL of who has kernels compiled already, asked before one is compiled here."""
     remote_mode: RemoteMode = "read"
@@ -132,7 +132,7 @@ def _path(name: str, value: str) -> Path:
 
 
 def _url(name: str, value: str) -> str:
-    from gemmill.runtime.storage.remote.address import Address  # most processes have no remote
+    from gemmill.runtime.storage.remote.transport import Address  # most processes have no remote
 
     return str(Address.of(value, name))
 

@@ -46,12 +46,12 @@ class WorkerError(Exception):
 
     Args:
         item: what it worked on.
-        says: how it ended.
+        how: how it ended, such as ``died (SIGSEGV)``.
         status: its exit status, negative for a signal; None where this process ended it.
     """
 
-    def __init__(self, item: str, says: str, status: int | None = None) -> None:
-        super().__init__(says)
+    def __init__(self, item: str, how: str, status: int | None = None) -> None:
+        super().__init__(how)
         self.item, self.status = item, status
 
 
@@ -129,7 +129,7 @@ class Worker:
                 return _received(self._socket, length, end)
         except TimeoutError:
             self.kill()
-            raise WorkerError(self.item, f"no answer came in {seconds:g} s, and it was ended") from None
+            raise WorkerError(self.item, f"took longer than {seconds:g} s, and was ended") from None
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_ENDING_SECONDS)
@@ -138,7 +138,7 @@ class Worker:
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             raise WorkerError(self.item, f"died ({how})", status) from None
         self.kill()
-        raise WorkerError(self.item, f"its answer has more than {most:,} bytes")
+        raise WorkerError(self.item, f"sent more than {most:,} bytes, and was ended")
 
     def kill(self) -> None:
         """End it, whatever it is doing."""

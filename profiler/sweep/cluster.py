@@ -27,10 +27,9 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
 from gemmill.library.version import __version__
 from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
-from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.profiler.sweep.measuring import START_SECONDS, Measured, MeasuringProcess, measure
-from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask
+from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask, own_certificate
 from gemmill.runtime import driver
 from gemmill.runtime.compile import pool
 from gemmill.runtime.storage.store import Store

@@ -96,8 +96,8 @@ class MeasuringProcess:
             while isinstance(message := pickle.loads(worker.receive(seconds)), Running):
                 worker.item = message.kernel
         except WorkerError as error:
-            says = f"it hangs: {error}" if error.status is None else f"the measuring process {error}"
-            raise WorkerError(error.item, says, error.status) from None
+            why = ": it hangs" if error.status is None else ""
+            raise WorkerError(error.item, f"the measuring process {error}{why}", error.status) from None
         answer: Machine | Report | Refusal | Fault = message
         return answer
 

@@ -3,8 +3,7 @@
 Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
 that the selector would take, so that what it loses is known. A sweep with a budget spends it where the choice
 is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.sweep.measuring`), one a GPU: one that
-faults or hangs costs its own record and a restart. Records are appended here, problem by problem, as they are done.
-"""
+faults or hangs costs its own record and a restart. Records are appended here, problem by problem, as they are done."""
 
 from __future__ import annotations
 
@@ -35,6 +34,7 @@ from gemmill.runtime.compile import pool
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
 DEFAULT_OPTIONS = Options()
@@ -338,3 +338,25 @@ def measurements(
         for outcome in report.outcomes
         for timing in (outcome.timing,)
     ]
+
+
+def measured_beside(problem: GemmProblem, artifacts: Sequence[Artifact]) -> list[Measurement]:
+    """Verify kernels against the float64 reference and time those that are right in the same rounds, on GPU 0.
+
+    In a process of its own, as sweeps do: a kernel that faults or hangs is a measurement that says so.
+
+    Raises:
+        DeviceError: there is no GPU or no PyTorch.
+    """
+    unit = Unit(
+        problem,
+        tuple(artifact.config for artifact in artifacts if not artifact.is_edited),
+        artifacts={artifact.name: artifact.to_bytes() for artifact in artifacts},
+        baselines=(),
+        edited=tuple(artifact.name for artifact in artifacts if artifact.is_edited),
+    )
+    digests = {artifact.name: artifact.digest for artifact in artifacts}
+    with OneGpu() as gpu:
+        machine = gpu.start(Options(finalists=None))
+        [done] = gpu.measure(iter([unit]), {})
+    return measurements(unit, done.report, digests, machine, source_commit(), {})

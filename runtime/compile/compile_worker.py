@@ -13,7 +13,7 @@ from gemmill.library.errors import GemmillError
 from gemmill.library.files import told
 from gemmill.runtime.compile import pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.keys import KernelKeys
+from gemmill.runtime.compile.kernel_keys import KernelKeys
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.workers import Parent

@@ -27,11 +27,11 @@ from gemmill.runtime.compile import limits, pch
 from gemmill.runtime.compile.headers import toolkit_digest
 from gemmill.runtime.compile.patch.sass import chain_multiply_adds
 from gemmill.runtime.compile.patch.strip import stripped
-from gemmill.runtime.compile.toolchain import Toolchain
+from gemmill.runtime.compile.toolchain import Toolchain, damaged_wheels
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
 from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.verify import check_facts, verify
+from gemmill.runtime.storage.verification import check_facts, verify
 
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
 """What became of the precompiled header: ``heap exhausted`` and ``none`` cost time, never the kernel."""
@@ -164,12 +164,10 @@ class Compiler:
         """What NVRTC says, after what is wrong with its headers, if anything is."""
         if os.strerror(errno.EMFILE) in str(error):  # which leaves nothing else to open either
             return CompileError(f"{limits.too_few_files()}\n{error}")
-        from gemmill.runtime.compile.wheels import damaged  # where nothing fails, it is left alone
-
         if "GEMMILL_INCLUDE" in self.toolchain.found_via.values():
             folders = ", ".join(map(str, self.toolchain.include_dirs))
             return CompileError(f"{error}\nThe headers are those of GEMMILL_INCLUDE, {folders}: unset it to use others")
-        culprits = [fault.says for fault in damaged()]
+        culprits = [fault.says for fault in damaged_wheels()]
         return ToolchainError("\n".join([*culprits, str(error)])) if culprits else error
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from gemmill.runtime.storage import locks
+from gemmill.runtime.storage import file_locks
 
 LOCK = "gemmill.lock"
 """The file that marks such a folder, and that its process has locked."""
@@ -48,7 +48,7 @@ class TemporaryFolder:
         try:
             self.path.mkdir(0o700)
             self.path.chmod(0o700)  # the umask may have taken more away
-            self._lock = locks.acquire(self.path / LOCK)
+            self._lock = file_locks.acquire(self.path / LOCK)
         except FileExistsError:  # another's, by chance
             raise
         except BaseException:
@@ -61,7 +61,7 @@ class TemporaryFolder:
         if self._lock is not None:
             lock, self._lock = self._lock, None
             with suppress(OSError):
-                locks.release(lock)
+                file_locks.release(lock)
 
 
 def remove(path: Path) -> None:
@@ -95,13 +95,13 @@ def _sweep(path: str) -> None:
     """Remove a folder unless its process lives; what such folders do not hold stays, and the folder with it."""
     lock = os.path.join(path, LOCK)
     if os.path.lexists(lock):
-        if (handle := locks.acquire(lock)) is None:
+        if (handle := file_locks.acquire(lock)) is None:
             return
         try:
             _empty(path)
             os.unlink(lock)
         finally:
-            locks.release(handle)
+            file_locks.release(handle)
     os.rmdir(path)
 
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gemmill.library.arch import Arch
 from gemmill.library.errors import ToolchainError
 from gemmill.library.extras import install
 from gemmill.runtime.compile import locate
-from gemmill.runtime.compile.locate import NAMES, numbers, way_out
+from gemmill.runtime.compile.locate import NAMES, WHEELS, numbers, way_out
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 OLDEST_NVRTC = (12, 8)
 """Precompiled headers, without which each kernel takes seconds, came with it."""
@@ -188,3 +191,30 @@ def _misplaced(toolchain: Toolchain, piece: str, header: str, first: Path | None
     owner = next((other for other, place in toolchain.places.items() if first in (place, place.parent)), piece)
     where = f", where {toolchain.described(owner)} lies" if owner != piece else ""
     return Fault(owner, f"{says}{where}. Install it from where the rest is: {way_out(owner)}")
+
+
+def damaged_wheels() -> Iterator[Fault]:
+    """Wheels that lack files which they were installed with, or have others in their place, by size."""
+    from importlib import metadata  # where nothing fails, it is left alone
+
+    for piece, names in WHEELS.items():
+        for name in names:
+            try:
+                wheel = metadata.distribution(name)
+            except metadata.PackageNotFoundError:
+                continue
+            # __init__.py is in several wheels.
+            files = [file for file in wheel.files or () if file.size and file.name != "__init__.py"]
+            if lost := [file for file in files if _size(wheel, file) != file.size]:
+                yield Fault(
+                    piece,
+                    f"{len(lost)} of {len(files)} files of {name} {wheel.version} are missing or changed, {lost[0]} "
+                    f"first; pip install --force-reinstall --no-deps '{name}=={wheel.version}'",
+                )
+
+
+def _size(wheel: metadata.Distribution, file: metadata.PackagePath) -> int | None:
+    try:
+        return Path(str(wheel.locate_file(file))).stat().st_size
+    except OSError:
+        return None

@@ -175,7 +175,7 @@ class Artifact:
     @staticmethod
     def from_bytes(data: bytes, key: str | None = None) -> Artifact:
         """The inverse of :meth:`to_bytes`. What is read fits together, and no more memory is taken than it has;
-        whether it is true is for :mod:`gemmill.runtime.storage.verify`.
+        whether it is true is for :mod:`gemmill.runtime.storage.verification`.
 
         Args:
             data: the bytes.

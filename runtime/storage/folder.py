@@ -1,8 +1,7 @@
 """The folder of a store: which files in it are gemmill's, and what may be done to them.
 
 It bears a mark. Without one nothing in it is changed; with it, nothing but what has exactly the names that gemmill
-gives. No link within it is followed: folders are opened one in the other, and files named relative to them.
-"""
+gives. No link within it is followed: folders are opened one in the other, and files named relative to them."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -174,3 +174,23 @@ def _foreign(root: int) -> str:
 
 def _temporary_name() -> str:
     return f".tmp-{secrets.token_hex(8)}"
+
+
+def default_path() -> Path:
+    """The user's cache directory; a private one under the temporary directory where the user has no home."""
+    with suppress(RuntimeError):  # a user id without a passwd entry and without HOME, as in containers
+        path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gemmill"
+        if path.is_absolute():
+            return path
+    import tempfile
+
+    # Somebody else may have taken a name; what they file there is not ours to run.
+    user = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
+    for path in (user, *(user.with_name(f"{user.name}-{i}") for i in range(1, 100))):
+        with suppress(OSError):
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                return path
+    return user  # that it cannot be made, the first write will say

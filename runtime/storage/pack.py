@@ -2,8 +2,7 @@
 
 Layout: a fixed prefix, the index (JSON), then the members (artifacts in their form on disk) back to back. The index
 gives each member's name, offset, size and SHA-256; the prefix gives the index's. Opening a pack reads the index only; a
-kernel is verified when it is read for the first time (:mod:`gemmill.runtime.storage.verify`).
-"""
+kernel is verified when it is read for the first time (:mod:`gemmill.runtime.storage.verification`)."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -22,17 +22,18 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import ConfigError, PackError
-from gemmill.library.files import open_given, publish
+from gemmill.library.files import open_given, publish, read_regular
 from gemmill.library.input.rows import RowError, row, rows, typed
 from gemmill.library.input.strict_json import parse
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.select.decisions import Decision
-from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
-from gemmill.runtime.storage.verdicts import Verdicts
+from gemmill.runtime.settings import Settings
+from gemmill.runtime.storage.artifact import MAX_BYTES, SCHEMA_VERSION, Artifact
+from gemmill.runtime.storage.folder import StoreFolder, default_path
 
 if TYPE_CHECKING:
-    from gemmill.runtime.storage.trust.keys import TrustedKeys
+    from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
 _MAGIC = b"gempack\x01"
 _PREFIX = struct.Struct("<8sQ32s")
@@ -161,7 +162,7 @@ class Pack:
         path = Path(path)
         pack = cls._open(path, store)
         if trusted is not None:
-            from gemmill.runtime.storage.trust.packs import check_signature  # not for who trusts the file
+            from gemmill.runtime.storage.trust.signed_packs import check_signature  # not for who trusts the file
 
             check_signature(pack, trusted)
         return pack
@@ -237,7 +238,7 @@ class Pack:
 
     def _verify(self, name: str, artifact: Artifact) -> None:
         """Refuse a kernel that is not what its config says, and remember one that is."""
-        from gemmill.runtime.storage.verify import verify  # not for kernels that are known
+        from gemmill.runtime.storage.verification import verify  # not for kernels that are known
 
         try:
             verify(artifact)
@@ -287,3 +288,36 @@ def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member])
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+FOLDER = "verified"
+"""Folder of a store: a file for each pack, a line in it for each kernel."""
+_MAX_BYTES = 32 << 20
+"""Most bytes of such a file: more than the index of a pack has."""
+
+
+class Verdicts:
+    """Names of the kernels of one pack that are what they say.
+
+    Args:
+        digest: SHA-256 of the pack's index.
+        store: the folder of the store; by default the user's.
+    """
+
+    def __init__(self, digest: bytes, store: Path | None) -> None:
+        text = f"{__version__} {SCHEMA_VERSION} {digest.hex()}"
+        folder = store or Settings.read().store or default_path()
+        self._folder, self._name = StoreFolder(folder), hashlib.sha256(text.encode()).hexdigest()
+        self._names: set[str] = set()
+        with suppress(OSError, UnicodeDecodeError):
+            kept = read_regular(folder / FOLDER / self._name, _MAX_BYTES, private=True)
+            self._names = {*kept.decode().split("\n")}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def add(self, name: str) -> None:
+        """Remember that a kernel is sound."""
+        self._names.add(name)
+        with suppress(OSError):
+            self._folder.append(FOLDER, self._name, name)

@@ -21,19 +21,18 @@ from typing import Literal
 from gemmill.library.errors import StoreError, StoreWarning
 from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
-from gemmill.runtime.storage import locks
+from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
-from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder
-from gemmill.runtime.storage.place import default_path
+from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder, default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "verified"]
 """Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
-of headers (runtime/compile/headers.py), which index of packs is the newest (runtime/storage/trust/pack_index.py), keys
-of kernels by name (runtime/compile/keys.py) and of those that came from a remote (runtime/storage/remote/wanted.py),
-kernels of packs that were verified (runtime/storage/verdicts.py)."""
+of headers (runtime/compile/headers.py), which index of packs is the newest (trust/signed_packs.py), keys of kernels by
+name (runtime/compile/kernel_keys.py) and of those that came from a remote (remote/protocol.py), kernels of packs that
+were verified (pack.py)."""
 _LOCK_SECONDS = 15
 """A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
 _OnError = Callable[[OSError, Path], object]
@@ -149,7 +148,7 @@ class Store:
         name = f"{key[:3]}.lock"
         handle = None
         with suppress(OSError), self._folder.made("locks") as folder:
-            handle = locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
+            handle = file_locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
             if handle is None:
                 logging.getLogger(__name__).warning(
                     "%s: another process has held this lock of the store for %d s; the kernel is compiled here, too",
@@ -160,7 +159,7 @@ class Store:
         finally:
             if handle is not None:
                 with suppress(OSError):
-                    locks.release(handle)
+                    file_locks.release(handle)
 
     def get_note(self, kind: Notes, key: str) -> bytes:
         """What was kept under a key beside the kernels; OSError where nothing is."""
@@ -203,7 +202,9 @@ class Store:
 
     def verify(self) -> dict[Path, str]:
         """What is wrong with each damaged entry; empty if the store is sound. Reads and verifies every entry."""
-        from gemmill.runtime.storage.verify import verify  # nobody else needs it here: who compiled it had it verified
+        from gemmill.runtime.storage.verification import (
+            verify,  # nobody else needs it here: who compiled it had it verified
+        )
 
         faults = {}
         for entry in self.list():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import dask
 
-from gemmill.profiler.sweep.certificates import own_certificate
+from gemmill.profiler.sweep.scheduler import own_certificate
 
 _TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 

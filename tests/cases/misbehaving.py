@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from tests.cases.remotes import CLOSE, HANG, Honest, Parts, Request, Stop, http, sealed
 
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.trust.envelope import seal
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey, seal
 
 
 class Case(NamedTuple):

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.trust.envelope import seal
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey, seal
 
 
 @dataclass(frozen=True)

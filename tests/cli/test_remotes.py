@@ -11,11 +11,11 @@ import pytest
 from tests.cases.remotes import Honest, Server, http
 from tests.cli.test_cli import gemmill
 
-from gemmill.runtime.health.remote import remote
+from gemmill.runtime.health.doctor import remote
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey
 
 KERNEL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
 OTHER = KERNEL.replace("64x32x64", "64x64x64")

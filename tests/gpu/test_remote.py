@@ -13,7 +13,7 @@ from tests.cases.remotes import Honest, Server
 
 from gemmill.library.config.names import kernel_name
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey
 
 pytestmark = pytest.mark.gpu
 

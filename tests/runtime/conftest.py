@@ -8,7 +8,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 NAMES = (
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear",

@@ -28,7 +28,7 @@ from gemmill.runtime.storage.lockfile import Lock
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.verification import verify
 
 MANIFEST = """
 name: numbers

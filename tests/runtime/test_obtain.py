@@ -24,7 +24,7 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
 from gemmill.runtime.storage.remote.client import Remote
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 OFTEN = ("no answer", "flips a bit of the blob", "unsigned")
 WITHOUT_TOOLKIT = """

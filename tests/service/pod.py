@@ -19,7 +19,7 @@ from gemmill.library.errors import RemoteWarning
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.remote.client import Remote
-from gemmill.runtime.storage.trust.keys import TrustedKeys
+from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
 DEADLINE = 3.0
 

@@ -12,10 +12,9 @@ from tests.service.conftest import filled
 from tests.service.running import KERNEL, Running, serving, tokens_file
 
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.trust.envelope import seal
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL as SEALED
 from gemmill.runtime.storage.trust.kernel_manifest import KernelManifest
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey, seal
 
 pytestmark = pytest.mark.slow
 

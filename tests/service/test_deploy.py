@@ -24,7 +24,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.runtime import settings
 from gemmill.runtime.settings import Settings, number_of_bytes
 from gemmill.service import app, server
-from gemmill.service.options import Options
+from gemmill.service.service_options import Options
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

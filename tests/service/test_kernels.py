@@ -11,9 +11,8 @@ from tests.service.running import Running, serving, tokens_file
 
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.envelope import seal
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey, seal
 
 pytestmark = pytest.mark.slow
 READ, WRITE = "secret-of-reader", "secret-of-writer"

@@ -13,9 +13,8 @@ from gemmill.library.errors import TrustError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.storage.trust.envelope import open_sealed
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-from gemmill.service.handlers.learning import MODEL
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed
+from gemmill.service.fleet_models import MODEL
 
 pytestmark = pytest.mark.heavy
 RECORDS = Path(__file__).parents[1] / "cases" / "records" / "fp8-clusters-20261121T194000Z.jsonl.xz"

@@ -11,10 +11,8 @@ from tests.library.test_records import MEASURED
 from tests.service.running import Running, serving, tokens_file
 
 from gemmill.runtime.storage.pack import Pack
-from gemmill.runtime.storage.trust.envelope import open_sealed
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-from gemmill.runtime.storage.trust.pack_index import PackIndex
-from gemmill.runtime.storage.trust.packs import check_signature
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed
+from gemmill.runtime.storage.trust.signed_packs import PackIndex, check_signature
 
 pytestmark = pytest.mark.slow
 READ, MAKE, WRITE, ADMIN = (f"secret-of-{name}" for name in ("reader", "maker", "writer", "boss"))

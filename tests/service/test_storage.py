@@ -10,9 +10,8 @@ import pytest
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 from gemmill.service.metrics import Metrics
-from gemmill.service.storage.files import Files
-from gemmill.service.storage.kernels import Kernels, Served
-from gemmill.service.storage.signing import Signing
+from gemmill.service.served_kernels import Kernels, Served, Signing
+from gemmill.service.state_files import Files
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 THIRD = "sm90_f32mn16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear"

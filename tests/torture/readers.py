@@ -35,7 +35,7 @@ from gemmill.runtime.select.models import path_of
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.pack import Pack
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.verification import verify
 
 GPU = "NVIDIA H200"
 EXAMPLES = 200

@@ -23,15 +23,11 @@ from weakref import WeakSet
 from gemmill.library.errors import RemoteWarning, TrustError
 from gemmill.runtime.settings import RemoteMode, Settings
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.flights import SingleFlight
-from gemmill.runtime.storage.remote.address import Address
-from gemmill.runtime.storage.remote.breaker import Breaker, Misses
-from gemmill.runtime.storage.remote.connections import Connections
-from gemmill.runtime.storage.remote.deadline import Deadline
-from gemmill.runtime.storage.remote.misses import Miss
-from gemmill.runtime.storage.remote.protocol import Protocol, Put
-from gemmill.runtime.storage.remote.wanted import Machine, Wanted
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.remote.misses import Breaker, Miss, Misses
+from gemmill.runtime.storage.remote.protocol import Machine, Protocol, Put, Wanted
+from gemmill.runtime.storage.remote.transport import Address, Connections, Deadline
+from gemmill.runtime.storage.single_flight import SingleFlight
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 DEADLINE_SECONDS = 10.0
 """What a remote may cost one kernel unless ``GEMMILL_REMOTE_DEADLINE`` says otherwise."""

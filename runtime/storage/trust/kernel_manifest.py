@@ -15,7 +15,7 @@ from gemmill.library.errors import ConfigError, TrustError
 from gemmill.library.input.strict_json import parse
 from gemmill.library.launch import LaunchSpec
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact, Provenance, canonical
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.verification import verify
 
 KERNEL: Final = "gemmill.kernel/1"
 """What its envelope says it is."""

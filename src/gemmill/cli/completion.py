@@ -77,7 +77,7 @@ def gpus(incomplete: str) -> Iterable[str]:
 def kernels(incomplete: str) -> Iterable[str]:
     """Kernels that the manifests which ship declare, and files with a config or a page: the next part of names, until
     few are left."""
-    from gemmill.runtime.storage.declared import declared_names
+    from gemmill.runtime.storage.declared_kernels import declared_names
     from gemmill.runtime.storage.store import Store
 
     yield from next_parts(declared_names(Store(), _declared), incomplete)

@@ -20,8 +20,8 @@ from gemmill.library.errors import CompileError, ProblemError, UnsupportedProble
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.records import Measurement
-from gemmill.profiler.sweep.beside import measured_beside
 from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.sweep import measured_beside
 from gemmill.profiler.sweep.units import problem_of, refuse_nested
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import faults, needs_swap

@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from gemmill.library.input.strict_json import parse
 from gemmill.library.wording import suggest
-from gemmill.service.options import ALL_BODIES_BYTES, BODY_BYTES, BODY_TIMEOUTS, ITEMS
 from gemmill.service.refusal import Refusal
+from gemmill.service.service_options import ALL_BODIES_BYTES, BODY_BYTES, BODY_TIMEOUTS, ITEMS
 
 
 async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:

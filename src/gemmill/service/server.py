@@ -20,9 +20,9 @@ import uvicorn
 from gemmill.library.errors import SettingError
 from gemmill.library.files import told
 from gemmill.service.app import application
-from gemmill.service.connections import Limits
-from gemmill.service.options import Options
+from gemmill.service.client_connections import Limits
 from gemmill.service.service import Service
+from gemmill.service.service_options import Options
 
 _SPARE_FILES = 128
 """Files that a server has open beside its connections."""

@@ -12,21 +12,18 @@ from gemmill.library.files import make_private, told
 from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.runtime.compile.pool import CompilePool
 from gemmill.runtime.storage.store import Store
-from gemmill.service.compiling.queue import CompileQueue
-from gemmill.service.compiling.quotas import Quotas
-from gemmill.service.compiling.resolve import Resolver
+from gemmill.service.bucket import Bucket
+from gemmill.service.compiling.queue import CompileQueue, Quotas
+from gemmill.service.compiling.resolver import Resolver
 from gemmill.service.compiling.sources import SourceCompiler
-from gemmill.service.learning.models import Models
-from gemmill.service.learning.records import Records
+from gemmill.service.fleet_models import Models, Records
 from gemmill.service.metrics import Metrics
-from gemmill.service.options import Options
-from gemmill.service.packs.build import Packs
 from gemmill.service.pages.asked import AskedProblems
 from gemmill.service.pages.catalogue import Catalogue
-from gemmill.service.storage.bucket import Bucket
-from gemmill.service.storage.files import Files
-from gemmill.service.storage.kernels import Kernels
-from gemmill.service.storage.signing import Signing
+from gemmill.service.served_kernels import Kernels, Signing
+from gemmill.service.served_packs import Packs
+from gemmill.service.service_options import Options
+from gemmill.service.state_files import Files
 from gemmill.service.tokens import Tokens
 
 _SWEEP_SECONDS = 60.0

@@ -27,9 +27,9 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.measure.messages import Options
 from gemmill.profiler.sweep import cluster as profiler_cluster
-from gemmill.profiler.sweep.certificates import own_certificate
 from gemmill.profiler.sweep.cluster import Cluster, local_gpus
 from gemmill.profiler.sweep.measuring import GpuPool, MeasuringProcess
+from gemmill.profiler.sweep.scheduler import own_certificate
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, sweep
 from gemmill.profiler.sweep.units import problem_of, units

@@ -9,7 +9,7 @@ import pytest
 
 from gemmill.runtime.compile.compile_worker import answer
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.keys import FOLDER, KernelKeys
+from gemmill.runtime.compile.kernel_keys import FOLDER, KernelKeys
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store

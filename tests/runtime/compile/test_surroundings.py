@@ -23,7 +23,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.runtime.compile import temporary
 from gemmill.runtime.compile.pool import Outcome, compile_many
-from gemmill.runtime.storage import locks
+from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.artifact import Artifact
 
 HOUR_AGO = time.time() - 3600
@@ -47,7 +47,7 @@ def left_behind(name: str) -> Path:
     (path / "gemmill-pch-0_1_2_3_" / "0123456789abcdef" / "gemmill.pch").touch()
     (path / "edg0_123").touch()
     assert made._lock is not None
-    locks.release(made._lock)
+    file_locks.release(made._lock)
     os.utime(path, (HOUR_AGO, HOUR_AGO))
     return path
 

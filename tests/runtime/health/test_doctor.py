@@ -12,7 +12,7 @@ from tests.runtime.health.environments import BROKEN, MAJOR, Broken, Environment
 
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.config.names import parse_name
-from gemmill.runtime.health.kernels import KERNELS
+from gemmill.runtime.health.trial_kernels import KERNELS
 
 
 def some(*ids: str) -> list[object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmill.runtime.health.trust import trusted_keys
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.health.doctor import trusted_keys
+from gemmill.runtime.storage.trust.signatures import SigningKey
 
 
 def test_the_doctor_says_whose_signatures_count(monkeypatch: pytest.MonkeyPatch) -> None:

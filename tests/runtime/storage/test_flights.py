@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.cases.waiters import until_waiting
 
-from gemmill.runtime.storage.flights import SingleFlight
+from gemmill.runtime.storage.single_flight import SingleFlight
 
 
 def test_who_comes_later_gets_what_the_first_made() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from gemmill.library.errors import StoreError, StoreWarning
-from gemmill.runtime.storage import locks
+from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage import store as store_module
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.folder import MARK, StoreFolder
@@ -280,8 +280,8 @@ def test_a_store_that_goes_away_is_made_again(store: Store, entry: Path, artifac
 
 HOLD = """
 import os, sys
-from gemmill.runtime.storage import locks
-assert locks.acquire(sys.argv[1]) is not None
+from gemmill.runtime.storage import file_locks
+assert file_locks.acquire(sys.argv[1]) is not None
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -307,15 +307,15 @@ def test_a_stuck_lock_delays_and_is_named_but_costs_no_kernel(
 
 def test_a_lock_that_is_let_go_is_free_though_a_forked_process_has_inherited_it(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    handle = locks.acquire(lock)
+    handle = file_locks.acquire(lock)
     assert handle is not None
-    assert locks.acquire(lock) is None
+    assert file_locks.acquire(lock) is None
     with subprocess.Popen(["sleep", "60"], pass_fds=[handle]) as child:
-        locks.release(handle)
-        again = locks.acquire(lock)
+        file_locks.release(handle)
+        again = file_locks.acquire(lock)
         child.kill()
     assert again is not None
-    locks.release(again)
+    file_locks.release(again)
 
 
 def test_whoever_marks_a_folder_at_the_same_time_finds_it_ours(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gemmill.library.parquet import read_parquet
 from gemmill.library.records import read_records
 from gemmill.profiler.sweep.shapes import load_shapes
 from gemmill.runtime.storage.lockfile import Lock
-from gemmill.runtime.storage.trust.keys import TrustedKeys
+from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
 FORMATS = Path(__file__).parents[2] / "data" / "formats"
 KEY = "ed25519:bUWMoV92jnS4bMh02RdTxTdUmXcJTM0qtIdsh93dCZg="

@@ -21,7 +21,7 @@ from gemmill.library.errors import CompileError, PackError
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.verification import verify
 
 ENTRY = struct.Struct("<8sQQ32s")
 PACK = struct.Struct("<8sQ32s")

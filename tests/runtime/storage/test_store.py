@@ -15,7 +15,7 @@ import pytest
 
 from gemmill.library.errors import StoreWarning
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.place import default_path
+from gemmill.runtime.storage.folder import default_path
 from gemmill.runtime.storage.store import Store
 
 ROOT = os.getuid() == 0

@@ -18,10 +18,9 @@ from gemmill.library.errors import CompileError, PackError
 from gemmill.library.launch import LaunchSpec
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.cubin import Cubin
-from gemmill.runtime.storage.pack import Pack, write_pack
+from gemmill.runtime.storage.pack import FOLDER, Pack, write_pack
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.verdicts import FOLDER
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.verification import verify
 
 PREFIX = struct.Struct("<8sQQ32s")
 
@@ -145,7 +144,7 @@ def test_a_verdict_is_remembered_for_the_content_of_a_pack(
         seen.append(artifact.name)
         verify(artifact)
 
-    monkeypatch.setattr("gemmill.runtime.storage.verify.verify", told)
+    monkeypatch.setattr("gemmill.runtime.storage.verification.verify", told)
     names = [artifact.name for artifact in artifacts]
     for _ in range(2):
         for name in names:

@@ -44,10 +44,8 @@ from gemmill.runtime.settings import number_of_bytes
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.envelope import MAX_SEALED_BYTES
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-from gemmill.runtime.storage.trust.pack_index import PackIndex
-from gemmill.runtime.storage.trust.packs import sign_pack, signature_path
+from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.signed_packs import PackIndex, sign_pack, signature_path
 
 
 class PackCommands(Commands):

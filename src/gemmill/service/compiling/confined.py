@@ -41,7 +41,7 @@ def serve(parent: Parent) -> None:
 
 
 def _compiled(kernel: tuple[str, str] | None, seconds: int, parent: int) -> bytes:
-    from gemmill.runtime.compile import wheels  # noqa: F401 (a compilation that fails wants it, and finds nothing then)
+    from importlib import metadata  # noqa: F401 (a compilation that fails wants it, and finds nothing then)
 
     pch.give_up()  # a precompiled header is a file
     compiler, page = Compiler(), None

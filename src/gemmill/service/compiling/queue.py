@@ -1,8 +1,7 @@
 """The queue: kernels that are being compiled or wait for it, each once, in turn for each tenant.
 
 A job belongs to the server, not to who asked for it: a client that leaves changes nothing. What failed is remembered
-for a minute, so that a fleet does not have it compiled a thousand times over.
-"""
+for a minute, so that a fleet does not have it compiled a thousand times over."""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError
 from gemmill.runtime.compile.pool import Outcome
-from gemmill.service.compiling.quotas import Quotas
-from gemmill.service.compiling.resolve import Keyed
+from gemmill.service.compiling.resolver import Keyed
 from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.metrics import Metrics
-from gemmill.service.options import COMPILE_SECONDS, SOURCES_CHARACTERS
 from gemmill.service.refusal import Refusal
-from gemmill.service.storage.kernels import Kernels, Served
+from gemmill.service.served_kernels import Kernels, Served
+from gemmill.service.service_options import COMPILE_SECONDS, SOURCES_CHARACTERS
 
 _FIRST_GUESS = 5.0
 """Seconds that a kernel is expected to take before any was compiled."""
@@ -278,3 +277,55 @@ class CompileQueue:
 
 def _ending() -> Refusal:
     return Refusal(503, "ending", "the server is about to end", "ask another, or again", retry_after=5)
+
+
+_HOUR = 3600.0
+_MOST = 10_000
+"""Tenants that are remembered; a token's name is one."""
+
+
+@dataclass(slots=True)
+class _Account:
+    left: float
+    at: float
+
+
+class Quotas:
+    """Compile-seconds of tenants.
+
+    Args:
+        seconds: what each may take in an hour, and at once after an hour without any.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._accounts: dict[str, _Account] = {}
+
+    def reserve(self, tenant: str, seconds: float, now: float | None = None) -> None:
+        """Take what a job is expected to take; Refusal 429, with the time until there is enough, where that is not
+        left."""
+        account = self._account(tenant, now)
+        if account.left < min(seconds, self._seconds):
+            wait = (min(seconds, self._seconds) - account.left) * _HOUR / self._seconds
+            raise Refusal(
+                429,
+                "quota",
+                f"{tenant} has {max(0.0, account.left):.0f} of {self._seconds:g} compile-seconds an hour left, and "
+                f"this is expected to take {seconds:.0f}",
+                retry_after=wait,
+            )
+        account.left -= seconds
+
+    def settle(self, tenant: str, reserved: float, taken: float, now: float | None = None) -> None:
+        """Charge what a job took in place of what it was expected to."""
+        self._account(tenant, now).left += reserved - taken
+
+    def _account(self, tenant: str, now: float | None) -> _Account:
+        now = time.monotonic() if now is None else now
+        if (account := self._accounts.get(tenant)) is None:
+            if len(self._accounts) >= _MOST:
+                self._accounts.pop(next(iter(self._accounts)))
+            account = self._accounts[tenant] = _Account(self._seconds, now)
+        account.left = min(self._seconds, account.left + (now - account.at) * self._seconds / _HOUR)
+        account.at = now
+        return account

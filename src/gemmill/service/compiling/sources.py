@@ -18,10 +18,10 @@ from gemmill.library.input.strict_json import parse
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.verification import verify
 from gemmill.runtime.workers import Worker, WorkerError, WorkerPool
 from gemmill.service.compiling.confined import LOG_CHARACTERS, MEMORY_BYTES
-from gemmill.service.compiling.resolve import Keyed
+from gemmill.service.compiling.resolver import Keyed
 
 SECONDS = 120
 """What a compilation may take, by the clock and of a processor; those that ship take 2 to 30."""

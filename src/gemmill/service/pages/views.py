@@ -21,10 +21,10 @@ from gemmill.library.version import __version__
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.service.handlers.kernels import named
+from gemmill.service.kernel_requests import named
 from gemmill.service.pages.catalogue import FILTERS
 from gemmill.service.refusal import Refusal
-from gemmill.service.storage.kernels import required
+from gemmill.service.served_kernels import required
 from gemmill.service.tokens import Caller
 
 if TYPE_CHECKING:

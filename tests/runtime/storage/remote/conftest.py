@@ -6,7 +6,7 @@ import pytest
 
 from gemmill.emitters.emit import emit
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.remote.wanted import Machine, Wanted
+from gemmill.runtime.storage.remote.protocol import Machine, Wanted
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmill.runtime.storage.remote.breaker import MOST_PAUSE_SECONDS, PAUSE_SECONDS, Breaker, Misses
-from gemmill.runtime.storage.remote.misses import Miss
+from gemmill.runtime.storage.remote.misses import MOST_PAUSE_SECONDS, PAUSE_SECONDS, Breaker, Miss, Misses
 
 
 class Clock:

@@ -24,8 +24,8 @@ from gemmill.library.errors import RemoteWarning, SettingError
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.remote.misses import REASONS, Miss
-from gemmill.runtime.storage.remote.wanted import Machine, Wanted
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.remote.protocol import Machine, Wanted
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 DEADLINE = 1.0
 GENEROUS = 5.0

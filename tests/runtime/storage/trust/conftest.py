@@ -8,8 +8,8 @@ import pytest
 
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
-from gemmill.runtime.storage.trust.keys import SigningKey
-from gemmill.runtime.storage.trust.packs import sign_pack
+from gemmill.runtime.storage.trust.signatures import SigningKey
+from gemmill.runtime.storage.trust.signed_packs import sign_pack
 
 
 @pytest.fixture(scope="session")

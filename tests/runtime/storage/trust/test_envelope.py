@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gemmill.library.errors import TrustError
-from gemmill.runtime.storage.trust.envelope import MAX_SEALED_BYTES, open_sealed, seal
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, SigningKey, TrustedKeys, open_sealed, seal
 
 KIND = "gemmill.kernel/1"
 OLD, NEW, FOREIGN = SigningKey.new(), SigningKey.new(), SigningKey.new()

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gemmill.library.errors import TrustError
-from gemmill.runtime.storage.trust.keys import PublicKey, SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey, TrustedKeys
 
 OLD, NEW = SigningKey.new(), SigningKey.new()
 

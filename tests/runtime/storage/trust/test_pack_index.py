@@ -16,10 +16,8 @@ from gemmill.library.errors import StoreWarning, TrustError
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.envelope import open_sealed, seal
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-from gemmill.runtime.storage.trust.pack_index import INDEX, PackIndex, Seen
-from gemmill.runtime.storage.trust.packs import sign_pack
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed, seal
+from gemmill.runtime.storage.trust.signed_packs import INDEX, PackIndex, Seen, sign_pack
 
 NOW = datetime(2026, 11, 27, 15, tzinfo=UTC)
 DAY, YEAR = timedelta(days=1), timedelta(days=365)

@@ -16,9 +16,8 @@ from gemmill.library.errors import PackError, TrustError
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
-from gemmill.runtime.storage.trust.envelope import seal
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-from gemmill.runtime.storage.trust.packs import PACK, PackFacts, sign_pack, signature_path
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, seal
+from gemmill.runtime.storage.trust.signed_packs import PACK, PackFacts, sign_pack, signature_path
 
 
 def refused(path: Path, trusted: TrustedKeys) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Commands, app
 from gemmill.cli.options import Json
-from gemmill.runtime.storage.trust.keys import PublicKey, SigningKey
+from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey
 
 key_app = typer.Typer(
     cls=Commands,

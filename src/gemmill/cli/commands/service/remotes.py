@@ -14,7 +14,7 @@ from gemmill.runtime.gpus import detect
 from gemmill.runtime.obtain import Obtainer
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.remote.misses import Miss
-from gemmill.runtime.storage.trust.keys import SigningKey
+from gemmill.runtime.storage.trust.signatures import SigningKey
 
 Url = Annotated[
     str | None, typer.Option("--remote", metavar="URL", help="The remote; default: that of GEMMILL_REMOTE.")

@@ -139,8 +139,8 @@ def serve(
     if accept_source and scheduler:
         raise typer.BadParameter("--accept-source compiles on this machine, in confinement, and --scheduler on others")
     with _needing_the_extra():
-        from gemmill.service.options import Options
         from gemmill.service.server import run
+        from gemmill.service.service_options import Options
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Where the log is on the disk that is full, a line of it is lost; a warning that cannot be shown would be an error.
     warnings.showwarning = lambda message, *_, **__: logging.getLogger("gemmill").warning("%s", message)

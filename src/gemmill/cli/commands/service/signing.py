@@ -14,9 +14,8 @@ from gemmill.cli.commands.packs import PackFile, pack_app
 from gemmill.cli.options import Json, Sign, refuse_overwriting
 from gemmill.library.files import publish
 from gemmill.runtime.storage.pack import Pack
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys
-from gemmill.runtime.storage.trust.pack_index import PackIndex
-from gemmill.runtime.storage.trust.packs import sign_pack, signature_path
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
+from gemmill.runtime.storage.trust.signed_packs import PackIndex, sign_pack, signature_path
 
 _MOST_DAYS = 3650
 

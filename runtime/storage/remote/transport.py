@@ -1,8 +1,7 @@
 """HTTP/1.1 over connections that are kept, none of which waits beyond a deadline, whatever the other side does.
 
 Python's own client waits for each piece of an answer as long as its timeout says, so a side that sends a byte now and
-then keeps it for ever. Here each piece is waited for until the deadline of the whole.
-"""
+then keeps it for ever. Here each piece is waited for until the deadline of the whole."""
 
 from __future__ import annotations
 
@@ -11,14 +10,16 @@ import io
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from gemmill.runtime.storage.remote.address import Address
-from gemmill.runtime.storage.remote.deadline import Deadline
+from gemmill.library.errors import SettingError
 from gemmill.runtime.storage.remote.misses import Miss
 
 CONNECT_SECONDS = 1.0
@@ -218,3 +219,73 @@ def _places(host: str, port: int, deadline: Deadline) -> list[Any]:
     if isinstance(found[0], Exception):
         raise OSError(f"{host} cannot be looked up: {found[0]}")
     return list(found[0])
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a remote is.
+
+    Made by :meth:`of`.
+    """
+
+    scheme: str
+    """``http`` or ``https``."""
+    host: str
+    port: int
+    path: str
+    """What comes before ``/v1/`` in every request; empty or begins with a slash."""
+
+    @classmethod
+    def of(cls, text: str, name: str = "remote") -> Address:
+        """The address that a URL says.
+
+        Args:
+            text: such as ``https://kernels.example`` or ``http://10.0.0.7:8080/gemmill``.
+            name: what errors call it.
+
+        Raises:
+            SettingError: it is no URL of this kind.
+        """
+        said = f"{name}={text!r:.200}"
+        try:
+            parts = urlsplit(text)
+            host, port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise SettingError(f"{said}: {error}; write https://HOST[:PORT]") from None
+        if parts.username is not None or parts.password is not None:
+            # Not repeated: it may be a password.
+            raise SettingError(f"{name} names a user or a password; GEMMILL_REMOTE_TOKEN takes a token")
+        is_plain = text.isascii() and text.isprintable() and " " not in text
+        if parts.scheme not in _PORTS or not host or not is_plain or parts.query or parts.fragment or port == 0:
+            raise SettingError(f"{said}: not a URL such as https://HOST[:PORT], of https or http, without ? and #")
+        return cls(parts.scheme, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as the Host header has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+class Deadline:
+    """A time by which something has ended.
+
+    Args:
+        seconds: from now.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self, most: float | None = None) -> float:
+        """Seconds that are left, above 0; at most ``most``. TimeoutError where none are."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline is over")
+        return left if most is None else min(left, most)

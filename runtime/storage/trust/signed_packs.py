@@ -1,8 +1,12 @@
-"""The index of packs: which packs of a registry count now, so that neither an old one nor a revoked key comes back.
+"""Signatures of packs, and the index of packs: which packs of a registry count now.
 
-A signature alone does not say that there is nothing newer. An index has a version that grows, the time it was issued
-and the time it expires; who takes one remembers, in the store and before using it, the newest that was taken, and
-takes no older one (The Update Framework, https://theupdateframework.io, calls these rollback and freeze).
+A small file beside a pack has its signature: of the digest of the pack's index, which has that of each kernel. So
+opening a signed pack reads no more than opening any other, and no kernel of it is read that was not signed.
+
+A signature alone does not say that there is nothing newer. An index of packs has a version that grows, the time it was
+issued and the time it expires; who takes one remembers, in the store and before using it, the newest that was taken,
+and takes no older one (The Update Framework, https://theupdateframework.io, calls these rollback and freeze). So
+neither an old pack nor a revoked key comes back.
 """
 
 from __future__ import annotations
@@ -11,17 +15,100 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
-from gemmill.library.errors import TrustError
+from gemmill.library.errors import PackError, TrustError
+from gemmill.library.files import publish, read_given
 from gemmill.library.input.rows import RowError, made, row, rows, typed
 from gemmill.library.input.strict_json import parse
+from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import canonical
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.envelope import open_sealed, seal
-from gemmill.runtime.storage.trust.keys import SigningKey, TrustedKeys, is_id
-from gemmill.runtime.storage.trust.packs import PackFacts, check_signature
+from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, SigningKey, TrustedKeys, is_id, open_sealed, seal
+
+PACK: Final = "gemmill.pack/1"
+"""What the envelope says it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackFacts:
+    """What is signed of a pack."""
+
+    name: str
+    """What its file was called; for people, as a pack may be renamed."""
+    digest: str
+    """:attr:`Pack.digest`."""
+    bytes: int
+    """Bytes of its file."""
+    gemmill: str
+    """Version of gemmill that said so; for people."""
+
+    @classmethod
+    def of(cls, pack: Pack) -> PackFacts:
+        """What there is to say of an opened pack."""
+        return cls(name=pack.path.name, digest=pack.digest, bytes=pack.bytes, gemmill=__version__)
+
+    def check(self, pack: Pack) -> None:
+        """Refuse another pack.
+
+        Raises:
+            TrustError: its content is another; ``reason`` is ``tampered``.
+        """
+        if (pack.digest, pack.bytes) != (self.digest, self.bytes):
+            raise TrustError(
+                f"{pack.path}: its {pack.bytes:,} bytes of digest {pack.digest[:12]} are not the {self.bytes:,} of "
+                f"{self.digest[:12]} that were signed as {self.name}",
+                "tampered",
+            )
+
+
+def signature_path(path: Path) -> Path:
+    """Where the signature of a pack is."""
+    return path.with_name(f"{path.name}.sig")
+
+
+def sign_pack(path: Path, keys: Sequence[SigningKey]) -> PackFacts:
+    """Sign a pack: write ``PATH.sig``, in place of what was signed before.
+
+    Raises:
+        PackError: it cannot be read, or the signature cannot be written.
+    """
+    facts = PackFacts.of(Pack.open(path))
+    to = signature_path(path)
+    try:
+        publish(to, [seal(PACK, canonical(asdict(facts)), keys)])
+    except OSError as error:
+        raise PackError(f"{to}: cannot be written: {error.strerror or error}") from error
+    return facts
+
+
+def check_signature(pack: Pack, trusted: TrustedKeys) -> None:
+    """Refuse a pack that no trusted key signed.
+
+    Raises:
+        TrustError: it is unsigned, or signed otherwise; names the file and the way out.
+    """
+    place = signature_path(pack.path)
+    try:
+        data = read_given(place, MAX_SEALED_BYTES)
+    except FileNotFoundError:
+        raise TrustError(
+            f"{pack.path}: it is unsigned (there is no {place.name} beside it), and GEMMILL_TRUSTED_KEYS asks for a "
+            f"signature; who made it signs it with `gemmill pack sign`",
+            "unsigned",
+        ) from None
+    except OSError as error:
+        raise TrustError(f"{place}: {error.strerror or error}") from error
+    try:
+        facts = made("it", parse(open_sealed(data, PACK, trusted)), PackFacts)
+    except TrustError as error:
+        raise TrustError(f"{place}: {error}", error.reason) from None
+    except ValueError as error:
+        raise TrustError(f"{place}: {error}") from None
+    facts.check(pack)
+
 
 INDEX: Final = "gemmill.index/1"
 """What its envelope says it is."""

@@ -1,29 +1,31 @@
-"""Kernels made for whoever asks by name or problem: what is there at once, what is not as it is compiled."""
+"""Kernels by name or problem: which it is and why; and made, what is there at once, what is not as it is compiled."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from gemmill.runtime.select.choice import Choice
 from gemmill.service.bodies import malformed, read_json, texts
 from gemmill.service.compiling.queue import Job
-from gemmill.service.compiling.resolve import Keyed, Target, check_version, target
-from gemmill.service.options import ITEMS, WAIT_SECONDS
+from gemmill.service.compiling.resolver import Keyed, Target, check_version, target
 from gemmill.service.refusal import Refusal
-from gemmill.service.storage.kernels import Served
+from gemmill.service.served_kernels import Served
+from gemmill.service.service_options import ITEMS, WAIT_SECONDS
 from gemmill.service.tokens import Caller, allowed
 
 if TYPE_CHECKING:
     from gemmill.service.service import Service
 
-_MEMBERS = {
+_INSTANTIATE = {
     "kernels": list,
     "problems": list,
     "sources": list,
@@ -53,7 +55,7 @@ class Asked:
 
 async def instantiate(service: Service, request: Request, caller: Caller) -> Response:
     """Answer with lines of JSON; a refusal of everything that was asked for is a status instead."""
-    body = await read_json(request, _MEMBERS)
+    body = await read_json(request, _INSTANTIATE)
     check_version(body.get("gemmill"), body.get("headers"))
     wanted = [{"kernel": name} for name in texts(body, "kernels")]
     wanted += [{"problem": text} for text in texts(body, "problems")]
@@ -178,3 +180,29 @@ def _ready(name: str, served: Served) -> bytes:
 
 def _line(event: str, **more: object) -> bytes:
     return json.dumps({"event": event, **more}, separators=(",", ":")).encode() + b"\n"
+
+
+_SELECT = {"problem": str, "gemmill": str, "headers": str, "gpu": dict, "sm_count": int}
+
+
+async def select(service: Service, request: Request, _: Caller) -> Response:
+    """The kernel of a problem, its key, why, and the runners-up."""
+    body = await read_json(request, _SELECT)
+    check_version(body.get("gemmill"), body.get("headers"))
+    if not (problem := body.get("problem")):
+        raise malformed("problem is not there; it is a line such as '4096x4096x4096 bf16 tn'")
+    gpu = target(body.get("gpu"), None).gpu
+    choice = await service.resolver.choice(problem, gpu, body.get("sm_count"))
+    service.asked.note(gpu.name, choice)
+    kernel = await service.resolver.keyed(choice.name)
+    return JSONResponse({"problem": str(choice.problem), "kernel": choice.name, "key": kernel.key, **_facts(choice)})
+
+
+def _facts(choice: Choice) -> dict[str, Any]:
+    return {
+        "why": choice.why,
+        "source": choice.source,
+        "swap_ab": choice.swap_ab,
+        "us": None if math.isnan(choice.predicted_us) else choice.predicted_us,
+        "runners_up": [{"kernel": name, "us": us} for name, us in choice.runners_up],
+    }

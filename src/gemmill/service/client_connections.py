@@ -2,8 +2,7 @@
 
 A connection is closed whose headers, body or reading of the answer take too long, or whose headers are too large. Where
 there are as many connections as may be, the one that has waited longest without a request at work gives way, so that
-those who open connections and say nothing keep nobody out.
-"""
+those who open connections and say nothing keep nobody out."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gemmill.service.metrics import Metrics
-from gemmill.service.options import BODY_TIMEOUTS, HEADER_BYTES
+from gemmill.service.service_options import BODY_TIMEOUTS, HEADER_BYTES
 
 READ_TIMEOUTS = 3
 """Timeouts that a client may pause while it reads."""

@@ -1,24 +1,101 @@
-"""Records in, models out."""
+"""Measurements that clients send, and the models that the service trains of them and publishes."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gemmill.library.arch import GPUS, gpu_called
+from gemmill.library.errors import RecordError
+from gemmill.library.files import make_private, publish, told
+from gemmill.library.records import read_records
 from gemmill.runtime.select.models import FOLDER, REQUIRED, path_of
 from gemmill.runtime.workers import Worker, WorkerError
 from gemmill.service.bodies import malformed, read_body
-from gemmill.service.options import RECORDS_BYTES
 from gemmill.service.refusal import Refusal, not_found
+from gemmill.service.service_options import RECORDS_BYTES
 from gemmill.service.tokens import Caller
 
 if TYPE_CHECKING:
     from gemmill.service.service import Service
+
+
+class Models:
+    """The models of a state's folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / "models"
+
+    def folder(self, gpu: str) -> Path | None:
+        """The folder of the model in force of a GPU, by the name of its row; None where none was published."""
+        found = [
+            path
+            for path in self._of(gpu).glob("[0-9]*")
+            if path.name.isdecimal() and all(path_of(gpu, what, path).is_file() for what in REQUIRED)
+        ]
+        return max(found, key=lambda path: int(path.name), default=None)
+
+    def place(self, gpu: str) -> tuple[Path, int]:
+        """Where the next model of a GPU goes, and its number."""
+        current = self.folder(gpu)
+        number = 1 if current is None else int(current.name) + 1
+        return self._of(gpu) / str(number), number
+
+    def _of(self, gpu: str) -> Path:
+        return self._path / path_of(gpu, "trees").name.partition(".")[0]
+
+
+STATE_BYTES = 4 << 30
+"""Most bytes of all records."""
+
+
+class Records:
+    """The records of a state's folder: a file for each body that was sent, so that none counts twice."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / "records"
+
+    def files(self) -> list[Path]:
+        """All of them."""
+        return sorted(self._path.glob("*/*.jsonl"))
+
+    def take(self, source: str, data: bytes) -> tuple[int, bool]:
+        """Keep JSON Lines of measurements; how many they are, and whether they are new.
+
+        Raises:
+            Refusal: a line is no measurement, or there is no room.
+        """
+        path = self._path / source / f"{hashlib.sha256(data).hexdigest()}.jsonl"
+        if path.exists():
+            return sum(1 for _ in read_records(path)), False
+        if sum(file.stat().st_size for file in self.files()) + len(data) > STATE_BYTES:
+            raise Refusal(
+                507, "full", f"the records have more than {STATE_BYTES:,} bytes", "the operator may pack them"
+            )
+        unread = path.with_suffix(".unread")
+        try:
+            make_private(path.parent)
+            publish(unread, [data])
+            try:
+                count = sum(1 for _ in read_records(unread))
+                lines = sum(1 for line in data.splitlines() if line.strip())
+                if count != lines:
+                    raise Refusal(422, "record", f"{lines - count} of {lines} lines are cut short or no JSON")
+                unread.replace(path)
+            except RecordError as error:
+                raise Refusal(422, "record", str(error).replace(f"{unread}:", "line ")) from None
+            finally:
+                unread.unlink(missing_ok=True)
+        except OSError as error:
+            raise Refusal(507, "full", told(error), retry_after=60) from None
+        return count, True
+
 
 MODEL = "gemmill.model/1"
 """What a model's envelope says it is."""
@@ -62,7 +139,7 @@ async def post_model(service: Service, request: Request, _caller: Caller) -> Res
                 422, "record", "nobody has sent records", "POST /v1/records takes what `gemmill profile` wrote"
             )
         job = json.dumps({"gpu": gpu, "state": str(service.options.state), "files": [*map(str, files)]}).encode()
-        worker = Worker("gemmill.service.learning.training")
+        worker = Worker("gemmill.service.model_training")
         worker.send(gpu, job, _SEND_SECONDS)
         try:
             answer = json.loads(await asyncio.to_thread(worker.receive, None))

@@ -29,7 +29,7 @@ from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.storage.store import Store
 from gemmill.service.bodies import malformed
-from gemmill.service.learning.models import Models
+from gemmill.service.fleet_models import Models
 from gemmill.service.refusal import Refusal
 
 T = TypeVar("T")

@@ -1,8 +1,7 @@
 """Kernels as they are served: a signed manifest, and the blob that it names. A manifest without its blob is none.
 
 They are looked for in memory, in the store on disk, and in the bucket. What is found is checked before it is served,
-and kept where it was missing. A disk that is full or damaged costs no kernel that was just compiled: memory has it.
-"""
+and kept where it was missing. A disk that is full or damaged costs no kernel that was just compiled: memory has it."""
 
 from __future__ import annotations
 
@@ -10,20 +9,22 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from gemmill.library.errors import TrustError
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
-from gemmill.runtime.storage.verify import verify
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed, seal
+from gemmill.runtime.storage.verification import verify
+from gemmill.service.bucket import Bucket
 from gemmill.service.metrics import Metrics
 from gemmill.service.refusal import Refusal, not_found
-from gemmill.service.storage.bucket import Bucket
-from gemmill.service.storage.files import UPLOADS_BYTES, Files
-from gemmill.service.storage.signing import Signing
+from gemmill.service.state_files import UPLOADS_BYTES, Files
 
 MEMORY_BYTES = 64 << 20
 """Blobs that are kept in memory: a thousand."""
@@ -245,3 +246,42 @@ def required(served: Served | None, key: str) -> Served:
     if served is None:
         raise not_found(f"the kernel of {key}", "POST /v1/instantiate has it compiled")
     return served
+
+
+@dataclass(frozen=True)
+class Signing:
+    """Keys of a server.
+
+    What it serves is signed by its own keys. What comes from outside counts if one of its own or of the trusted keys
+    signed it; without any of either, what comes need not be signed, and what is served is as it came.
+    """
+
+    keys: Sequence[SigningKey]
+    own: TrustedKeys | None
+    """The public keys of :attr:`keys`; None where there are none."""
+    outside: TrustedKeys | None
+    """Those and the trusted ones; None where there are none."""
+
+    @classmethod
+    def load(cls, files: Sequence[Path], trust: str) -> Signing:
+        """Keys of files, two while one takes the place of another, and those to trust beside; TrustError as theirs."""
+        keys = [SigningKey.load(path) for path in files]
+        public = tuple(key.public for key in keys)
+        trusted = TrustedKeys.read(trust) if trust else TrustedKeys(())
+        both = TrustedKeys((*public, *trusted.keys), trusted.revoked)
+        return cls(keys, TrustedKeys(public) if public else None, both if both.keys else None)
+
+    def seal(self, kind: str, payload: bytes) -> bytes:
+        """An envelope with the signatures of the server's keys, as far as it has any."""
+        return seal(kind, payload, self.keys)
+
+    def from_outside(self, envelope: bytes) -> tuple[KernelManifest, bytes]:
+        """The manifest of an envelope that came from a client or a bucket, and the envelope to serve it in; TrustError
+        where it is not to be taken."""
+        payload = open_sealed(envelope, KERNEL, self.outside)
+        manifest = KernelManifest.from_bytes(payload)
+        return manifest, self.seal(KERNEL, payload) if self.keys else envelope
+
+    def from_disk(self, envelope: bytes) -> KernelManifest:
+        """The manifest of an envelope that was kept; TrustError where the server's present keys have not signed it."""
+        return KernelManifest.from_bytes(open_sealed(envelope, KERNEL, self.own))

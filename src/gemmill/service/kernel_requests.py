@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gemmill.runtime.storage.artifact import MAX_BYTES
-from gemmill.runtime.storage.trust.envelope import MAX_SEALED_BYTES
+from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES
 from gemmill.service.bodies import malformed, read_body
 from gemmill.service.refusal import Refusal, not_found
-from gemmill.service.storage.kernels import required
+from gemmill.service.served_kernels import required
 from gemmill.service.tokens import Caller
 
 if TYPE_CHECKING:

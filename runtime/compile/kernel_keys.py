@@ -3,8 +3,7 @@
 A key rests on the text of the kernel's source, which takes longer to emit than the kernel to read. What a name leads to
 is decided by the code that emits it and computes keys, by all headers and by the toolchain: names are kept in a file of
 the store that is called by a digest of these, so that none outlives what it rests on. The digest is made once for each
-:class:`KernelKeys`: once in a registry; where kernels are compiled for each of them, which so has what others added.
-"""
+:class:`KernelKeys`: once in a registry; where kernels are compiled for each of them, which so has what others added."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from gemmill.emitters import headers_digest
 from gemmill.library.files import digest_of, read_regular
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.storage.artifact import Artifact, canonical
-from gemmill.runtime.storage.declared import origin
+from gemmill.runtime.storage.declared_kernels import origin
 from gemmill.runtime.storage.folder import StoreFolder
 from gemmill.runtime.storage.store import Store
 

@@ -1,7 +1,6 @@
 """A model from the records of a fleet, published if it is no worse than the one in force.
 
-Runs in a process of its own (:func:`serve`), as it takes minutes and all cores.
-"""
+Runs in a process of its own (:func:`serve`), as it takes minutes and all cores."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from gemmill.runtime.select import gpus
 from gemmill.runtime.select.cost.residual import fitted
 from gemmill.runtime.select.models import path_of
 from gemmill.runtime.workers import Parent
-from gemmill.service.learning.models import Models
+from gemmill.service.fleet_models import Models
 
 WORSE = 0.002
 """What a new model may lose, as part of the best time, on problems that were held out: less is noise."""

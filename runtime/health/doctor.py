@@ -1,0 +1,279 @@
+"""What is there, where it came from, and what is wrong with it: what `gemmill doctor` reports."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from gemmill.library.arch import ARCHS, serving
+from gemmill.library.errors import DeviceError, GemmillError, InstallationError, RecordError, SettingError, TrustError
+from gemmill.library.extras import install
+from gemmill.library.version import __version__
+from gemmill.runtime import driver, workers
+from gemmill.runtime.compile import locate, pch
+from gemmill.runtime.compile.toolchain import HEADERS, combined, damaged_wheels, faults
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.models import origin
+from gemmill.runtime.settings import Settings
+from gemmill.runtime.storage import file_locks
+from gemmill.runtime.storage.store import Store
+from gemmill.runtime.storage.trust.signatures import TrustedKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    what: str
+    state: Literal["ok", "missing", "wrong"]
+    """``missing``: something gemmill works without, as far as that goes. ``wrong``: something that does not work."""
+    detail: str
+    advice: str = ""
+    """What to install or change."""
+
+
+def examination(store: Path | None = None) -> Iterator[Finding]:
+    """What is there and what is wrong with it; kernels are compiled where nothing that they need is.
+
+    Args:
+        store: folder of the store; None: the user's.
+    """
+    compiling = [*packages(), *toolchain()]
+    yield from compiling
+    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote()]
+    yield from found
+    if culprits := [f.what for f in (*compiling, *found) if f.state == "wrong" and f.what in _NEEDED]:
+        yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")
+    elif any(finding.what == "toolchain" for finding in compiling):
+        yield Finding("kernels", "missing", "not tried, as nothing compiles here")
+    else:
+        from gemmill.runtime.health.trial_kernels import kernels  # it needs all of the above
+
+        yield from kernels()
+
+
+_NEEDED = ("gemmill", "cuda-bindings", "nvrtc", "cutlass", "cccl", "cudart", "temporary files")
+"""What compiling needs."""
+
+
+def packages() -> Iterator[Finding]:
+    """gemmill itself, and the Python packages that compiling and launching need."""
+    yield _python()
+    yield _bindings()
+
+
+def _python() -> Finding:
+    detail = f"gemmill {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    if sys.platform != "linux":
+        return Finding("gemmill", "wrong", detail, "kernels are compiled and run on Linux")
+    try:
+        workers.command("")
+    except InstallationError as error:
+        return Finding("gemmill", "wrong", detail, str(error))
+    return Finding("gemmill", "ok", detail)
+
+
+def version(distribution: str) -> str | None:
+    """Version of an installed distribution; None where there is none."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _bindings() -> Finding:
+    """cuda-bindings by whether they can be imported, which is what counts."""
+    name = "cuda-bindings"
+    try:
+        found = importlib.import_module("cuda.bindings")
+    except Exception as error:  # noqa: BLE001 - whatever a broken package raises
+        says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
+        return Finding(name, "wrong", says, f"install what gemmill depends on: `pip install {name}`")
+    return Finding(name, "ok", f"{version(name)}, {found.__file__}")
+
+
+def pytorch() -> Finding:
+    """PyTorch, and whether it goes with cuda-bindings."""
+    found = version("torch")
+    if found is None:
+        return Finding("PyTorch", "missing", "`run` and `profile` need it", f"{install('torch')}, with extra 'cu13'")
+    bindings = version("cuda-bindings") or ""
+    wanted = next((r for r in metadata.requires("torch") or () if r.startswith("cuda-bindings")), "")
+    major = re.search(r"(?:==|>=|~=)\s*(\d+)", wanted)
+    if major and bindings.partition(".")[0] != major[1]:
+        return Finding(
+            "PyTorch",
+            "wrong",
+            f"{found} requires {wanted.partition(';')[0].strip()}; cuda-bindings is {bindings}",
+            f"beside this PyTorch, {install(f'cu{major[1]}')}",
+        )
+    return Finding("PyTorch", "ok", found)
+
+
+def toolchain() -> Iterator[Finding]:
+    """Every piece; one line where a machine has none, which runs packs."""
+    search: dict[str, Callable[[], locate.Piece]] = {
+        "nvrtc": locate.nvrtc,
+        **{piece: partial(locate.headers, piece) for piece in HEADERS},
+    }
+    pieces: dict[str, locate.Piece] = {}
+    missing: dict[str, str] = {}
+    for name, find in search.items():
+        try:
+            pieces[name] = find()
+        except GemmillError as error:
+            missing[name] = str(error)
+    if missing and not any(version(wheel) for piece in search for wheel in locate.WHEELS[piece]):
+        yield Finding("toolchain", "missing", "cannot compile kernels; packs need none", next(iter(missing.values())))
+        return
+    wrong = {name: [says] for name, says in missing.items()}
+    if not missing:
+        nvrtc, headers = pieces["nvrtc"], {name: piece for name, piece in pieces.items() if name != "nvrtc"}
+        for fault in faults(combined(nvrtc, headers)):
+            wrong.setdefault(fault.piece, []).append(fault.says)
+    for fault in damaged_wheels():
+        wrong.setdefault(fault.piece, []).append(fault.says)
+    for name in search:
+        piece = pieces.get(name)
+        detail = f"{piece.version}, found via {piece.via}: {piece.place}" if piece else "not found, or does not work"
+        yield Finding(name, "wrong" if name in wrong else "ok", detail, "; ".join(wrong.get(name, ())))
+
+
+def gpus() -> Iterator[Finding]:
+    """The driver, and every GPU that it shows."""
+    try:
+        cuda = driver.cuda_version()
+        count = driver.device_count()
+    except DeviceError as error:
+        yield Finding("GPU", "missing", "kernels cannot run here; compiling needs none", str(error))
+        return
+    bindings = (version("cuda-bindings") or "").partition(".")[0]
+    if bindings.isdecimal() and int(bindings) > cuda[0]:
+        detail = f"runs CUDA {cuda[0]}.{cuda[1]}; cuda-bindings is {bindings}"
+        yield Finding("driver", "wrong", detail, f"a newer driver, or {install(f'cu{cuda[0]}')}")
+    else:
+        yield Finding("driver", "ok", f"runs CUDA {cuda[0]}.{cuda[1]}")
+    if count == 0:
+        yield Finding("GPU", "missing", "the driver shows none; kernels cannot run here, compiling needs none")
+    for device in range(count):
+        name, capability = driver.device_name(device), driver.capability(device)
+        detail = f"{name}, compute capability {capability[0]}.{capability[1]}"
+        if serving(capability):
+            yield Finding(f"GPU {device}", "ok", detail)
+        else:
+            needed = ", ".join(f"{major}.{minor}" for major, minor in sorted({a.capability for a in ARCHS.values()}))
+            yield Finding(f"GPU {device}", "missing", detail, f"kernels need compute capability {needed}")
+
+
+def model() -> Finding:
+    """What kernels are chosen by."""
+    try:
+        return Finding("model", "ok", origin(Registry(manifests=[]).gpu))
+    except RecordError as error:
+        return Finding("model", "wrong", "GEMMILL_MODEL names none of this GPU", str(error))
+
+
+STORE_BYTES = 16 << 20
+"""Room for a hundred kernels."""
+
+
+def places(store: Path | None) -> Iterator[Finding]:
+    """The folder of temporary files, and the store."""
+    try:
+        folder = Path(tempfile.gettempdir())
+    except OSError as error:
+        yield Finding("temporary files", "wrong", str(error), "set TMPDIR to a folder that can be written")
+    else:
+        fault = _fault(folder, pch.ROOM_BYTES)
+        advice = f"{fault}; set TMPDIR to another folder" if fault else ""
+        yield Finding("temporary files", "wrong" if fault else "ok", str(folder), advice)
+    try:
+        yield _store(store)
+    except (GemmillError, OSError) as error:
+        yield Finding("store", "wrong", str(store or ""), f"{error}; set GEMMILL_STORE to a folder that can be written")
+
+
+def _store(path: Path | None) -> Finding:
+    stats = (store := Store(path)).stats()
+    detail = f"{stats.path}: {stats.entries} kernels, {stats.bytes:,} of at most {stats.max_bytes:,} bytes"
+    existing = next(folder for folder in (store.path, *store.path.parents) if os.path.lexists(folder))
+    if fault := _fault(existing, STORE_BYTES):
+        advice = f"{fault}, so nothing is kept; set GEMMILL_STORE to another folder"
+        return Finding("store", "wrong", detail, advice)
+    return Finding("store", "ok", detail)
+
+
+def _fault(folder: Path, room: int) -> str:
+    """What is wrong with a folder that is to be written; empty where nothing is. Leaves nothing there."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="gemmill-doctor-", dir=folder) as scratch:
+            try:
+                if (handle := file_locks.acquire(Path(scratch) / "lock")) is not None:
+                    file_locks.release(handle)
+            except OSError as error:
+                return f"files in {folder} cannot be locked ({error}): several processes would compile one kernel"
+        free = pch.room_in(folder)
+    except OSError as error:
+        return f"{folder} cannot be written ({error.strerror or error})"
+    if free < room:
+        return f"{folder} has room for {free >> 20} MiB only; {room >> 20} are needed"
+    return ""
+
+
+def trusted_keys() -> Iterator[Finding]:
+    """The keys of ``GEMMILL_TRUSTED_KEYS``; nothing where it is not set."""
+    try:
+        keys = TrustedKeys.of_settings()
+    except TrustError as error:
+        yield Finding("trusted keys", "wrong", "GEMMILL_TRUSTED_KEYS", f"{error}; nothing that is signed can be opened")
+        return
+    if keys is not None:
+        counting = [key.id for key in keys.keys if key.id not in keys.revoked]
+        detail = ", ".join(counting) or "none"
+        if keys.revoked:
+            detail += f"; revoked: {', '.join(sorted(keys.revoked))}"
+        advice = "" if counting else "each key is revoked, so nothing that is signed can be opened: add the new one"
+        yield Finding("trusted keys", "ok" if counting else "wrong", detail, advice)
+
+
+_ADVICE = {
+    "no keys": "set GEMMILL_TRUSTED_KEYS to the server's public key, as `gemmill key show` prints it",
+    "unauthorised": "set GEMMILL_REMOTE_TOKEN to a token that may read",
+    "token": "GEMMILL_REMOTE_TOKEN=@FILE names a file that holds a token",
+    "unreachable": "start the server, or set GEMMILL_REMOTE to where it is",
+    "tls": "SSL_CERT_FILE names the authorities that are trusted, GEMMILL_REMOTE_CERT the certificate to show",
+}
+"""What to do, by the reason of a miss."""
+
+
+def remote() -> Iterator[Finding]:
+    """One line; none where no remote is named."""
+    try:
+        if Settings.read().url_of(None) is None:
+            return
+        from gemmill.runtime.storage.remote.client import Remote
+
+        found = Remote.of_settings()
+    except SettingError as error:
+        yield Finding("remote", "wrong", "its settings mean nothing", str(error))
+        return
+    assert found is not None
+    start = time.monotonic()
+    miss = found.probe()
+    detail = f"{found.url}, mode {found.mode}, at most {found.deadline:g} s a kernel"
+    if miss is None:
+        yield Finding("remote", "ok", f"{detail}; it answers in {1000 * (time.monotonic() - start):.0f} ms")
+    else:
+        where = "" if found.mode == "only" else "; kernels are compiled here instead"
+        yield Finding("remote", "wrong", f"{detail}: {miss.says}{where}", _ADVICE.get(miss.reason, "see the server"))

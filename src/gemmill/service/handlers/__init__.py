@@ -1,1 +1,0 @@
-"""What answers the requests, a file for each kind."""

@@ -1,1 +1,0 @@
-"""What a fleet measures, and the models that come of it."""

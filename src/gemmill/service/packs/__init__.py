@@ -1,1 +1,0 @@
-"""Packs that the service builds and hands out."""
