@@ -24,7 +24,7 @@ _WRITER_SECONDS = 5.0
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
-def told(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """What the system says of a file, in the words of other errors: the file first, no number."""
     words = error.strerror or str(error)
     return f"'{error.filename}': {words}" if error.filename and error.strerror else words

@@ -111,8 +111,8 @@ def _served(registry: Registry, kernel: LockedKernel) -> Artifact | None:
     """A kernel from the remote, by the key that the lock names: no toolchain is needed to know it."""
     if registry.remote is None:
         return None
-    from gemmill.runtime.storage.remote.protocol import Wanted
+    from gemmill.runtime.storage.remote.protocol import WantedKernel
 
-    wanted = Wanted(kernel.name, kernel.provenance.source_digest, kernel.provenance.headers_digest, kernel.key)
+    wanted = WantedKernel(kernel.name, kernel.provenance.source_digest, kernel.provenance.headers_digest, kernel.key)
     served = registry.remote.kernel(wanted, machine(registry.gpu))
     return served if isinstance(served, Artifact) else None

@@ -187,9 +187,9 @@ class Obtainer:
 
     def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
         """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
-        from gemmill.runtime.storage.remote.protocol import Wanted
+        from gemmill.runtime.storage.remote.protocol import WantedKernel
 
-        start, wanted = time.monotonic(), Wanted.of(source)
+        start, wanted = time.monotonic(), WantedKernel.of(source)
         if (kept := wanted.kept(self._store)) is not None or self._remote is None:
             return kept
         with self._store.locked(wanted.note):
@@ -203,9 +203,11 @@ class Obtainer:
         """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
         if self._remote is None or source.is_edited:
             return None
-        from gemmill.runtime.storage.remote.protocol import Wanted
+        from gemmill.runtime.storage.remote.protocol import WantedKernel
 
-        return self._remote.kernel(Wanted.of(source, key), machine(self._gpu), self._left(start), patient=key is None)
+        return self._remote.kernel(
+            WantedKernel.of(source, key), machine(self._gpu), self._left(start), patient=key is None
+        )
 
     def _left(self, start: float) -> float:
         """Seconds of the remote's deadline that are left of what began at a time: waiting for another process that

@@ -198,9 +198,9 @@ class Registry:
                     yield from kernel_set.expand(where=where)
 
         if targets and self._ships:
-            from gemmill.runtime.storage.declared_kernels import declared
+            from gemmill.runtime.storage.declared_kernels import declared_kernels
 
-            configs |= declared(self.store, targets, types, expanded)
+            configs |= declared_kernels(self.store, targets, types, expanded)
         elif targets:
             configs |= {kernel_name(config): config for config in expanded()}
         return configs

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gemmill.library.errors import InstallationError
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 
 MAX_MESSAGE_BYTES = 1 << 32
 """Most bytes of a message unless its receiver takes fewer."""
@@ -208,7 +208,9 @@ class WorkerPool(Generic[W]):
                         if self.busy:
                             self._change.wait()
                             continue
-                        raise InstallationError(told(error) if isinstance(error, OSError) else str(error)) from error
+                        raise InstallationError(
+                            os_error_text(error) if isinstance(error, OSError) else str(error)
+                        ) from error
                 self.busy.add(worker)
                 return worker
         raise InstallationError("its workers have been ended")

@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 
 RESOURCE = "GPU"
 """What a dask worker that measures has one of; units ask for it, so that one runs at a time. Workers without it
@@ -127,7 +127,7 @@ def check_certificate() -> None:
         try:
             Path(value).read_bytes()
         except OSError as error:
-            raise DeviceError(f"{variable}: {told(error)}") from error
+            raise DeviceError(f"{variable}: {os_error_text(error)}") from error
     try:
         security.get_connection_args("client")
     except OSError as error:

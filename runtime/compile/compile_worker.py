@@ -10,7 +10,7 @@ from pathlib import Path
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import GemmillError
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 from gemmill.runtime.compile import pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.compile.kernel_keys import KernelKeys
@@ -52,7 +52,7 @@ def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> bytes
     except GemmillError as failure:
         error = str(failure)
     except OSError as failure:
-        error = lost = f"{kernel_name(config)}: {told(failure)}"
+        error = lost = f"{kernel_name(config)}: {os_error_text(failure)}"
     except MemoryError as failure:
         error = lost = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
     facts = {

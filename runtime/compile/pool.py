@@ -23,7 +23,7 @@ from pathlib import Path
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, GemmillError, InstallationError
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 from gemmill.runtime.compile import limits, pch, temporary
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.settings import Settings
@@ -248,7 +248,7 @@ def _directory(jobs: int) -> Iterator[tuple[Path | None, int]]:
     try:
         folder = temporary.TemporaryFolder("pool")
     except OSError as error:
-        _log.warning("kernels compile without precompiled headers, which takes longer: %s", told(error))
+        _log.warning("kernels compile without precompiled headers, which takes longer: %s", os_error_text(error))
         yield None, 0
         return
     try:

@@ -19,6 +19,7 @@ from typing import Literal
 from gemmill.library.arch import ARCHS, serving
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError, RecordError, SettingError, TrustError
 from gemmill.library.extras import install
+from gemmill.library.process_caches import process_caches
 from gemmill.library.version import __version__
 from gemmill.runtime import driver, workers
 from gemmill.runtime.compile import locate, pch
@@ -51,7 +52,7 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     """
     compiling = [*packages(), *toolchain()]
     yield from compiling
-    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote()]
+    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote(), caches()]
     yield from found
     if culprits := [f.what for f in (*compiling, *found) if f.state == "wrong" and f.what in _NEEDED]:
         yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")
@@ -229,6 +230,14 @@ def _fault(folder: Path, room: int) -> str:
     if free < room:
         return f"{folder} has room for {free >> 20} MiB only; {room >> 20} are needed"
     return ""
+
+
+def caches() -> Finding:
+    """What functions of this process remember."""
+    sizes = {name: cache.cache_info().currsize for name, cache in process_caches().items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    detail = f"{len(sizes)} functions remember {sum(sizes.values()):,} results, {largest} most"
+    return Finding("caches of this process", "ok", f"{detail} ({sizes[largest]:,})")
 
 
 def trusted_keys() -> Iterator[Finding]:

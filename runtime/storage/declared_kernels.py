@@ -21,7 +21,7 @@ from gemmill.library.input.strict_json import parse
 from gemmill.runtime.storage.store import Store
 
 
-def declared(
+def declared_kernels(
     store: Store, arches: Sequence[str], types: Iterable[str], expand: Callable[[], Iterable[GemmConfig]]
 ) -> dict[str, GemmConfig]:
     """Kernels by name: those whose names the store has, or what ``expand`` makes, whose names it has from then on.
@@ -44,7 +44,7 @@ def declared(
 
 
 def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> Sequence[str]:
-    """Names of all kernels, of whatever architecture and types: as :func:`declared`, but no name is read."""
+    """Names of all kernels, of whatever architecture and types: as :func:`declared_kernels`, but no name is read."""
     key = hashlib.sha256(b"all").hexdigest()
     if (kept := _kept(store, key)) is not None:
         return kept

@@ -19,7 +19,7 @@ from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import SigningKey
-from gemmill.service.compiling.resolver import Keyed
+from gemmill.service.compiling.resolver import KeyedKernel
 from gemmill.service.compiling.sources import SourceCompiler
 
 pytestmark = pytest.mark.slow
@@ -180,7 +180,7 @@ def test_options_that_do_not_go_with_it(
 
 def test_no_process_outlives_its_time_or_its_server(tmp_path: Path) -> None:
     source = edited(CONFIG, PAGE + ENDLESS)
-    kernel = Keyed(source.name, CONFIG, Compiler().key(source, CONFIG), source.text)
+    kernel = KeyedKernel(source.name, CONFIG, Compiler().key(source, CONFIG), source.text)
     compiler = SourceCompiler(Store(tmp_path / "store"), tmp_path / "empty", seconds=2)
     compiler.check()
     outcome = compiler.compile(kernel)

@@ -24,7 +24,7 @@ from gemmill.library.errors import RemoteWarning, TrustError
 from gemmill.runtime.settings import RemoteMode, Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.misses import Breaker, Miss, Misses
-from gemmill.runtime.storage.remote.protocol import Machine, Protocol, Put, Wanted
+from gemmill.runtime.storage.remote.protocol import Machine, Protocol, Put, WantedKernel
 from gemmill.runtime.storage.remote.transport import Address, Connections, Deadline
 from gemmill.runtime.storage.single_flight import SingleFlight
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
@@ -108,7 +108,7 @@ class Remote:
             )
 
     def kernel(
-        self, wanted: Wanted, machine: Machine, seconds: float | None = None, patient: bool = False
+        self, wanted: WantedKernel, machine: Machine, seconds: float | None = None, patient: bool = False
     ) -> Artifact | Miss:
         """A kernel, verified; or why it did not come. Raises nothing.
 
@@ -122,7 +122,9 @@ class Remote:
         limit = self.deadline if seconds is None else seconds
         found: Artifact | Miss
         try:
-            found, is_own = self._flights.get(name, lambda: self._asked(name, wanted, machine, limit, patient), limit)
+            found, is_own = self._single_flight.get(
+                name, lambda: self._requested(name, wanted, machine, limit, patient), limit
+            )
         except TimeoutError:
             found = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
         if isinstance(found, Miss):
@@ -163,7 +165,9 @@ class Remote:
         with self._lock:
             return dict(sorted(self._counters.items()))
 
-    def _asked(self, name: str, wanted: Wanted, machine: Machine, seconds: float, patient: bool) -> Artifact | Miss:
+    def _requested(
+        self, name: str, wanted: WantedKernel, machine: Machine, seconds: float, patient: bool
+    ) -> Artifact | Miss:
         """A kernel, from few requests; and what follows for others."""
         if self.problem is not None:
             return self.problem
@@ -183,7 +187,7 @@ class Remote:
             self._learn(name, found)
         return found
 
-    def _fetched(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> Artifact:
+    def _fetched(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> Artifact:
         """A kernel that is there, or is made for this client."""
         absent: Miss | None = None
         if wanted.key is not None:
@@ -267,7 +271,7 @@ class Remote:
         self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
         self._breaker, self._misses = Breaker(), Misses()
-        self._flights: SingleFlight[Artifact | Miss] = SingleFlight()
+        self._single_flight: SingleFlight[Artifact | Miss] = SingleFlight()
         connections = Connections(self._address, self._certificate)
         self._protocol = Protocol(self.url, connections, self._token, self._trusted, self._count)
 

@@ -73,7 +73,7 @@ class Protocol:
     ) -> None:
         self._url, self._connections, self._token, self._trusted, self._count = url, connections, token, trusted, count
 
-    def manifest(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> KernelManifest:
+    def manifest(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
         """The manifest of a kernel whose key is known."""
         with self._answer("GET", f"/v1/kernels/{wanted.key}", deadline) as response:
             sealed = self._body(response, MAX_SEALED_BYTES)
@@ -88,7 +88,7 @@ class Protocol:
         except TrustError as error:
             raise Miss("damaged", f"{self._url}: {error}") from error
 
-    def instantiate(self, wanted: Wanted, machine: Machine, deadline: Deadline) -> KernelManifest:
+    def instantiate(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
         """The manifest of a kernel that the remote has, or makes while this waits."""
         arch = formats(wanted.name)[0]
         gpu = {"name": machine.gpu, "arch": machine.archs[-1], "sm_count": machine.sms} if arch in machine.archs else {}
@@ -216,7 +216,7 @@ class Protocol:
         error = _error(self._drain(response))
         return Miss(reason, f"{says}{error}", pause=_pause(response.getheader("Retry-After")))
 
-    def _failed(self, wanted: Wanted, error: Any) -> Miss:
+    def _failed(self, wanted: WantedKernel, error: Any) -> Miss:
         """The miss of a kernel that the remote says it cannot make, perhaps not now."""
         said = error if isinstance(error, dict) else {}
         pause = said.get("retry_after")
@@ -286,7 +286,7 @@ class Machine(NamedTuple):
     """The newest CUDA that its driver knows, major and minor version; None where there is no driver."""
 
 
-class Wanted(NamedTuple):
+class WantedKernel(NamedTuple):
     """One kernel, with all that decides what it must have been made from."""
 
     name: str
@@ -299,7 +299,7 @@ class Wanted(NamedTuple):
     """Where a store keeps it: known to who has the toolchain. None takes it from any toolchain."""
 
     @classmethod
-    def of(cls, source: EmittedSource, key: str | None = None) -> Wanted:
+    def of(cls, source: EmittedSource, key: str | None = None) -> WantedKernel:
         """The kernel of a source."""
         return cls(source.name, source.digest, source.headers_digest, key)
 

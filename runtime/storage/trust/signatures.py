@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmill.library.errors import TrustError
-from gemmill.library.files import open_regular, told
+from gemmill.library.files import open_regular, os_error_text
 from gemmill.library.input.strict_json import parse
 from gemmill.runtime.settings import Settings
 
@@ -133,7 +133,7 @@ class SigningKey:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 data = file.read()
         except OSError as error:
-            raise TrustError(f"{told(error)}; `gemmill key new FILE` makes a key") from error
+            raise TrustError(f"{os_error_text(error)}; `gemmill key new FILE` makes a key") from error
         if mode & stat.S_IRWXO:
             raise TrustError(f"{path}: others may read this private key (mode {mode:03o}); chmod 600 {path}")
         try:
@@ -268,7 +268,7 @@ def _lines(path: str) -> list[str]:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read()
     except OSError as error:
-        raise TrustError(told(error)) from error
+        raise TrustError(os_error_text(error)) from error
     if mode & stat.S_IWOTH:
         raise TrustError(f"{path}: anybody may add keys to it (mode {mode:03o}); chmod o-w {path}")
     try:

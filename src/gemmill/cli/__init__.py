@@ -75,9 +75,9 @@ def main() -> None:
             with output.answer_as_json():
                 output.tell_as_json("interrupted", "interrupted")
     except OSError as error:
-        from gemmill.library.files import told
+        from gemmill.library.files import os_error_text
 
-        status = f"error: {told(error)}"
+        status = f"error: {os_error_text(error)}"
     except SystemExit as end:
         status = end.code
     lost = _lost()

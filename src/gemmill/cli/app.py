@@ -15,7 +15,7 @@ from gemmill import __version__
 from gemmill.cli import output
 from gemmill.cli.output import MEANS, Status
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError, ToolchainError
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 from gemmill.runtime.settings import Settings
 
 _CODES = "\n".join(f"  {status:<4} {means}" for status, means in MEANS.items())
@@ -104,8 +104,8 @@ class Commands(TyperGroup):
         except OSError as error:
             if debug:
                 raise
-            output.complain(f"error: {told(error)}")
-            output.tell_as_json("system", told(error))
+            output.complain(f"error: {os_error_text(error)}")
+            output.tell_as_json("system", os_error_text(error))
             raise typer.Exit(Status.WRONG) from None
         except Exception as error:
             # Exit, Abort and usage errors are typer's own business.

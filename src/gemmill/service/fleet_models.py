@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from gemmill.library.arch import GPUS, gpu_called
 from gemmill.library.errors import RecordError
-from gemmill.library.files import make_private, publish, told
+from gemmill.library.files import make_private, os_error_text, publish
 from gemmill.library.records import read_records
 from gemmill.runtime.select.models import FOLDER, REQUIRED, path_of
 from gemmill.runtime.workers import Worker, WorkerError
@@ -93,7 +93,7 @@ class Records:
             finally:
                 unread.unlink(missing_ok=True)
         except OSError as error:
-            raise Refusal(507, "full", told(error), retry_after=60) from None
+            raise Refusal(507, "full", os_error_text(error), retry_after=60) from None
         return count, True
 
 

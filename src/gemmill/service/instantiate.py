@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from gemmill.runtime.select.choice import Choice
 from gemmill.service.bodies import malformed, read_json, texts
 from gemmill.service.compiling.queue import Job
-from gemmill.service.compiling.resolver import Keyed, Target, check_version, target
+from gemmill.service.compiling.resolver import KeyedKernel, Target, check_version, target
 from gemmill.service.refusal import Refusal
 from gemmill.service.served_kernels import Served
 from gemmill.service.service_options import ITEMS, WAIT_SECONDS
@@ -43,7 +43,7 @@ _WAIT_SECONDS = 60.0
 class Asked:
     """What one request asks for, by what it is called there."""
 
-    resolved: list[tuple[str | None, Keyed]] = field(default_factory=list)
+    resolved: list[tuple[str | None, KeyedKernel]] = field(default_factory=list)
     """Problems, None of what was named or sent, and their kernels."""
     failed: list[tuple[dict[str, str], Refusal]] = field(default_factory=list)
     """Problems and names that have no kernel, and kernels that are not compiled."""
@@ -119,7 +119,7 @@ async def ask(service: Service, wanted: list[dict[str, str]], machine: Target, c
     return asked
 
 
-async def _keyed(service: Service, one: dict[str, str], machine: Target) -> Keyed:
+async def _keyed(service: Service, one: dict[str, str], machine: Target) -> KeyedKernel:
     """The kernel that is meant by a problem, a source, or a name."""
     if (problem := one.get("problem")) is not None:
         choice = await service.resolver.choice(problem, machine.gpu)

@@ -12,7 +12,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from gemmill.library.errors import GemmillError
-from gemmill.library.files import make_private, told
+from gemmill.library.files import make_private, os_error_text
 from gemmill.profiler.training.judge import reached
 from gemmill.profiler.training.rows import rows_of
 from gemmill.profiler.training.train import read_runs, train
@@ -78,5 +78,5 @@ def serve(parent: Parent) -> None:
     except GemmillError as error:
         answer = {"error": str(error)}
     except OSError as error:
-        answer = {"error": told(error)}
+        answer = {"error": os_error_text(error)}
     parent.send(json.dumps(answer).encode())

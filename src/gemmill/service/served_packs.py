@@ -21,7 +21,7 @@ from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.trust.signed_packs import PackFacts, PackIndex, sign_pack
 from gemmill.service.bodies import malformed, read_json, texts
 from gemmill.service.compiling.queue import CompileQueue
-from gemmill.service.compiling.resolver import Keyed, Resolver, Target, check_version, target
+from gemmill.service.compiling.resolver import KeyedKernel, Resolver, Target, check_version, target
 from gemmill.service.refusal import Refusal, not_found
 from gemmill.service.served_kernels import Kernels, Served, Signing
 from gemmill.service.tokens import Caller
@@ -70,7 +70,7 @@ class Packs:
         self.building[name] = asyncio.create_task(self._build(name, problems, machine, tenant))
 
     async def _build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
-        chosen: dict[str, Keyed] = {}
+        chosen: dict[str, KeyedKernel] = {}
         for problem in problems:
             keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu)).name)
             self._resolver.check_target(keyed, machine)
@@ -79,7 +79,7 @@ class Packs:
         await asyncio.to_thread(self._write, name, [each.blob for each in served])
         del self.building[name]
 
-    async def _made(self, keyed: Keyed, tenant: str) -> Served:
+    async def _made(self, keyed: KeyedKernel, tenant: str) -> Served:
         """A kernel, as soon as the queue takes it; Refusal where it does not compile."""
         while (served := await self._kernels.find(keyed.key)) is None:
             try:

@@ -18,7 +18,7 @@ from types import FrameType
 import uvicorn
 
 from gemmill.library.errors import SettingError
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 from gemmill.service.app import application
 from gemmill.service.client_connections import Limits
 from gemmill.service.service import Service
@@ -48,7 +48,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     try:
         listener = socket.create_server((options.host, options.port), family=_family(options.host), backlog=_BACKLOG)
     except OSError as error:
-        raise SettingError(f"{options.host}:{options.port} cannot be listened at: {told(error)}") from None
+        raise SettingError(f"{options.host}:{options.port} cannot be listened at: {os_error_text(error)}") from None
     config = uvicorn.Config(
         application(service),
         http=limits.protocol(),

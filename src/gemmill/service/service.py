@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from gemmill.library.errors import GemmillError, SettingError
-from gemmill.library.files import make_private, told
+from gemmill.library.files import make_private, os_error_text
 from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.runtime.compile.pool import CompilePool
 from gemmill.runtime.storage.store import Store
@@ -18,8 +18,8 @@ from gemmill.service.compiling.resolver import Resolver
 from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.fleet_models import Models, Records
 from gemmill.service.metrics import Metrics
-from gemmill.service.pages.asked import AskedProblems
 from gemmill.service.pages.catalogue import Catalogue
+from gemmill.service.pages.requested_problems import RequestedProblems
 from gemmill.service.served_kernels import Kernels, Signing
 from gemmill.service.served_packs import Packs
 from gemmill.service.service_options import Options
@@ -48,7 +48,7 @@ class Service:
         try:
             make_private(options.state)
         except OSError as error:
-            raise SettingError(f"--state {told(error)}") from None
+            raise SettingError(f"--state {os_error_text(error)}") from None
         self.files = Files(options.state, self.metrics)
         self.tokens = Tokens(options.tokens)
         self.signing = Signing.load(options.sign, options.trust)
@@ -72,7 +72,7 @@ class Service:
             self._nothing_compiles,
         )
         self.catalogue = Catalogue(self.store)
-        self.asked = AskedProblems()
+        self.asked = RequestedProblems()
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()

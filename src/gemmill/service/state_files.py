@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from gemmill.library.files import make_private, publish, read_regular, told
+from gemmill.library.files import make_private, os_error_text, publish, read_regular
 from gemmill.runtime.storage.artifact import MAX_BYTES
 from gemmill.service.metrics import Metrics
 
@@ -45,7 +45,7 @@ class Files:
             publish(path, [data])
         except OSError as error:
             self._metrics.write_failures.inc()
-            _log.error("%s", told(error))
+            _log.error("%s", os_error_text(error))
             return False
         return True
 

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError
 from gemmill.runtime.compile.pool import Outcome
-from gemmill.service.compiling.resolver import Keyed
+from gemmill.service.compiling.resolver import KeyedKernel
 from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.metrics import Metrics
 from gemmill.service.refusal import Refusal
@@ -34,7 +34,7 @@ _FAILED = 1000
 """Failures that are remembered."""
 _AGAIN_SECONDS = 5.0
 """When to ask again where nothing compiles."""
-_ENDED = 50
+_FINISHED = 50
 """Jobs that are remembered after their end."""
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Compilers(Protocol):
 class Job:
     """One kernel to compile."""
 
-    def __init__(self, kernel: Keyed, tenant: str, reserved: float) -> None:
+    def __init__(self, kernel: KeyedKernel, tenant: str, reserved: float) -> None:
         self.kernel, self.tenant, self.reserved = kernel, tenant, reserved
         self.name, self.key = kernel.name, kernel.key
         self.state: Literal["queued", "compiling", "done"] = "queued"
@@ -66,7 +66,7 @@ class Job:
         self.result: asyncio.Future[Served | Refusal] = asyncio.get_running_loop().create_future()
 
 
-class Ended(NamedTuple):
+class FinishedJob(NamedTuple):
     """What became of a job."""
 
     name: str
@@ -116,7 +116,7 @@ class CompileQueue:
         self._expected = _FIRST_GUESS
         self._tasks: list[asyncio.Task[None]] = []
         self.closing = False
-        self.ended: deque[Ended] = deque(maxlen=_ENDED)
+        self.finished: deque[FinishedJob] = deque(maxlen=_FINISHED)
         """The last jobs that ended, the most recent last."""
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class CompileQueue:
         """What is compiled, and what waits, in the order of submission."""
         return [*self._by_key.values()]
 
-    async def submit(self, kernel: Keyed, tenant: str) -> Job:
+    async def submit(self, kernel: KeyedKernel, tenant: str) -> Job:
         """The job of a kernel, which others may have submitted.
 
         Raises:
@@ -250,12 +250,12 @@ class CompileQueue:
         except (GemmillError, ValueError) as error:
             return Refusal(500, "internal", f"{job.name}: {error}"), outcome.seconds
 
-    async def _outcome(self, kernel: Keyed) -> Outcome:
+    async def _outcome(self, kernel: KeyedKernel) -> Outcome:
         outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, kernel)
         self._metrics.compile_seconds.observe(outcome.seconds)
         return outcome
 
-    def _compile(self, kernel: Keyed) -> Outcome:
+    def _compile(self, kernel: KeyedKernel) -> Outcome:
         if kernel.source is not None:
             return self._sources.compile(kernel)
         with self._making:
@@ -267,7 +267,7 @@ class CompileQueue:
         now = time.monotonic()
         seconds = now - job.since if job.state == "compiling" else 0.0
         error = result.message if isinstance(result, Refusal) else ""
-        self.ended.append(Ended(job.name, job.key, job.tenant, error, seconds, now))
+        self.finished.append(FinishedJob(job.name, job.key, job.tenant, error, seconds, now))
         job.state = "done"
         self._by_key.pop(job.key, None)
         job.started.set()

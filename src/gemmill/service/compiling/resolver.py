@@ -40,7 +40,7 @@ _REGISTRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
+class KeyedKernel:
     """A kernel and where a store keeps it."""
 
     name: str
@@ -64,7 +64,7 @@ class Resolver:
     def __init__(self, store: Store, models: Models) -> None:
         self._store, self._models = store, models
         self._thread = ThreadPoolExecutor(1, "resolve")
-        self._keys: OrderedDict[str, Keyed] = OrderedDict()
+        self._keys: OrderedDict[str, KeyedKernel] = OrderedDict()
         self._registries: OrderedDict[tuple[Gpu, str], Registry] = OrderedDict()
 
     @cached_property
@@ -76,7 +76,7 @@ class Resolver:
         """What work returns that takes some time; what gemmill raises becomes a Refusal."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _refusing(work))
 
-    async def keyed(self, name: str) -> Keyed:
+    async def keyed(self, name: str) -> KeyedKernel:
         """The kernel of a name, or that which is launched as it."""
         if (found := self._keys.get(name)) is None:
             found = await self.in_thread(lambda: self._keyed(name))
@@ -85,7 +85,7 @@ class Resolver:
                 self._keys.popitem(last=False)
         return found
 
-    async def sent(self, name: str, source: str) -> Keyed:
+    async def sent(self, name: str, source: str) -> KeyedKernel:
         """The kernel that a source is compiled to, in place of the one that a name means."""
         return await self.in_thread(lambda: self._sent(name, source))
 
@@ -105,7 +105,7 @@ class Resolver:
                 self._registries.popitem(last=False)
         return registry
 
-    def check_target(self, kernel: Keyed, target: Target) -> None:
+    def check_target(self, kernel: KeyedKernel, target: Target) -> None:
         """Refuse a kernel that the machine cannot run."""
         archs = [arch.name for arch in serving(target.gpu.capability)]
         if kernel.config.arch not in archs:
@@ -125,7 +125,7 @@ class Resolver:
         """The source of a kernel."""
         return emit(parse_name(name))
 
-    def _keyed(self, name: str) -> Keyed:
+    def _keyed(self, name: str) -> KeyedKernel:
         if is_edited(name):
             raise Refusal(
                 422,
@@ -134,12 +134,12 @@ class Resolver:
                 "send its source",
             )
         config = compiled(parse_name(name))
-        return Keyed(kernel_name(config), config, self.compiler.key(emit(config), config))
+        return KeyedKernel(kernel_name(config), config, self.compiler.key(emit(config), config))
 
-    def _sent(self, name: str, text: str) -> Keyed:
+    def _sent(self, name: str, text: str) -> KeyedKernel:
         config = parse_name(name)
         source = edited(config, text)
-        return Keyed(source.name, config, self.compiler.key(source, config), text)
+        return KeyedKernel(source.name, config, self.compiler.key(source, config), text)
 
 
 def check_version(version: str | None, headers: str | None) -> None:

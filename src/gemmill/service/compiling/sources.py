@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, InstallationError, SettingError
-from gemmill.library.files import make_private, told
+from gemmill.library.files import make_private, os_error_text
 from gemmill.library.input.strict_json import parse
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
@@ -21,7 +21,7 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.verification import verify
 from gemmill.runtime.workers import Worker, WorkerError, WorkerPool
 from gemmill.service.compiling.confined import LOG_CHARACTERS, MEMORY_BYTES
-from gemmill.service.compiling.resolver import Keyed
+from gemmill.service.compiling.resolver import KeyedKernel
 
 SECONDS = 120
 """What a compilation may take, by the clock and of a processor; those that ship take 2 to 30."""
@@ -49,13 +49,13 @@ class SourceCompiler:
         try:
             make_private(self._folder)
         except OSError as error:
-            raise SettingError(f"--accept-source: {told(error)}") from None
+            raise SettingError(f"--accept-source: {os_error_text(error)}") from None
         try:
             self._compiled("--accept-source", None)
         except CompileError as error:
             raise SettingError(f"{error}; no source can be accepted here") from None
 
-    def compile(self, kernel: Keyed) -> Outcome:
+    def compile(self, kernel: KeyedKernel) -> Outcome:
         """A kernel that has a source; whatever is wrong with it is an outcome with an error."""
         start = time.perf_counter()
         try:
@@ -68,7 +68,7 @@ class SourceCompiler:
         """End all processes, whatever they are doing."""
         self._workers.close()
 
-    def _made(self, kernel: Keyed) -> Artifact:
+    def _made(self, kernel: KeyedKernel) -> Artifact:
         data = self._compiled(kernel.name, kernel)
         try:
             artifact = Artifact.from_bytes(data)
@@ -79,7 +79,7 @@ class SourceCompiler:
             raise CompileError(f"{kernel.name}: {error}") from None
         return artifact
 
-    def _compiled(self, name: str, kernel: Keyed | None) -> bytes:
+    def _compiled(self, name: str, kernel: KeyedKernel | None) -> bytes:
         """What a process has made of a source; nothing where there is none. CompileError says what became of it."""
         page = None if kernel is None else (kernel_name(kernel.config), kernel.source)
         job = json.dumps({"kernel": page, "seconds": self._seconds}).encode()

@@ -111,7 +111,7 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
         {"name": job.name, "tenant": job.tenant, "state": job.state, "seconds": now - job.since}
         for job in service.queue.jobs()
     ]
-    ended = [{**job._asdict(), "ago": now - job.at} for job in reversed(service.queue.ended)]
+    ended = [{**job._asdict(), "ago": now - job.at} for job in reversed(service.queue.finished)]
     metrics = service.metrics
     count = metrics.value
     hits, misses = count(metrics.kernels, "hit"), count(metrics.kernels, "miss")

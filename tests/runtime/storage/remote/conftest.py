@@ -6,12 +6,12 @@ import pytest
 
 from gemmill.emitters.emit import emit
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.remote.protocol import Machine, Wanted
+from gemmill.runtime.storage.remote.protocol import Machine, WantedKernel
 
 
 @pytest.fixture(scope="session")
-def wanted(artifact: Artifact) -> Wanted:
-    return Wanted.of(emit(artifact.config), artifact.key)
+def wanted(artifact: Artifact) -> WantedKernel:
+    return WantedKernel.of(emit(artifact.config), artifact.key)
 
 
 @pytest.fixture(scope="session")

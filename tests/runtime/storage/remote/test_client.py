@@ -24,7 +24,7 @@ from gemmill.library.errors import RemoteWarning, SettingError
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.remote.misses import REASONS, Miss
-from gemmill.runtime.storage.remote.protocol import Machine, Wanted
+from gemmill.runtime.storage.remote.protocol import Machine, WantedKernel
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 DEADLINE = 1.0
@@ -45,7 +45,9 @@ def honest(artifact: Artifact, key: SigningKey) -> Honest:
     return Honest([artifact], [key])
 
 
-def test_a_kernel_comes_by_its_key(honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_a_kernel_comes_by_its_key(
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
         assert remote.kernel(wanted, machine) == honest.artifacts[0]
@@ -54,7 +56,9 @@ def test_a_kernel_comes_by_its_key(honest: Honest, trusted: TrustedKeys, wanted:
         assert without_bytes(remote) == {"hits": 1, "requests": 2}
 
 
-def test_a_kernel_comes_by_its_name(honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_a_kernel_comes_by_its_name(
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
         assert remote.kernel(wanted._replace(key=None), machine) == honest.artifacts[0]
@@ -62,7 +66,7 @@ def test_a_kernel_comes_by_its_name(honest: Honest, trusted: TrustedKeys, wanted
 
 
 def test_a_kernel_that_is_not_there_is_made(
-    artifact: Artifact, key: SigningKey, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    artifact: Artifact, key: SigningKey, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     with Server(Honest([], [key], made=[artifact])) as server:
         remote = Remote(f"{server.url}/", trusted=trusted)
@@ -77,7 +81,7 @@ def test_whatever_it_does_is_a_miss(
     case: str,
     honest: Honest,
     trusted: TrustedKeys,
-    wanted: Wanted,
+    wanted: WantedKernel,
     machine: Machine,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
@@ -98,7 +102,7 @@ def test_whatever_it_does_is_a_miss(
     assert [warning.category for warning in recwarn.list] == [RemoteWarning]
 
 
-def test_one_that_is_not_there(trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_one_that_is_not_there(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     remote = Remote(f"http://127.0.0.1:{port}", trusted=trusted)
@@ -107,7 +111,7 @@ def test_one_that_is_not_there(trusted: TrustedKeys, wanted: Wanted, machine: Ma
     assert remote.counters() == {"unreachable": 1, "requests": 1}
 
 
-def test_one_that_takes_no_connections(trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_one_that_takes_no_connections(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
     with ExitStack() as stack:
         full = stack.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
@@ -124,7 +128,7 @@ def test_one_that_takes_no_connections(trusted: TrustedKeys, wanted: Wanted, mac
         assert remote.counters() == {"timeout": 1, "requests": 1}
 
 
-def test_one_whose_name_means_nothing(trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_one_whose_name_means_nothing(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
     remote = Remote("http://kernels.invalid", trusted=trusted, deadline=DEADLINE)
     with pytest.warns(RemoteWarning, match="kernels.invalid"):
         missed = remote.kernel(wanted, machine)
@@ -133,7 +137,7 @@ def test_one_whose_name_means_nothing(trusted: TrustedKeys, wanted: Wanted, mach
 
 
 def test_a_kernel_of_another_name_under_the_key(
-    artifacts: tuple[Artifact, ...], key: SigningKey, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    artifacts: tuple[Artifact, ...], key: SigningKey, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     other = Honest([artifacts[1]], [key])
 
@@ -149,7 +153,7 @@ def test_a_kernel_of_another_name_under_the_key(
 
 
 def test_a_kernel_that_the_driver_cannot_load(
-    honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
@@ -160,20 +164,20 @@ def test_a_kernel_that_the_driver_cannot_load(
 
 
 def test_a_key_that_was_revoked(
-    honest: Honest, key: SigningKey, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    honest: Honest, key: SigningKey, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server, pytest.warns(RemoteWarning, match="revoked"):
         Remote(server.url, trusted=trusted.revoking(frozenset({key.public.id}))).kernel(wanted, machine)
 
 
 def test_what_is_not_signed_is_taken_where_nobody_is_trusted(
-    artifact: Artifact, wanted: Wanted, machine: Machine
+    artifact: Artifact, wanted: WantedKernel, machine: Machine
 ) -> None:
     with Server(Honest([artifact], [])) as server:
         assert Remote(server.url, trusted=None).kernel(wanted, machine) == artifact
 
 
-def test_http_1_0_does(honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_http_1_0_does(honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
     def answer(request: Request) -> Iterator[bytes]:
         for part in honest(request):
             assert isinstance(part, bytes)
@@ -185,7 +189,7 @@ def test_http_1_0_does(honest: Honest, trusted: TrustedKeys, wanted: Wanted, mac
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(
-    honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
@@ -196,7 +200,7 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(
 
 
 def test_of_threads_that_want_one_kernel_one_asks(
-    honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     all_wait = threading.Event()
 
@@ -207,7 +211,7 @@ def test_of_threads_that_want_one_kernel_one_asks(
     with Server(answer) as server, ThreadPoolExecutor(16) as threads:
         remote = Remote(server.url, trusted=trusted, deadline=30)
         found = [threads.submit(remote.kernel, wanted, machine) for _ in range(16)]
-        until_waiting(remote._flights, 15)
+        until_waiting(remote._single_flight, 15)
         all_wait.set()
         assert {id(each.result()) for each in found} == {id(found[0].result())}
         assert server.asked() == ["GET /v1/kernels", "GET /v1/blobs"]
@@ -215,7 +219,7 @@ def test_of_threads_that_want_one_kernel_one_asks(
 
 
 def test_who_has_nothing_else_waits_for_one_that_is_busy(
-    honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     refusals = [http(429, Retry_After=0), http(503, b"{}", Retry_After="0")]
     with Server(lambda request: [refusals.pop()] if refusals else honest(request)) as server:
@@ -225,7 +229,7 @@ def test_who_has_nothing_else_waits_for_one_that_is_busy(
 
 
 def test_a_forked_process_asks_over_connections_of_its_own(
-    honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
@@ -242,7 +246,7 @@ def test_a_forked_process_asks_over_connections_of_its_own(
 
 
 def test_a_token_is_sent_and_a_file_of_it_read_each_time(
-    tmp_path: Path, honest: Honest, trusted: TrustedKeys, wanted: Wanted, machine: Machine
+    tmp_path: Path, honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
 ) -> None:
     (file := tmp_path / "token").write_text("first\n")
     with Server(honest) as server:
@@ -279,7 +283,7 @@ def test_what_is_uploaded_is_signed_by_the_remotes_key(
         assert honest.put == Honest([artifact], [key]).documents()
 
 
-def test_a_full_remote_is_read_all_the_same(honest: Honest, wanted: Wanted, machine: Machine) -> None:
+def test_a_full_remote_is_read_all_the_same(honest: Honest, wanted: WantedKernel, machine: Machine) -> None:
     def answer(request: Request) -> Parts:
         if request.path.startswith("/v1/kernels/") and len(server.requests) == 1:
             return [http(404)]
@@ -314,7 +318,7 @@ def test_who_may_not_upload_asks_once(artifact: Artifact, trusted: TrustedKeys) 
         assert server.asked() == ["GET /v1/kernels", "PUT /v1/blobs"]
 
 
-def test_warnings_that_are_errors_cost_no_kernel(trusted: TrustedKeys, wanted: Wanted, machine: Machine) -> None:
+def test_warnings_that_are_errors_cost_no_kernel(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
     with Server(lambda request: [http(404)]) as server, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(Remote(server.url, trusted=trusted).kernel(wanted, machine), Miss)
@@ -351,7 +355,7 @@ def test_bytes_that_are_drawn_are_a_miss_or_the_kernel(
     artifact: Artifact,
     key: SigningKey,
     trusted: TrustedKeys,
-    wanted: Wanted,
+    wanted: WantedKernel,
     machine: Machine,
 ) -> None:
     honest = Honest([artifact], [key])

@@ -19,7 +19,7 @@ from gemmill.cli.app import Commands, app
 from gemmill.cli.options import Jobs, StorePath
 from gemmill.library.errors import InstallationError, SettingError
 from gemmill.library.extras import install
-from gemmill.library.files import told
+from gemmill.library.files import os_error_text
 from gemmill.profiler.sweep.compilers import AT_A_TIME
 from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
@@ -161,7 +161,7 @@ def serve(
     try:
         run(Options(**places, **trusts, **limits, timeout=timeout, drain=drain), _say)
     except OSError as error:
-        raise SettingError(told(error)) from None
+        raise SettingError(os_error_text(error)) from None
 
 
 @token_app.command()

@@ -13,7 +13,7 @@ _MOST = 200
 
 
 @dataclass(slots=True)
-class AskedProblem:
+class RequestedProblem:
     """A problem on a GPU."""
 
     problem: str
@@ -25,20 +25,20 @@ class AskedProblem:
     """When, by the monotonic clock."""
 
 
-class AskedProblems:
+class RequestedProblems:
     """Of each, how often; the least recent go."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[str, str], AskedProblem] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, str], RequestedProblem] = OrderedDict()
 
     def note(self, gpu: str, choice: Choice) -> None:
         """Somebody has asked."""
         key = gpu, str(choice.problem)
         times = self._rows.pop(key).times if key in self._rows else 0
-        self._rows[key] = AskedProblem(key[1], gpu, choice, times + 1, time.monotonic())
+        self._rows[key] = RequestedProblem(key[1], gpu, choice, times + 1, time.monotonic())
         if len(self._rows) > _MOST:
             self._rows.popitem(last=False)
 
-    def rows(self, kernel: str = "") -> list[AskedProblem]:
+    def rows(self, kernel: str = "") -> list[RequestedProblem]:
         """All, or those that went to a kernel, the most recent first."""
         return [row for row in reversed(self._rows.values()) if kernel in ("", row.choice.name)]
