@@ -112,7 +112,7 @@ def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Name
     from gemmill.library.records import read_records
     from gemmill.profiler.baselines.baseline import BASELINES
     from gemmill.profiler.measure.messages import Options
-    from gemmill.profiler.sweep.cluster import Cluster, local_gpus
+    from gemmill.profiler.sweep.measuring import LocalGpus, local_gpus
     from gemmill.profiler.sweep.sweep import Listener, sweep
     from gemmill.profiler.sweep.units import likely_alone, units
     from gemmill.runtime.gpus import detect
@@ -137,7 +137,7 @@ def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Name
             store=Store(None),
             options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
             commit=arguments.commit,
-            workers=Cluster(gpus=local_gpus(None)) if arguments.gpus else None,
+            workers=LocalGpus(local_gpus(None)) if arguments.gpus else None,
             budget=arguments.budget,
             baselines=arguments.baselines or tuple(BASELINES),
             pinned=_selected(selector),

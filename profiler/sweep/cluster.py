@@ -8,14 +8,9 @@ workers need neither compiler nor store nor a common file system.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import json
-import logging
-import os
-import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -25,12 +20,10 @@ from typing import Any, Self
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
-from gemmill.library.version import __version__
 from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.compilers import ClusterCompilers
-from gemmill.profiler.sweep.measuring import START_SECONDS, Measured, MeasuringProcess, measure
-from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask, own_certificate
-from gemmill.runtime import driver
+from gemmill.profiler.sweep.measuring import START_SECONDS, Measured, MeasuringProcess, check_machines, measure
+from gemmill.profiler.sweep.scheduler import RESOURCE, connected, dask
 from gemmill.runtime.compile import pool
 from gemmill.runtime.storage.store import Store
 
@@ -38,96 +31,19 @@ POLL_SECONDS = 30.0
 """How often a sweep whose units take long looks whether there are workers left."""
 
 
-def local_gpus(count: int | None) -> tuple[str, ...]:
-    """The first so many GPUs that CUDA shows here, as ``CUDA_VISIBLE_DEVICES`` names them; None: all.
-
-    Raises:
-        DeviceError: there are fewer.
-    """
-    present = driver.device_count()
-    if not present or (count is not None and count > present):
-        raise DeviceError(f"{count or 'all'} GPUs are asked for, and there are {present}; gemmill doctor says more")
-    return tuple(driver.uuid(device) for device in range(count or present))
-
-
 class Cluster:
-    """The dask workers of a cluster that have a GPU each: those of a scheduler, or a cluster of this machine.
+    """The dask workers of a cluster that have a GPU each.
 
     Args:
         scheduler: address of a running scheduler, such as ``tls://host:8786``.
-        gpus: where there is no scheduler: a worker is started for each of these, which its ``CUDA_VISIBLE_DEVICES``
-            names.
         process: makes the process that measures.
     """
 
-    def __init__(
-        self,
-        scheduler: str | None = None,
-        gpus: Sequence[str] = (),
-        process: Callable[[Options], MeasuringProcess] = MeasuringProcess,
-    ) -> None:
+    def __init__(self, scheduler: str, process: Callable[[Options], MeasuringProcess] = MeasuringProcess) -> None:
         self._scheduler = scheduler
-        self._gpus = gpus
         self._process = process
         self._sweep = uuid.uuid4().hex
         self._stack = ExitStack()
-
-    def _connect(self) -> None:
-        self._dask: Any = dask()
-        if self._scheduler:
-            self._client = self._stack.enter_context(connected(self._scheduler))
-            return
-        try:
-            cluster = self._stack.enter_context(self._local(self._gpus))
-            self._client = self._stack.enter_context(self._dask.Client(cluster, set_as_default=False))
-            self._client.wait_for_workers(len(self._gpus), timeout=START_SECONDS)
-        except (OSError, ValueError, TypeError) as error:
-            raise DeviceError(f"dask does not start here: {error}") from error
-
-    def _local(self, gpus: Sequence[str]) -> Any:
-        """A cluster of this machine. Fresh interpreters again, which do not run the caller's main module."""
-        subprocess = importlib.import_module("distributed.deploy.subprocess")
-        psutil = importlib.import_module("psutil")  # which distributed needs
-        security, environ = self._stack.enter_context(own_certificate())
-        environ |= {"PYTHONSAFEPATH": "1"}  # modules of the working directory are none of dask's
-        environ |= {"DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]"}  # pages that would tell anyone who asks
-
-        class LocalWorker(subprocess.SubprocessWorker):  # type: ignore[misc, name-defined]
-            """Has the certificate; closes also where its processes end just before they are killed (distributed 2026.8
-            raises)."""
-
-            async def _start(self) -> None:
-                spec = json.dumps({"cls": self.worker_class, "opts": self.worker_kwargs})
-                command = [sys.executable, "-m", "dask", "spec", self.scheduler, "--spec", spec]
-                self.process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environ})
-
-            async def close(self) -> None:
-                while True:
-                    with suppress(psutil.NoSuchProcess):
-                        await super().close()
-                        return
-                    await asyncio.sleep(0.01)  # the end of one may take a moment to be known
-
-        common = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
-        worker = common | {
-            "nthreads": 1,
-            "resources": {RESOURCE: 1},
-            "memory_limit": 0,
-            "silence_logs": logging.ERROR,
-        }
-        workers = {
-            index: {
-                "cls": LocalWorker,
-                "options": {"worker_kwargs": worker | {"env": {"CUDA_VISIBLE_DEVICES": gpu}}},
-            }
-            for index, gpu in enumerate(gpus)
-        }
-        scheduler = {
-            "cls": self._dask.Scheduler,
-            "options": common | {"port": 0, "allowed_failures": 1, "security": security},
-        }
-        with importlib.import_module("dask").config.set({"distributed.scheduler.http.routes": []}):
-            return self._dask.SpecCluster(workers, scheduler, security=security, silence_logs=logging.ERROR)
 
     @property
     def gpus(self) -> int:
@@ -141,7 +57,8 @@ class Cluster:
             DeviceError: dask is not installed or not reached, there is no worker with a GPU, one cannot measure, or
                 their GPUs are of several models.
         """
-        self._connect()
+        self._dask: Any = dask()
+        self._client = self._stack.enter_context(connected(self._scheduler))
         self._start_once = partial(_start_once, self._sweep, partial(self._process, options))
         workers = self._workers()
         if not workers or max(workers.values()) > 1:
@@ -166,7 +83,7 @@ class Cluster:
                 )
                 raise DeviceError(f"{worker}: {says}") from error
         self._machine = next(iter(machines.values()))
-        self._check(machines)
+        check_machines(machines)
         users: dict[str, str] = {}
         for worker, machine in machines.items():
             if (other := users.setdefault(machine.uuid, worker)) != worker:
@@ -184,10 +101,9 @@ class Cluster:
         on_done: Callable[[pool.Outcome], None] | None,
     ) -> list[pool.Outcome]:
         """Compile by those workers of the scheduler that have no GPU; where there are none, on this machine."""
-        if self._scheduler:
-            with ClusterCompilers(self._scheduler) as compilers:
-                if not compilers.problem:
-                    return compilers.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
+        with ClusterCompilers(self._scheduler) as compilers:
+            if not compilers.problem:
+                return compilers.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
         return pool.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
 
     def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
@@ -223,7 +139,7 @@ class Cluster:
                 outcomes = (Outcome(kernel_name(config), "failed", says=says) for config in unit.configs)
                 yield Measured(unit, Report(tuple(outcomes), None), self._machine)
                 continue
-            self._check({worker: machine})
+            check_machines({self._client.scheduler.address: self._machine, worker: machine})
             faulty |= crashed
             yield Measured(unit, report, machine)
 
@@ -254,17 +170,6 @@ class Cluster:
                     deserted = True
             except (CancelledError, OSError) as error:
                 raise self._gone(error) from error
-
-    def _check(self, machines: dict[str, Machine]) -> None:
-        """What a file knows is known of one model of GPU, and measured in one way."""
-        expected = self._machine.gpu, __version__
-        others = {worker: m for worker, m in machines.items() if (m.gpu, m.gemmill) != expected}
-        if others:
-            found = "; ".join(f"{worker} has {m.gpu} and gemmill {m.gemmill}" for worker, m in others.items())
-            raise DeviceError(
-                f"the workers of a sweep have one model of GPU and one version of gemmill, here {expected[0]} and "
-                f"{expected[1]}: {found}; sweep one model after the other, into one file if you like"
-            )
 
     def _gone(self, error: BaseException) -> DeviceError:
         return DeviceError(f"the dask scheduler has gone ({type(error).__name__}); start it, and the sweep again")

@@ -1,13 +1,15 @@
-"""What measures the units of a sweep: a process on one GPU of this machine, or the workers of a cluster.
+"""What measures the units of a sweep: a process on each GPU of this machine, or the workers of a cluster.
 
 Those are in :mod:`gemmill.profiler.sweep.cluster`.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -16,6 +18,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError, InstallationError
 from gemmill.profiler.measure.messages import Fault, Machine, Options, Outcome, Refusal, Report, Running, Unit
+from gemmill.runtime import driver
 from gemmill.runtime.compile import pool
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.workers import Worker, WorkerError
@@ -34,6 +37,7 @@ class MeasuringProcess:
         options: how thoroughly it measures.
         silence_seconds: how long a kernel may run.
         module: the module whose ``serve`` is its body.
+        gpu: the one GPU that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; by default all that this process does.
     """
 
     def __init__(
@@ -41,12 +45,14 @@ class MeasuringProcess:
         options: Options,
         silence_seconds: float = SILENCE_SECONDS,
         module: str = "gemmill.profiler.measure.worker",
+        gpu: str | None = None,
     ) -> None:
         self.machine: Machine
         """What it measures on; there once it was started."""
         self._options = options
         self._silence_seconds = silence_seconds
-        self._module = module
+        self._module, self._gpu = module, gpu
+        self._is_closed = False
         self._worker: Worker | None = None
 
     def start(self) -> Machine:
@@ -55,8 +61,11 @@ class MeasuringProcess:
         Raises:
             DeviceError: it cannot measure anything here.
         """
+        environment = None if self._gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": self._gpu}
         try:
-            self._worker = Worker(self._module)
+            self._worker = Worker(self._module, environment=environment)
+            if self._is_closed:
+                self._worker.end()
             answer = self._answer(self._worker, self._options, START_SECONDS)
         except (InstallationError, WorkerError) as error:
             raise DeviceError(f"the measuring process did not start: {error}") from None
@@ -88,6 +97,12 @@ class MeasuringProcess:
         """End the process, whatever it is doing."""
         if self._worker is not None:
             self._worker.kill()
+
+    def close(self) -> None:
+        """End the process for good, also while another thread has it measure."""
+        self._is_closed = True
+        if self._worker is not None:
+            self._worker.end()
 
     def _answer(self, worker: Worker, request: Options | Unit, seconds: float) -> Machine | Report | Refusal | Fault:
         """The answer to a request. Each message before it may take ``seconds``."""
@@ -160,26 +175,56 @@ class GpuPool(Protocol):
     ) -> None: ...
 
 
-class OneGpu:
-    """GPU 0 of this machine."""
+class LocalGpus:
+    """GPUs of this machine, each with a process that measures.
 
-    gpus = 1
+    Args:
+        gpus: as ``CUDA_VISIBLE_DEVICES`` names them; none: the first that this process sees.
+        process: makes the process that measures.
+    """
+
     compile_many = staticmethod(pool.compile_many)
 
-    def __init__(self) -> None:
-        self._process: MeasuringProcess | None = None
+    def __init__(self, gpus: Sequence[str] = (), process: Callable[..., MeasuringProcess] = MeasuringProcess) -> None:
+        self._names: Sequence[str | None] = gpus or (None,)
+        self._make = process
+        self._processes: list[MeasuringProcess] = []
+
+    @property
+    def gpus(self) -> int:
+        """Units that are measured at the same time."""
+        return len(self._names)
 
     def start(self, options: Options) -> Machine:
-        """Start the process that measures."""
-        self._process = MeasuringProcess(options)
-        return self._process.start()
+        """Start the processes; what their GPUs have in common.
+
+        Raises:
+            DeviceError: one cannot measure, or the GPUs are of several models.
+        """
+        self._processes = [self._make(options, gpu=gpu) for gpu in self._names]
+        with ThreadPoolExecutor(self.gpus, "start") as threads:
+            machines = [*threads.map(MeasuringProcess.start, self._processes)]
+        check_machines({gpu or "this machine": machine for gpu, machine in zip(self._names, machines, strict=True)})
+        return machines[0]
 
     def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
-        """Measure units, one after the other."""
-        assert self._process is not None
-        for unit in units:
-            report = measure(self._process, unit, faulty)
-            yield Measured(unit, report, self._process.machine)
+        """Measure units, one at a time on each GPU."""
+        idle = [*self._processes]
+        threads = ThreadPoolExecutor(self.gpus, "measure")
+        running: dict[Future[Report], tuple[Unit, MeasuringProcess]] = {}
+        try:
+            while True:
+                while idle and (unit := next(units, None)) is not None:
+                    process = idle.pop(0)
+                    running[threads.submit(measure, process, unit, faulty)] = unit, process
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    unit, process = running.pop(future)
+                    idle.append(process)
+                    yield Measured(unit, future.result(), process.machine)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
@@ -187,8 +232,32 @@ class OneGpu:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            self._process.stop()
+        for process in self._processes:
+            process.close()
+
+
+def local_gpus(count: int | None) -> tuple[str, ...]:
+    """The first so many GPUs that CUDA shows here, as ``CUDA_VISIBLE_DEVICES`` names them; None: all.
+
+    Raises:
+        DeviceError: there are fewer.
+    """
+    present = driver.device_count()
+    if not present or (count is not None and count > present):
+        raise DeviceError(f"{count or 'all'} GPUs are asked for, and there are {present}; gemmill doctor says more")
+    return tuple(driver.uuid(device) for device in range(count or present))
+
+
+def check_machines(machines: Mapping[str, Machine]) -> None:
+    """DeviceError unless machines, by name, have one model of GPU and one gemmill: what a file has is measured in one
+    way."""
+    first = next(iter(machines.values()))
+    if any((m.gpu, m.gemmill) != (first.gpu, first.gemmill) for m in machines.values()):
+        listed = "; ".join(f"{name} has {m.gpu} and gemmill {m.gemmill}" for name, m in machines.items())
+        raise DeviceError(
+            f"a sweep measures on one model of GPU and with one version of gemmill: {listed}; sweep one model after "
+            "the other, into one file if you like"
+        )
 
 
 def measure(process: MeasuringProcess, unit: Unit, faulty: dict[str, str]) -> Report:

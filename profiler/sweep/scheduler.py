@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import socket
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,30 +72,6 @@ _OWN = {
     "tls_client_key": f"{_SETTINGS}TLS__CLIENT__KEY",
 }
 """What names the certificate of a client: members of dask's ``Security``, and environment variables."""
-
-
-@contextmanager
-def own_certificate() -> Iterator[tuple[Any, dict[str, str]]]:
-    """A certificate for one sweep on this machine: dask's ``Security`` with it, and the environment of workers that
-    are to have it too. Its key lies in a folder that others cannot enter, and goes with the block.
-
-    Raises:
-        DeviceError: the package that makes certificates is missing.
-    """
-    try:
-        security = importlib.import_module("distributed.security").Security.temporary()
-    except ImportError as error:
-        raise DeviceError(f"dask's workers authenticate by certificates ({error}); {install('cluster')}") from error
-    with tempfile.TemporaryDirectory(prefix="gemmill-tls-") as folder:
-        files = {}
-        for name, text in (("ca_file", security.tls_ca_file), ("worker__key", security.tls_worker_key)):
-            path = Path(folder) / name
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-                file.write(text)
-            files[name] = str(path)
-        files["worker__cert"] = files["ca_file"]  # it is its own authority
-        environ = {f"{_SETTINGS}TLS__{name.upper()}": path for name, path in files.items()}
-        yield security, environ | {f"{_SETTINGS}REQUIRE_ENCRYPTION": "True"}
 
 
 def refuse_open(scheduler: str) -> None:

@@ -28,7 +28,7 @@ from gemmill.profiler.analysis.records import Appender, source_commit
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 from gemmill.profiler.baselines.cublas import lacking
 from gemmill.profiler.measure.messages import Machine, Options, Report, Unit
-from gemmill.profiler.sweep.measuring import GpuPool, OneGpu
+from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus
 from gemmill.profiler.sweep.units import MAX_PARTIAL_BYTES, likely_first, power_binds, too_large
 from gemmill.runtime.compile import pool
 from gemmill.runtime.select import gpus
@@ -106,7 +106,7 @@ def sweep(
     past = _Past.read(records, options)
     new: list[Measurement] = []
     with ExitStack() as stack:
-        workers = stack.enter_context(workers or OneGpu())
+        workers = stack.enter_context(workers or LocalGpus())
         machine = workers.start(options)  # first: without a GPU nothing need be compiled
         appender = stack.enter_context(Appender(records))
         kernels = _Kernels.compiled(dict.fromkeys(configs), machine, workers, store or Store(), jobs, listener)
@@ -356,7 +356,7 @@ def measured_beside(problem: GemmProblem, artifacts: Sequence[Artifact]) -> list
         edited=tuple(artifact.name for artifact in artifacts if artifact.is_edited),
     )
     digests = {artifact.name: artifact.digest for artifact in artifacts}
-    with OneGpu() as gpu:
+    with LocalGpus() as gpu:
         machine = gpu.start(Options(finalists=None))
         [done] = gpu.measure(iter([unit]), {})
     return measurements(unit, done.report, digests, machine, source_commit(), {})

@@ -7,14 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import dask
-
-from gemmill.profiler.sweep.scheduler import own_certificate
+from distributed.security import Security
 
 _TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 
@@ -72,6 +73,22 @@ def client_settings(environ: dict[str, str]) -> dict[str, object]:
     names = {"ca-file": "CA_FILE", "client.cert": "WORKER__CERT", "client.key": "WORKER__KEY"}
     paths = {f"distributed.comm.tls.{setting}": environ[f"{_TLS}{name}"] for setting, name in names.items()}
     return {**paths, "distributed.comm.require-encryption": True}
+
+
+@contextmanager
+def own_certificate() -> Iterator[tuple[Any, dict[str, str]]]:
+    """A certificate of its own authority: dask's ``Security`` with it, and the environment of workers that have it."""
+    security: Any = Security.temporary()  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory(prefix="gemmill-tls-") as folder:
+        files = {}
+        for name, text in (("ca_file", security.tls_ca_file), ("worker__key", security.tls_worker_key)):
+            path = Path(folder) / name
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+                file.write(text)
+            files[name] = str(path)
+        files["worker__cert"] = files["ca_file"]  # it is its own authority
+        environ = {f"{_TLS}{name.upper()}": path for name, path in files.items()}
+        yield security, environ | {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
 
 
 @contextmanager

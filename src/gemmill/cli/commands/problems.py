@@ -42,8 +42,8 @@ from gemmill.library.problem import GemmProblem, Regime, upconverts_a
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
-from gemmill.profiler.sweep.cluster import Cluster, local_gpus
-from gemmill.profiler.sweep.measuring import GpuPool, OneGpu
+from gemmill.profiler.sweep.cluster import Cluster
+from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
 from gemmill.profiler.sweep.shapes import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
 from gemmill.profiler.sweep.units import refuse_nested, units
@@ -193,8 +193,8 @@ def profile(
     With --regime sustained the best of a brief look run for a while each, on the problems that the power limit holds:
     at that speed a program runs that multiplies for seconds.
     The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
-    Several GPUs measure a shape each at a time; they must be of one model, and need gemmill's extra cluster.
-    Workers of other machines are started for each GPU, one with every i, as
+    Several GPUs measure a shape each at a time; they must be of one model.
+    --scheduler needs gemmill's extra cluster. Workers of other machines are started for each GPU, one with every i, as
 
     \b
       CUDA_VISIBLE_DEVICES=i dask worker ADDRESS --nthreads 1 --resources GPU=1
@@ -245,8 +245,7 @@ def _workers(gpus: str | None, scheduler: str | None) -> GpuPool:
         return Cluster(scheduler)
     if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
         raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
-    names = local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ()
-    return Cluster(gpus=names) if len(names) > 1 else OneGpu()
+    return LocalGpus(local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ())
 
 
 def measure(
