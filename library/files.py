@@ -17,11 +17,17 @@ from typing import BinaryIO
 
 from gemmill.library.errors import InstallationError
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 """Bytes that are read from a pipe at a time."""
 _WRITER_SECONDS = 5.0
 """How long a pipe may have no writer before it counts as one that nobody writes to."""
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def is_sha256(text: str) -> bool:
+    """Whether a text is a SHA-256 in hex."""
+    return _SHA256.fullmatch(text) is not None
 
 
 def os_error_text(error: OSError) -> str:

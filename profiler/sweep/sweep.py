@@ -3,7 +3,8 @@
 Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
 that the selector would take, so that what it loses is known. A sweep with a budget spends it where the choice
 is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.sweep.measuring`), one a GPU: one that
-faults or hangs costs its own record and a restart. Records are appended here, problem by problem, as they are done."""
+faults or hangs costs its own record and a restart. Records are appended here, problem by problem, as they are done.
+"""
 
 from __future__ import annotations
 

@@ -3,28 +3,23 @@
 A key rests on the text of the kernel's source, which takes longer to emit than the kernel to read. What a name leads to
 is decided by the code that emits it and computes keys, by all headers and by the toolchain: names are kept in a file of
 the store that is called by a digest of these, so that none outlives what it rests on. The digest is made once for each
-:class:`KernelKeys`: once in a registry; where kernels are compiled for each of them, which so has what others added."""
+:class:`KernelKeys`: once in a registry; where kernels are compiled for each of them, which so has what others added.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import gemmill.library
 from gemmill.emitters import headers_digest
-from gemmill.library.files import digest_of, read_regular
+from gemmill.library.files import digest_of
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.storage.artifact import Artifact, canonical
 from gemmill.runtime.storage.declared_kernels import origin
-from gemmill.runtime.storage.folder import StoreFolder
+from gemmill.runtime.storage.folder import NoteLines
 from gemmill.runtime.storage.store import Store
-
-FOLDER = "keys"
-"""Folder of a store: a file for each build, a line in it for each kernel."""
-_MAX_BYTES = 256 << 20
-"""Most bytes of such a file: more than a million kernels take."""
 
 
 class KernelKeys:
@@ -39,11 +34,10 @@ class KernelKeys:
     """
 
     def __init__(self, store: Store, compiler: Compiler) -> None:
-        self._store, self._build, self._keys = store, build_of(compiler), dict[str, str]()
-        with suppress(OSError, UnicodeDecodeError):
-            kept = read_regular(store.path / FOLDER / self._build, _MAX_BYTES, private=True)
-            pairs = (line.split(" ") for line in kept.decode().split("\n"))
-            self._keys = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+        self._store, self._build = store, build_of(compiler)
+        self._lines = NoteLines(store.path, "keys", self._build)  # a line for each kernel
+        pairs = (line.split(" ") for line in self._lines.lines)
+        self._keys = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
     def find(self, name: str) -> Artifact | None:
         """The kernel of a name; None where the store does not have it, or has something else under its key."""
@@ -55,8 +49,7 @@ class KernelKeys:
         """Remember the key of a kernel that a compiler made, or found: one that looked at the same headers."""
         if self._keys.get(name) != key and build_of(compiler) == self._build:
             self._keys[name] = key
-            with suppress(OSError):
-                StoreFolder(self._store.path).append(FOLDER, self._build, f"{name} {key}")
+            self._lines.add(f"{name} {key}")
 
 
 def build_of(compiler: Compiler) -> str:

@@ -1,7 +1,8 @@
 """The kernels that the manifests which ship declare: their names are kept in the store.
 
 Expanding the manifests takes a process longer than all else before its first launch, and comes out the same until
-manifests or rules change. Names are read as those in packs are."""
+manifests or rules change. Names are read as those in packs are.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The folder of a store: which files in it are gemmill's, and what may be done to them.
 
 It bears a mark. Without one nothing in it is changed; with it, nothing but what has exactly the names that gemmill
-gives. No link within it is followed: folders are opened one in the other, and files named relative to them."""
+gives. No link within it is followed: folders are opened one in the other, and files named relative to them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gemmill.library.files import make_private, publish_private, read_regular
 
@@ -33,6 +35,8 @@ _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
 _FOLDERS = re.compile(rf"[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES}|locks")
 _OF_FILE_SYSTEMS = re.compile(r"\./(?:lost\+found|\.nfs[0-9a-f]+)")
 """What file systems put into folders by themselves."""
+MAX_LINES_BYTES = 256 << 20
+"""Most bytes of a file of lines: more than a million kernels take."""
 _STALE_SECONDS = 3600
 """A temporary file this old was left by a killed writer."""
 
@@ -147,6 +151,28 @@ class StoreFolder:
             return read_regular(self.path / MARK, 1 << 12, private=True).startswith(_SIGNATURE)
         except FileNotFoundError:
             return False
+
+
+class NoteLines:
+    """Lines of a file of a store, which only grows. Where it cannot be read or written they are this process's alone.
+
+    Args:
+        store: path of the store.
+        folder: the folder of notes.
+        name: the file, a SHA-256.
+    """
+
+    def __init__(self, store: Path, folder: Literal["keys", "verified"], name: str) -> None:
+        self._folder, self._place = StoreFolder(store), (folder, name)
+        self.lines: list[str] = []
+        with suppress(OSError, UnicodeDecodeError):
+            self.lines = read_regular(store / folder / name, MAX_LINES_BYTES, private=True).decode().split("\n")
+
+    def add(self, line: str) -> None:
+        """Have one line more."""
+        self.lines.append(line)
+        with suppress(OSError):
+            self._folder.append(*self._place, line)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Text to be kept beside a program: equal problems, kernels and toolchains give eq
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.launched import compiled, compiled_name
 from gemmill.library.errors import GemmillError, LockError
-from gemmill.library.files import publish, read_given
+from gemmill.library.files import is_sha256, publish, read_given
 from gemmill.library.input.rows import RowError, made, typed
 from gemmill.library.input.strict_json import parse
 from gemmill.library.problem import GemmProblem
@@ -26,7 +25,6 @@ from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
 SCHEMA = "gemmill.lockfile/1"
 MAX_LOCK_BYTES = 64 << 20
 """Most bytes of a lock file: ten thousand kernels."""
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _OF_KERNEL = {"key", "cubin", "provenance"}
 _FIELDS = {"schema", "gemmill", "gpu", "problems", "kernels"}
 
@@ -160,7 +158,7 @@ def _kernel(name: str, fields: Mapping[str, Any]) -> LockedKernel:
     provenance = Provenance.of(typed(fields["provenance"], (dict,), f"kernels.{name}.provenance"))
     kernel = made(f"kernels.{name}", {**fields, "name": name, "provenance": {}}, LockedKernel)
     for what, text in (("key", kernel.key), ("cubin", kernel.cubin)):
-        if not _DIGEST.fullmatch(text):
+        if not is_sha256(text):
             raise RowError(f"kernels.{name}.{what} is {text!r:.80}, which is no SHA-256 in hex")
     return LockedKernel(name=name, key=kernel.key, cubin=kernel.cubin, provenance=provenance)
 
@@ -168,4 +166,4 @@ def _kernel(name: str, fields: Mapping[str, Any]) -> LockedKernel:
 def _brief(value: object) -> str:
     """A value of a provenance for people: of a digest a dozen digits."""
     text = value if isinstance(value, str) else canonical(value).decode()
-    return text[:12] if _DIGEST.fullmatch(text) else text
+    return text[:12] if is_sha256(text) else text

@@ -2,7 +2,8 @@
 
 Layout: a fixed prefix, the index (JSON), then the members (artifacts in their form on disk) back to back. The index
 gives each member's name, offset, size and SHA-256; the prefix gives the index's. Opening a pack reads the index only; a
-kernel is verified when it is read for the first time (:mod:`gemmill.runtime.storage.verification`)."""
+kernel is verified when it is read for the first time (:mod:`gemmill.runtime.storage.verification`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -22,7 +22,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import ConfigError, PackError
-from gemmill.library.files import open_given, publish, read_regular
+from gemmill.library.files import open_given, publish
 from gemmill.library.input.rows import RowError, row, rows, typed
 from gemmill.library.input.strict_json import parse
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
@@ -30,7 +30,7 @@ from gemmill.library.version import __version__
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import MAX_BYTES, SCHEMA_VERSION, Artifact
-from gemmill.runtime.storage.folder import StoreFolder, default_path
+from gemmill.runtime.storage.folder import NoteLines, default_path
 
 if TYPE_CHECKING:
     from gemmill.runtime.storage.trust.signatures import TrustedKeys
@@ -123,7 +123,12 @@ class Pack:
         self.path = path
         self._file = os.dup(file.fileno())  # what was opened stays, whatever takes its place
         weakref.finalize(self, os.close, self._file)
-        self._start, self._verdicts = start, Verdicts(checksum, store)
+        self._start = start
+        # What is verified is known by the index's digest, which gives that of each kernel, wherever the file lies. What
+        # another version of gemmill verified, which computes launches otherwise, does not count.
+        verified = _sha256(f"{__version__} {SCHEMA_VERSION} {checksum.hex()}".encode())
+        self._verified = NoteLines(store or Settings.read().store or default_path(), "verified", verified)
+        self._sound = {*self._verified.lines}
         self.digest = checksum.hex()
         """SHA-256, in hex, of its index, which has that of each kernel: what a pack is known by."""
         self.bytes = os.fstat(self._file).st_size
@@ -222,7 +227,7 @@ class Pack:
                 its name says.
         """
         artifact = self._read(name)
-        if name not in self._verdicts:
+        if name not in self._sound:
             self._verify(name, artifact)
         return artifact
 
@@ -244,7 +249,8 @@ class Pack:
             verify(artifact)
         except ValueError as error:
             raise PackError(f"{self.path}: {name} is not what its config says: {error}") from error
-        self._verdicts.add(name)
+        self._sound.add(name)
+        self._verified.add(name)
 
     def _read(self, name: str) -> Artifact:
         """One kernel as its checksum says."""
@@ -288,36 +294,3 @@ def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member])
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-FOLDER = "verified"
-"""Folder of a store: a file for each pack, a line in it for each kernel."""
-_MAX_BYTES = 32 << 20
-"""Most bytes of such a file: more than the index of a pack has."""
-
-
-class Verdicts:
-    """Names of the kernels of one pack that are what they say.
-
-    Args:
-        digest: SHA-256 of the pack's index.
-        store: the folder of the store; by default the user's.
-    """
-
-    def __init__(self, digest: bytes, store: Path | None) -> None:
-        text = f"{__version__} {SCHEMA_VERSION} {digest.hex()}"
-        folder = store or Settings.read().store or default_path()
-        self._folder, self._name = StoreFolder(folder), hashlib.sha256(text.encode()).hexdigest()
-        self._names: set[str] = set()
-        with suppress(OSError, UnicodeDecodeError):
-            kept = read_regular(folder / FOLDER / self._name, _MAX_BYTES, private=True)
-            self._names = {*kept.decode().split("\n")}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def add(self, name: str) -> None:
-        """Remember that a kernel is sound."""
-        self._names.add(name)
-        with suppress(OSError):
-            self._folder.append(FOLDER, self._name, name)

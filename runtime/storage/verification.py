@@ -2,7 +2,8 @@
 
 The emitters say what a config's kernel is launched with and which facts it exports; the cubin tells what it exports and
 uses. Takes milliseconds, and the import of the emitters, so those who read artifacts do it once for each
-(:mod:`gemmill.runtime.storage.pack`)."""
+(:mod:`gemmill.runtime.storage.pack`).
+"""
 
 from __future__ import annotations
 

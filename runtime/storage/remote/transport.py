@@ -1,7 +1,8 @@
 """HTTP/1.1 over connections that are kept, none of which waits beyond a deadline, whatever the other side does.
 
 Python's own client waits for each piece of an answer as long as its timeout says, so a side that sends a byte now and
-then keeps it for ever. Here each piece is waited for until the deadline of the whole."""
+then keeps it for ever. Here each piece is waited for until the deadline of the whole.
+"""
 
 from __future__ import annotations
 

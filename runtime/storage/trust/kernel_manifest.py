@@ -12,6 +12,7 @@ from typing import Any, Final
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, TrustError
+from gemmill.library.files import is_sha256
 from gemmill.library.input.strict_json import parse
 from gemmill.library.launch import LaunchSpec
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact, Provenance, canonical
@@ -20,7 +21,6 @@ from gemmill.runtime.storage.verification import verify
 KERNEL: Final = "gemmill.kernel/1"
 """What its envelope says it is."""
 _SCHEMA = 1
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})*")
 
 
@@ -93,7 +93,7 @@ class KernelManifest:
         if not (type(found.bytes) is int and 0 < found.bytes <= MAX_BYTES):
             raise ValueError(f"it says {found.bytes!r:.30} bytes; at most {MAX_BYTES:,} are read")
         for name, text in (("key", found.key), ("digest", found.digest)):
-            if not _DIGEST.fullmatch(text):
+            if not is_sha256(text):
                 raise ValueError(f"{name} is {text!r:.80}, which is no SHA-256 in hex")
         if found.arch != parse_name(plain_name(found.kernel)).arch or found.cuda != _cuda(provenance):
             raise ValueError("arch and cuda are not those of its kernel and provenance")

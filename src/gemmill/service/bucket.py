@@ -1,7 +1,8 @@
 """A bucket behind the disk: S3, GCS, Azure, or a folder, through obstore. What it does not answer is a miss.
 
 Objects have the paths of the protocol, ``v1/kernels/KEY`` and ``v1/blobs/SHA256``, so that a client can read a public
-bucket as it reads a server."""
+bucket as it reads a server.
+"""
 
 from __future__ import annotations
 

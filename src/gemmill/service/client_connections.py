@@ -2,7 +2,8 @@
 
 A connection is closed whose headers, body or reading of the answer take too long, or whose headers are too large. Where
 there are as many connections as may be, the one that has waited longest without a request at work gives way, so that
-those who open connections and say nothing keep nobody out."""
+those who open connections and say nothing keep nobody out.
+"""
 
 from __future__ import annotations
 

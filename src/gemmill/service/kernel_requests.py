@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gemmill.library.files import is_sha256
 from gemmill.runtime.storage.artifact import MAX_BYTES
 from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES
 from gemmill.service.bodies import malformed, read_body
@@ -18,7 +19,6 @@ from gemmill.service.tokens import Caller
 if TYPE_CHECKING:
     from gemmill.service.service import Service
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _FOR_EVER = b"public, max-age=31536000, immutable"
 
@@ -35,7 +35,7 @@ class _Found(Response):
 def named(request: Request, what: str) -> str:
     """The SHA-256 in the path of a request; Refusal where it is none."""
     value = str(request.path_params[what])
-    if not _DIGEST.fullmatch(value):
+    if not is_sha256(value):
         raise malformed(f"{value!r:.100} is no {what}, which has 64 hex digits")
     return value
 

@@ -1,6 +1,7 @@
 """A model from the records of a fleet, published if it is no worse than the one in force.
 
-Runs in a process of its own (:func:`serve`), as it takes minutes and all cores."""
+Runs in a process of its own (:func:`serve`), as it takes minutes and all cores.
+"""
 
 from __future__ import annotations
 

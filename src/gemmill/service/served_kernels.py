@@ -1,7 +1,8 @@
 """Kernels as they are served: a signed manifest, and the blob that it names. A manifest without its blob is none.
 
 They are looked for in memory, in the store on disk, and in the bucket. What is found is checked before it is served,
-and kept where it was missing. A disk that is full or damaged costs no kernel that was just compiled: memory has it."""
+and kept where it was missing. A disk that is full or damaged costs no kernel that was just compiled: memory has it.
+"""
 
 from __future__ import annotations
 
@@ -155,10 +156,7 @@ class Kernels:
                 if manifest.key == key and manifest.digest == hashlib.sha256(blob).hexdigest():
                     return Served(manifest, envelope, blob)
         try:
-            artifact = Artifact.from_bytes(blob)
-            if artifact.key != key:
-                raise ValueError(f"holds {artifact.name}, made otherwise than its key says")
-            verify(artifact)
+            verify(artifact := Artifact.from_bytes(blob, key))
         except ValueError as error:
             _log.error("%s: %s; it is dropped", key, error)
             self._metrics.damaged.inc()

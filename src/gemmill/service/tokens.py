@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from gemmill.library.errors import SettingError
-from gemmill.library.files import read_regular
+from gemmill.library.files import is_sha256, read_regular
 from gemmill.library.wording import one_of
 from gemmill.service.refusal import Refusal
 
@@ -75,7 +75,7 @@ def read_line(line: str, place: str) -> Token:
         )
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
         raise SettingError(f"{place}: {unknown[0]!r:.80} is no scope; there are {one_of([*SCOPES])}")
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+    if not is_sha256(digest):
         raise SettingError(
             f"{place}: the digest of {name} is no SHA-256 in hex; `gemmill serve token new` makes a line"
         )

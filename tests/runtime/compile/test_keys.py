@@ -9,7 +9,7 @@ import pytest
 
 from gemmill.runtime.compile.compile_worker import answer
 from gemmill.runtime.compile.compiler import Compiler
-from gemmill.runtime.compile.kernel_keys import FOLDER, KernelKeys
+from gemmill.runtime.compile.kernel_keys import KernelKeys
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
@@ -41,7 +41,7 @@ def test_a_registry_finds_what_was_compiled_before_without_emitting(
 def test_what_a_registry_finds_by_its_text_is_found_by_name_from_then_on(
     store: Store, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = (store.path / FOLDER).iterdir()
+    (file,) = (store.path / "keys").iterdir()
     file.unlink()
     assert Registry(manifests=(), store=store).get(artifact.name) == artifact
     monkeypatch.setattr("gemmill.emitters.emit.emit", unable)
@@ -52,7 +52,7 @@ def test_what_a_registry_finds_by_its_text_is_found_by_name_from_then_on(
 def test_keys_of_another_build_are_not_looked_at(
     store: Store, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = (store.path / FOLDER).iterdir()
+    (file,) = (store.path / "keys").iterdir()
     known = KernelKeys(store, Compiler(store=store))
     assert known.find(artifact.name) == artifact
     other = Compiler(store=store)
@@ -71,7 +71,7 @@ def test_a_key_of_another_kernel_a_torn_line_and_a_lost_entry_are_misses(
     store: Store, artifacts: tuple[Artifact, ...]
 ) -> None:
     first, second = artifacts
-    (file,) = (store.path / FOLDER).iterdir()
+    (file,) = (store.path / "keys").iterdir()
     file.write_text(f"{first.name} {second.key}\n\n{second.name}\n{second.name} {second.key[:20]}\n\n{'x ' * 9}\n")
     found = KernelKeys(store, Compiler(store=store))
     assert found.find(first.name) is None
@@ -84,4 +84,4 @@ def test_a_key_of_another_kernel_a_torn_line_and_a_lost_entry_are_misses(
 
 def test_the_keys_are_cleared_with_the_store(store: Store) -> None:
     assert store.clear() == 2
-    assert not [*(store.path / FOLDER).iterdir()]
+    assert not [*(store.path / "keys").iterdir()]

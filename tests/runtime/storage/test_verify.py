@@ -18,7 +18,7 @@ from gemmill.library.errors import CompileError, PackError
 from gemmill.library.launch import LaunchSpec
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.cubin import Cubin
-from gemmill.runtime.storage.pack import FOLDER, Pack, write_pack
+from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.verification import verify
 
@@ -167,7 +167,7 @@ def test_verdicts_are_private_and_those_of_others_do_not_count(pack: Path, artif
     evil, sound = artifacts
     store = pack.parent / "store"
     Pack.open(pack, store).get(sound.name)
-    (file,) = (store / FOLDER).iterdir()
+    (file,) = (store / "verified").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     file.write_text(f"{evil.name}\n")
@@ -175,7 +175,7 @@ def test_verdicts_are_private_and_those_of_others_do_not_count(pack: Path, artif
     with pytest.raises(PackError, match="threads = 4096"):
         Pack.open(pack, store).get(evil.name)
     assert Store(store).clear() == 0
-    assert not [*(store / FOLDER).iterdir()]
+    assert not [*(store / "verified").iterdir()]
 
 
 def test_verdicts_that_cannot_be_kept_cost_time_alone(

@@ -1,7 +1,8 @@
 """The queue: kernels that are being compiled or wait for it, each once, in turn for each tenant.
 
 A job belongs to the server, not to who asked for it: a client that leaves changes nothing. What failed is remembered
-for a minute, so that a fleet does not have it compiled a thousand times over."""
+for a minute, so that a fleet does not have it compiled a thousand times over.
+"""
 
 from __future__ import annotations
 

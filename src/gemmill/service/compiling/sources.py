@@ -71,10 +71,7 @@ class SourceCompiler:
     def _made(self, kernel: KeyedKernel) -> Artifact:
         data = self._compiled(kernel.name, kernel)
         try:
-            artifact = Artifact.from_bytes(data)
-            if artifact.key != kernel.key:
-                raise ValueError(f"holds {artifact.name}, made otherwise than its key says")
-            verify(artifact)
+            verify(artifact := Artifact.from_bytes(data, kernel.key))
         except ValueError as error:
             raise CompileError(f"{kernel.name}: {error}") from None
         return artifact
