@@ -152,11 +152,15 @@ class CompilePool:
     """
 
     def __init__(self, jobs: int, store: Store | None) -> None:
-        self._store = store
+        self._jobs, self._store = jobs, store
         self._stack = ExitStack()
-        self._directory, self._headers = self._stack.enter_context(_directory(jobs))
+        self._directory: Path | None = None
+        self._headers: int | None = None  # until the first process is started
         self._workers = WorkerPool(self._start)
         self._here = threading.Lock()
+
+    problem = ""
+    """Why nothing can be compiled now: there is nothing."""
 
     @property
     def is_closed(self) -> bool:
@@ -209,6 +213,8 @@ class CompilePool:
         self._stack.close()
 
     def _start(self) -> _CompileWorker:
+        if self._headers is None:
+            self._directory, self._headers = self._stack.enter_context(_directory(self._jobs))
         has_header = sum(worker.has_header for worker in self._workers.busy) < self._headers
         return _CompileWorker(self._directory, has_header, self._store)
 

@@ -13,7 +13,7 @@ from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.runtime.compile.pool import CompilePool
 from gemmill.runtime.storage.store import Store
 from gemmill.service.bucket import Bucket
-from gemmill.service.compiling.queue import CompileQueue, Quotas
+from gemmill.service.compiling.queue import CompileQueue, Compilers, Quotas
 from gemmill.service.compiling.resolver import Resolver
 from gemmill.service.compiling.sources import SourceCompiler
 from gemmill.service.fleet_models import Models, Records
@@ -56,7 +56,12 @@ class Service:
         self.resolver = Resolver(self.store, self.models)
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
-        self.cluster = ClusterCompilers(options.scheduler) if options.scheduler else None
+        self.compilers: Compilers
+        """Compiles what configs emit."""
+        if options.scheduler:
+            self.compilers = ClusterCompilers(options.scheduler)
+        else:
+            self.compilers = CompilePool(options.jobs, self.store)
         self.sources = SourceCompiler(self.store, options.state / "empty")
         """Compiles what clients send, where the options allow it."""
         if options.accept_source:
@@ -64,12 +69,11 @@ class Service:
         self.queue = CompileQueue(
             options.jobs,
             options.queue,
-            lambda: self.cluster or CompilePool(options.jobs, self.store),
+            self.compilers,
             self.sources,
             Quotas(options.quota),
             self.kernels,
             self.metrics,
-            self._nothing_compiles,
         )
         self.catalogue = Catalogue(self.store)
         self.asked = RequestedProblems()
@@ -106,11 +110,7 @@ class Service:
             return "the server is about to end"
         if self.store.problem is not None:
             return f"the store cannot be written: {self.store.problem}"
-        return self._nothing_compiles()
-
-    def _nothing_compiles(self) -> str:
-        """Why nothing can be compiled now; empty where it can."""
-        return self.cluster.problem if self.cluster is not None else ""
+        return self.compilers.problem
 
     def try_store(self) -> None:
         """Find out whether a store that could not be written can be now."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -42,6 +40,10 @@ _log = logging.getLogger(__name__)
 
 class Compilers(Protocol):
     """What compiles, called from as many threads as kernels are compiled at a time."""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be compiled now; empty where it can."""
 
     def compile(self, config: GemmConfig, seconds: float) -> Outcome:
         """What becomes of one kernel, which may take so many seconds; what is lost with a process is tried once more.
@@ -87,33 +89,29 @@ class CompileQueue:
     Args:
         jobs: kernels that are compiled at a time.
         most: jobs that wait at most.
-        workers: makes the processes, when the first kernel is to be compiled.
+        compilers: compile what configs emit.
         sources: compiles kernels that have a source of their own.
         kernels: where compiled kernels go.
-        problem: says why nothing can be compiled now; empty where it can.
     """
 
     def __init__(
         self,
         jobs: int,
         most: int,
-        workers: Callable[[], Compilers],
+        compilers: Compilers,
         sources: SourceCompiler,
         quotas: Quotas,
         kernels: Kernels,
         metrics: Metrics,
-        problem: Callable[[], str] = str,
     ) -> None:
-        self._jobs, self._most, self._make, self._sources, self._quotas = jobs, most, workers, sources, quotas
-        self._kernels, self._metrics, self._problem = kernels, metrics, problem
+        self._jobs, self._most, self._compilers, self._sources, self._quotas = jobs, most, compilers, sources, quotas
+        self._kernels, self._metrics = kernels, metrics
         self._by_key: dict[str, Job] = {}
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         """By tenant; the first is the next to have a turn."""
         self._there = asyncio.Condition()
         self._failed: OrderedDict[str, tuple[float, Refusal]] = OrderedDict()
         self._threads = ThreadPoolExecutor(jobs, "compile")
-        self._pool: Compilers | None = None
-        self._making = threading.Lock()
         self._expected = _FIRST_GUESS
         self._tasks: list[asyncio.Task[None]] = []
         self.closing = False
@@ -144,7 +142,7 @@ class CompileQueue:
             del self._failed[kernel.key]
         if self.closing:
             raise _ending()
-        if why := self._problem():
+        if why := self._compilers.problem:
             raise Refusal(503, "workers", why, retry_after=_AGAIN_SECONDS)
         waiting = self.waiting
         if waiting >= self._most:
@@ -190,8 +188,7 @@ class CompileQueue:
         for task in self._tasks:
             task.cancel()
         self._sources.close()
-        if self._pool is not None:
-            await asyncio.to_thread(self._pool.close)
+        await asyncio.to_thread(self._compilers.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:
@@ -259,10 +256,7 @@ class CompileQueue:
     def _compile(self, kernel: KeyedKernel) -> Outcome:
         if kernel.source is not None:
             return self._sources.compile(kernel)
-        with self._making:
-            if self._pool is None:
-                self._pool = self._make()
-        return self._pool.compile(kernel.config, COMPILE_SECONDS)
+        return self._compilers.compile(kernel.config, COMPILE_SECONDS)
 
     def _finish(self, job: Job, result: Served | Refusal) -> None:
         now = time.monotonic()
