@@ -153,7 +153,7 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
 def _choices(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     """Microseconds of choices: with rows drawn at random, and for shapes that ship as measured."""
     import gemmill
-    from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+    from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 
     registry, samples = gemmill.Registry(), {}
     drawn = [_problem(m, layer, layer) for m in random.Random(1).sample(range(1, 8192), 4 * calls)]

@@ -46,7 +46,7 @@ def main() -> None:
     """Measure, write and print."""
     from gemmill.library.errors import ManifestError, RecordError
     from gemmill.profiler.baselines.baseline import BASELINES, absent
-    from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+    from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 
     parser = _parser()
     arguments = parser.parse_args()

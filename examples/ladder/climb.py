@@ -153,7 +153,7 @@ def climb(steps: Sequence[Step], mnk: tuple[int, int, int], rounds: int, commit:
         ToolchainError: kernels are not in the store, and cannot be compiled.
     """
     from gemmill.profiler.measure.messages import Options
-    from gemmill.profiler.sweep.shapes import Shape
+    from gemmill.profiler.sweep.shape_suites import Shape
     from gemmill.profiler.sweep.sweep import sweep
     from gemmill.profiler.sweep.units import units
 

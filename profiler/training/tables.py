@@ -17,7 +17,7 @@ from gemmill.library.decompositions.launched import numbered
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
-from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.profiler.training.rows import is_realigned, of_problem, us_of
 from gemmill.runtime.select.measured import FORMATS, formats_of
 

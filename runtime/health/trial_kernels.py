@@ -18,7 +18,7 @@ from gemmill.library.legality.rules import verdicts
 from gemmill.runtime import driver
 from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.compile.pool import compile_many
-from gemmill.runtime.health.doctor import Finding
+from gemmill.runtime.health.examination import Finding
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.store import Store
 

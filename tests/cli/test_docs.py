@@ -13,7 +13,7 @@ from tests.cases.pages import blocks
 from gemmill.cli import application
 from gemmill.cli.dsl import WORDS
 from gemmill.library.manifest.load import load_manifest
-from gemmill.profiler.sweep.shapes import load_shapes
+from gemmill.profiler.sweep.shape_suites import load_shapes
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from gemmill.cli import application
 from gemmill.library.input.group_sizes import checked_sizes, flops_of
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
-from gemmill.profiler.sweep.shapes import load_shapes
+from gemmill.profiler.sweep.shape_suites import load_shapes
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cases.remotes import Honest, Server, http
 from tests.cli.test_cli import gemmill
 
-from gemmill.runtime.health.doctor import remote
+from gemmill.runtime.health.examination import remote
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store

@@ -17,7 +17,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import OperandError
 from gemmill.profiler.measure.operands import make_operands, plan_options, torch_dtype
 from gemmill.profiler.measure.verify import reference
-from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.units import problem_of
 from gemmill.runtime.registry import Registry
 

@@ -23,7 +23,8 @@ from gemmill.cli import application
 from gemmill.library.config.names import parse_name
 from gemmill.runtime import settings
 from gemmill.runtime.settings import Settings, number_of_bytes
-from gemmill.service import app, server
+from gemmill.service import server
+from gemmill.service.application import ENDPOINTS
 from gemmill.service.service_options import Options
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +188,7 @@ def test_there_are_as_many_files_as_connections_take() -> None:
 
 
 def test_probes_are_paths_of_the_server() -> None:
-    open_to_all = {endpoint.path for endpoint in app.ENDPOINTS if not endpoint.scope}
+    open_to_all = {endpoint.path for endpoint in ENDPOINTS if not endpoint.scope}
     assert container()["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container()["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert {"/healthz", "/readyz"} <= open_to_all

@@ -20,7 +20,7 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import SigningKey
 from gemmill.service.compiling.resolver import KeyedKernel
-from gemmill.service.compiling.sources import SourceCompiler
+from gemmill.service.compiling.sent_sources import SourceCompiler
 
 pytestmark = pytest.mark.slow
 CONFIG = parse_name(KERNEL)

@@ -27,7 +27,7 @@ from gemmill.library.manifest.expression import parse as parse_filter
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.records import read_records
 from gemmill.profiler.measure.peak_rates import read_peak_rates
-from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime.select.cost.residual import fitted
 from gemmill.runtime.select.decision_tree import trees_of
 from gemmill.runtime.select.measured import measured

@@ -60,7 +60,7 @@ def buildable(incomplete: str) -> Iterable[str]:
 @_quietly
 def suites(incomplete: str) -> Iterable[str]:
     """Shape suites that ship, and files."""
-    from gemmill.profiler.sweep.shapes import shipped_suites
+    from gemmill.profiler.sweep.shape_suites import shipped_suites
 
     yield from _beginning(incomplete, shipped_suites())
     yield from _files(incomplete, _SUITES)

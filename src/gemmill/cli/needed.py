@@ -15,7 +15,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.launched import compiled, compiled_name
 from gemmill.library.errors import PackError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
-from gemmill.profiler.sweep.shapes import ShapeSuite
+from gemmill.profiler.sweep.shape_suites import ShapeSuite
 from gemmill.profiler.sweep.units import is_plain, units, unserved
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.decisions import Decision

@@ -21,7 +21,7 @@ from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.problem import GemmProblem, Regime
-from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import unserved
 
 

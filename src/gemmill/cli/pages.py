@@ -20,7 +20,7 @@ from gemmill.library.errors import CompileError, ProblemError, UnsupportedProble
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.records import Measurement
-from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import measured_beside
 from gemmill.profiler.sweep.units import problem_of, refuse_nested
 from gemmill.runtime.registry import Registry

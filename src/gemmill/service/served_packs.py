@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from gemmill.library.errors import GemmillError, PackError
 from gemmill.library.files import make_private
-from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.trust.signed_packs import PackFacts, PackIndex, sign_pack

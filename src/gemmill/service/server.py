@@ -19,7 +19,7 @@ import uvicorn
 
 from gemmill.library.errors import SettingError
 from gemmill.library.files import os_error_text
-from gemmill.service.app import application
+from gemmill.service.application import application
 from gemmill.service.client_connections import Limits
 from gemmill.service.service import Service
 from gemmill.service.service_options import Options

@@ -15,7 +15,7 @@ from gemmill.runtime.storage.store import Store
 from gemmill.service.bucket import Bucket
 from gemmill.service.compiling.queue import CompileQueue, Compilers, Quotas
 from gemmill.service.compiling.resolver import Resolver
-from gemmill.service.compiling.sources import SourceCompiler
+from gemmill.service.compiling.sent_sources import SourceCompiler
 from gemmill.service.fleet_models import Models, Records
 from gemmill.service.metrics import Metrics
 from gemmill.service.pages.catalogue import Catalogue

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gemmill.library.errors import ManifestError, RecordError
 from gemmill.library.manifest.load import MAX_FILES, load_manifest
-from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 
 HEAD = """name: x
 defaults:

@@ -26,7 +26,7 @@ from gemmill.profiler.measure.messages import Options
 from gemmill.profiler.sweep import cluster as profiler_cluster
 from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, MeasuringProcess, local_gpus
-from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, sweep
 from gemmill.profiler.sweep.units import problem_of, units
 from gemmill.runtime import driver

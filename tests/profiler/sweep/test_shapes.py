@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import MAX_EXTENT
-from gemmill.profiler.sweep.shapes import Shape, load_shapes
+from gemmill.profiler.sweep.shape_suites import Shape, load_shapes
 from gemmill.profiler.sweep.units import units, unserved
 
 EXTENTS = st.integers(1, MAX_EXTENT)

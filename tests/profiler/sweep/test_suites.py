@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemmill.library.input.group_sizes import WITH_SIZES, sizes_of
-from gemmill.profiler.sweep.shapes import load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime.registry import Registry
 
 SAYING = ("attention", "deep-narrow", "fp8-blocks", "fp8-rows", "fused-mlp", "m-major", "moe", "muon", "w4a16")

@@ -25,7 +25,7 @@ from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, TRITON, absent
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.measuring import MeasuringProcess, measure
-from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import Listener, sweep
 from gemmill.profiler.sweep.units import is_plain, likely_alone, likely_first, problem_of, too_large, units
 from gemmill.runtime.operands.binding import bind

@@ -8,7 +8,7 @@ from tests.cases.manifests import shipped_set
 
 from gemmill.library.config.names import kernel_name
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.sweep.shapes import Shape, load_shapes
+from gemmill.profiler.sweep.shape_suites import Shape, load_shapes
 from gemmill.profiler.sweep.units import units, unserved
 from gemmill.runtime.select.kernels.faults import needs_swap
 

@@ -16,7 +16,7 @@ from gemmill.profiler.analysis.records import Appender
 from gemmill.profiler.training.rows import rows_of
 from gemmill.profiler.training.tables import fastest
 from gemmill.profiler.training.train import read_runs, train
-from gemmill.runtime.health import doctor
+from gemmill.runtime.health import examination
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import models
 from gemmill.runtime.select.models import path_of, with_model
@@ -46,7 +46,7 @@ def test_a_model_is_judged_written_and_chosen_by(model: Path, monkeypatch: pytes
     assert own["ranking"] != shipped["ranking"], "times are of another model"
     monkeypatch.setenv("GEMMILL_MODEL", str(model))
     assert json.loads(ok(*asked)) == own
-    assert f"{model}: of {GPU}, trained on 1 sweeps, without decision trees" in doctor.model().detail
+    assert f"{model}: of {GPU}, trained on 1 sweeps, without decision trees" in examination.model().detail
 
 
 def measured_at(us: float, kernel: str, like: Measurement, **changes: object) -> Measurement:

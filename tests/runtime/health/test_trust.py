@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmill.runtime.health.doctor import trusted_keys
+from gemmill.runtime.health.examination import trusted_keys
 from gemmill.runtime.storage.trust.signatures import SigningKey
 
 

@@ -11,7 +11,7 @@ import gemmill
 from gemmill.library.config.names import kernel_name
 from gemmill.library.parquet import read_parquet
 from gemmill.library.records import read_records
-from gemmill.profiler.sweep.shapes import load_shapes
+from gemmill.profiler.sweep.shape_suites import load_shapes
 from gemmill.runtime.storage.lockfile import Lock
 from gemmill.runtime.storage.trust.signatures import TrustedKeys
 

@@ -20,7 +20,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
 from gemmill.library.legality.rules import verdicts
-from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.units import problem_of, units
 from gemmill.runtime import driver
 from gemmill.runtime.registry import Registry

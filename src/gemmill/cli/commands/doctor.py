@@ -10,7 +10,7 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import Json, StorePath
 from gemmill.cli.output import Status
-from gemmill.runtime.health.doctor import examination
+from gemmill.runtime.health.examination import examination
 
 
 @app.command()

@@ -44,7 +44,7 @@ from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
-from gemmill.profiler.sweep.shapes import Shape
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
 from gemmill.profiler.sweep.units import refuse_nested, units
 from gemmill.runtime.gpus import detect

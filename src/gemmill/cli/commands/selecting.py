@@ -29,7 +29,7 @@ from gemmill.cli.problem_options import takes_problems
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.sweep.shapes import Shape, ShapeSuite, load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.select.choice import Choice, Rows
 

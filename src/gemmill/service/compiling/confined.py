@@ -1,4 +1,4 @@
-"""The body of a process that compiles a source which somebody sent (:mod:`gemmill.service.compiling.sources`).
+"""The body of a process that compiles a source which somebody sent (:mod:`gemmill.service.compiling.sent_sources`).
 
 It finds NVRTC and headers, gives up its rights, and only then has NVRTC read the source. It imports little: what begins
 threads, as NumPy does, cannot be confined.

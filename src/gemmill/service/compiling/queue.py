@@ -18,7 +18,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.service.compiling.resolver import KeyedKernel
-from gemmill.service.compiling.sources import SourceCompiler
+from gemmill.service.compiling.sent_sources import SourceCompiler
 from gemmill.service.metrics import Metrics
 from gemmill.service.refusal import Refusal
 from gemmill.service.served_kernels import Kernels, Served
