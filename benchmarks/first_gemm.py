@@ -54,7 +54,7 @@ class Gone:
 @contextmanager
 def service(folder: Path) -> Iterator[int]:
     """`gemmill serve` with an empty store and one compiler, which signs and requires tokens, as in use: its port."""
-    from gemmill.runtime.storage.trust.keys import SigningKey
+    from gemmill.runtime.storage.trust.signatures import SigningKey
 
     SigningKey.new().save(folder / "server.key")
     (folder / "tokens").write_text(f"pods read,compile {hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
