@@ -113,7 +113,7 @@ def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Name
     from gemmill.profiler.baselines.baseline import BASELINES
     from gemmill.profiler.measure.messages import Options
     from gemmill.profiler.sweep.measuring import LocalGpus, local_gpus
-    from gemmill.profiler.sweep.sweep import Listener, sweep
+    from gemmill.profiler.sweep.sweep import Listener, Scope, sweep
     from gemmill.profiler.sweep.units import likely_alone, units
     from gemmill.runtime.gpus import detect
     from gemmill.runtime.select.selector import Selector
@@ -136,11 +136,10 @@ def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Name
             records,
             store=Store(None),
             options=Options(finalists=arguments.finalists, final_rounds=arguments.rounds),
-            commit=arguments.commit,
+            scope=Scope(
+                arguments.baselines or tuple(BASELINES), _selected(selector), arguments.budget, arguments.commit
+            ),
             workers=LocalGpus(local_gpus(None)) if arguments.gpus else None,
-            budget=arguments.budget,
-            baselines=arguments.baselines or tuple(BASELINES),
-            pinned=_selected(selector),
             listener=Listener(measured=_show, left_out=print),
         )
     finally:

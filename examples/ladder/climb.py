@@ -154,14 +154,14 @@ def climb(steps: Sequence[Step], mnk: tuple[int, int, int], rounds: int, commit:
     """
     from gemmill.profiler.measure.messages import Options
     from gemmill.profiler.sweep.shape_suites import Shape
-    from gemmill.profiler.sweep.sweep import sweep
+    from gemmill.profiler.sweep.sweep import Scope, sweep
     from gemmill.profiler.sweep.units import units
 
     chosen = units([step.config for step in steps], [Shape(*mnk)])
     options = Options(screen_rounds=2, finalists=None, final_rounds=rounds)
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records.jsonl"
-        found = sweep(chosen, records, options=options, baselines=[TORCH], commit=commit)
+        found = sweep(chosen, records, options=options, scope=Scope([TORCH], commit=commit))
     return {record.kernel: record for record in found}
 
 

@@ -58,6 +58,25 @@ class Listener:
 SILENT = Listener()
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a sweep measures besides the kernels that it is for, and for how long."""
+
+    baselines: Sequence[str] = tuple(BASELINES)
+    """Names of those to compare with."""
+    pinned: Callable[[GemmProblem], Mapping[str, GemmConfig]] = lambda problem: {}
+    """Kernels that are to be measured at length on a problem, beside the best and the selected one, by what would take
+    them: ``Measurement.chosen``."""
+    budget: float | None = None
+    """Seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each problem
+    gets its share of what is left, and tries kernels in the selector's order."""
+    commit: str | None = None
+    """Commit of gemmill that the records name; None: the repository's, if this is one."""
+
+
+DEFAULT_SCOPE = Scope()
+
+
 def sweep(
     chosen: Sequence[Unit],
     records: Path,
@@ -65,10 +84,7 @@ def sweep(
     store: Store | None = None,
     jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
-    budget: float | None = None,
-    pinned: Callable[[GemmProblem], Mapping[str, GemmConfig]] = lambda problem: {},
-    baselines: Sequence[str] = tuple(BASELINES),
-    commit: str | None = None,
+    scope: Scope = DEFAULT_SCOPE,
     workers: GpuPool | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
@@ -83,14 +99,9 @@ def sweep(
         store: where kernels are kept; None means the default store.
         jobs: processes that compile; default: one a core.
         options: how thoroughly to measure.
-        budget: seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each
-            problem gets its share of what is left, and tries kernels in the selector's order.
-        pinned: kernels that are to be measured at length on a problem, beside the best and the selected one, by who
-            would take them: ``Measurement.chosen``.
-        baselines: names of those to compare with.
-        commit: commit of gemmill that the records name; default: the repository's, if this is one.
-        workers: who measures; None: a process on GPU 0 of this machine.
-        listener: told of progress.
+        scope: what is measured besides, and for how long.
+        workers: what measures; None: a process on GPU 0 of this machine.
+        listener: hears of progress.
 
     Returns:
         The new measurements, failed ones among them.
@@ -100,7 +111,7 @@ def sweep(
         DeviceError: there is no GPU or no PyTorch.
         ToolchainError: kernels are missing in the store and cannot be compiled.
     """
-    besides = {unit.problem: pinned(unit.problem) for unit in chosen}
+    besides = {unit.problem: scope.pinned(unit.problem) for unit in chosen}
     configs = [config for unit in chosen for config in (*unit.configs, *besides[unit.problem].values())]
     if not configs:
         raise RecordError("nothing to profile: no kernel is left for any shape; check the filter and the shapes")
@@ -120,9 +131,9 @@ def sweep(
             todo = _held_by_power(todo, kernels, listener)
         if workers.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
             todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
-        shares = Shares(budget, workers.gpus)
-        handed_out = _handed_out(todo, kernels, past, besides, shares, tuple(baselines), listener)
-        source = commit if commit is not None else source_commit()
+        shares = Shares(scope.budget, workers.gpus)
+        handed_out = _handed_out(todo, kernels, past, besides, shares, tuple(scope.baselines), listener)
+        source = scope.commit if scope.commit is not None else source_commit()
         said: set[str] = set()
         for unit, report, where in workers.measure(handed_out, kernels.faulty):
             for why, names in _not_compared(unit, where):

@@ -55,6 +55,15 @@ class Member(NamedTuple):
     sha256: str
 
 
+class _Index(NamedTuple):
+    """What the index of a pack has, unread; made of its JSON, where a missing or unknown member is a TypeError."""
+
+    gemmill: Any
+    signature: Any
+    members: Any
+    decisions: Any
+
+
 def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> int:
     """Write a pack, and return its bytes; it appears whole or not at all. Equal input gives equal bytes.
 
@@ -114,11 +123,7 @@ class Pack:
         start: int,
         checksum: bytes,
         store: Path | None,
-        *,
-        gemmill: Any,
-        signature: Any,
-        members: Any,
-        decisions: Any,
+        index: _Index,
     ) -> None:
         self.path = path
         self._file = os.dup(file.fileno())  # what was opened stays, whatever takes its place
@@ -133,18 +138,18 @@ class Pack:
         """SHA-256, in hex, of its index, which has that of each kernel: what a pack is known by."""
         self.bytes = os.fstat(self._file).st_size
         """Bytes of the file."""
-        if signature is not None:
+        if index.signature is not None:
             raise PackError(f"{path}: it is signed, and this version of gemmill can check no signature")
         self._members: dict[str, Member] = {}
         end = 0
-        for place, fields in rows("members", members, Member):
+        for place, fields in rows("members", index.members, Member):
             member = Member(**fields)
             if member.name in self._members or member.offset != end:
                 raise RowError(f"{place} has the name of another, or does not begin where that before it ends")
             self._members[member.name] = member
             end += member.bytes
         self.decisions = tuple(
-            _decision(place, fields, self._members) for place, fields in rows("decisions", decisions, Decision)
+            _decision(place, fields, self._members) for place, fields in rows("decisions", index.decisions, Decision)
         )
         """The decision table."""
 
@@ -188,7 +193,7 @@ class Pack:
                 if hashlib.sha256(index).digest() != checksum:
                     raise PackError(f"{path}: the index is damaged (checksum mismatch)")
                 content = typed(parse(index), (dict,), "it")
-                return cls(path, file, _PREFIX.size + size, checksum, store, **content)
+                return cls(path, file, _PREFIX.size + size, checksum, store, _Index(**content))
         except OSError as error:
             way = "; `gemmill pack` makes one" if isinstance(error, FileNotFoundError) else ""
             raise PackError(f"{path}: {error.strerror or error}{way}") from error

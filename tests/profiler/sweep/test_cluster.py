@@ -27,7 +27,7 @@ from gemmill.profiler.sweep import cluster as profiler_cluster
 from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, MeasuringProcess, local_gpus
 from gemmill.profiler.sweep.shape_suites import Shape
-from gemmill.profiler.sweep.sweep import SILENT, Listener, Shares, sweep
+from gemmill.profiler.sweep.sweep import SILENT, Listener, Scope, Shares, sweep
 from gemmill.profiler.sweep.units import problem_of, units
 from gemmill.runtime import driver
 from gemmill.runtime.storage.store import Store
@@ -103,7 +103,9 @@ def swept(tmp_path: Path) -> Callable[..., list[Measurement]]:
         records: str = "records.jsonl",
         listener: Listener = SILENT,
     ) -> list[Measurement]:
-        return sweep(units(configs, SHAPES), tmp_path / records, commit="", workers=workers, listener=listener)
+        return sweep(
+            units(configs, SHAPES), tmp_path / records, scope=Scope(commit=""), workers=workers, listener=listener
+        )
 
     return run
 

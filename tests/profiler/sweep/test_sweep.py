@@ -26,7 +26,7 @@ from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUB
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.measuring import MeasuringProcess, measure
 from gemmill.profiler.sweep.shape_suites import Shape
-from gemmill.profiler.sweep.sweep import Listener, sweep
+from gemmill.profiler.sweep.sweep import Listener, Scope, sweep
 from gemmill.profiler.sweep.units import is_plain, likely_alone, likely_first, problem_of, too_large, units
 from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
@@ -240,7 +240,14 @@ def test_a_budget_is_spent_on_the_likely_best_and_the_rest_is_left_for_later(tmp
 
     def budgeted(seconds: float) -> list[Measurement]:
         untried.clear()
-        return sweep(units(PLAIN[:8], shapes), records, store=store, options=options, budget=seconds, listener=listener)
+        return sweep(
+            units(PLAIN[:8], shapes),
+            records,
+            store=store,
+            options=options,
+            scope=Scope(budget=seconds),
+            listener=listener,
+        )
 
     first = budgeted(0.02)  # which the operands of the first problem take
     problems = [problem_of(PLAIN[0], shape) for shape in shapes]
@@ -280,7 +287,9 @@ def test_a_kernel_that_is_asked_for_besides_is_a_finalist_where_no_problem_has_i
     asked, store = units(PLAIN[:2], [Shape(256, 256, 128)]), Store(tmp_path / "store")
     options = Options(screen_rounds=1, finalists=1, final_rounds=3)
     pinned = {"quick": PLAIN[5]}
-    new = sweep(asked, tmp_path / "records.jsonl", store=store, options=options, pinned=lambda problem: pinned)
+    new = sweep(
+        asked, tmp_path / "records.jsonl", store=store, options=options, scope=Scope(pinned=lambda problem: pinned)
+    )
     asked_for = next(m for m in new if m.kernel == kernel_name(PLAIN[5]))
     assert (asked_for.stage, asked_for.chosen) == ("final", ("quick",))
 

@@ -45,7 +45,7 @@ from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
 from gemmill.profiler.sweep.shape_suites import Shape
-from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, sweep
+from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
 from gemmill.profiler.sweep.units import refuse_nested, units
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.registry import Registry
@@ -275,7 +275,7 @@ def measure(
             store=store,
             jobs=jobs,
             options=options,
-            budget=budget,
+            scope=Scope(budget=budget),
             workers=workers,
             listener=listener,
         )
