@@ -1,4 +1,5 @@
-"""Where the code runs from: the working directory, an archive, a frozen program, an interpreter without a name."""
+"""Worker processes that answer, die, hang and end; and where the code runs from: the working directory, an archive, a
+frozen program, an interpreter without a name."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 import gemmill
 from gemmill.library.errors import InstallationError
 from gemmill.runtime import workers
+from gemmill.runtime.workers import Worker, WorkerError, WorkerPool
 
 BEFORE_US = {"importlib", "types", "sitecustomize", "usercustomize"}
 """What ``python -m`` itself imports before it comes to a package, from the working directory if that has it."""
@@ -133,3 +137,91 @@ def test_data_that_did_not_come_along_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(InstallationError, match=r"lacks files that it comes with.*PyInstaller"):
         shipped(tmp_path / "manifests")
+
+
+BODY = """
+import os, signal, time
+
+def serve(parent):
+    parent.end_with()
+    while True:
+        message = parent.receive()
+        if message == b"die":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if message == b"leave":
+            raise SystemExit(3)
+        if message == b"hang":
+            time.sleep(600)
+        parent.send(message * 3)
+"""
+
+
+@pytest.fixture
+def body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "worker_body.py").write_text(BODY)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return "worker_body"
+
+
+def test_a_worker_answers_and_its_end_names_the_item(body: str) -> None:
+    for message, how, status in (
+        (b"die", "died (SIGSEGV)", -11),
+        (b"leave", "died (exit status 3)", 3),
+        (b"hang", "took longer than 0.5 s, and was ended", None),
+        (b"x" * 40, "sent more than 100 bytes, and was ended", None),
+    ):
+        worker = Worker(body)
+        assert worker.call("first", b"ab", 60) == b"ababab"
+        with pytest.raises(WorkerError, match=re.escape(how)) as lost:
+            worker.call("second", message, 0.5 if message == b"hang" else 60, 100)
+        assert (lost.value.item, lost.value.status) == ("second", status)
+        assert not worker.is_alive
+
+
+def test_threads_share_workers_and_wait_where_no_more_can_be_started(body: str) -> None:
+    started: list[Worker] = []
+
+    def start() -> Worker:
+        if len(started) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(Worker(body))
+        return started[-1]
+
+    pool = WorkerPool(start)
+
+    def triple(number: int) -> bytes:
+        with pool.worker() as worker:
+            return worker.call(str(number), b"%d" % number, 60)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(triple, range(8))) == [b"%d" % number * 3 for number in range(8)]
+    assert len(started) == 2
+    pool.close()
+    with pytest.raises(InstallationError, match="ended"), pool.worker():
+        pass
+    assert [worker._process.returncode for worker in started] == [-9, -9]
+
+
+def test_a_pool_that_starts_nothing_says_why() -> None:
+    def start() -> Worker:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with pytest.raises(InstallationError, match="Resource temporarily unavailable"), WorkerPool(start).worker():
+        pass
+
+
+def test_closing_a_pool_ends_the_item_at_work(body: str) -> None:
+    pool = WorkerPool(lambda: Worker(body))
+
+    def hang() -> None:
+        with pool.worker() as worker:
+            worker.call("item", b"hang", 600)
+
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(hang)
+        while not pool.busy:
+            time.sleep(0.01)
+        pool.close()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            future.result(60)
+    assert not pool.busy
